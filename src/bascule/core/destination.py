@@ -1,0 +1,42 @@
+"""Addresses, routing types and address patterns (``.`` separates words, ``*`` is one word, ``#`` any number)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from functools import lru_cache
+
+
+class Routing(enum.IntEnum):
+    """How an address hands a message on: to one of its queues, or to every subscription."""
+
+    ANYCAST = 0  # a JMS queue
+    MULTICAST = 1  # a JMS topic
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    out: list[str] = []
+    for position, word in enumerate(pattern.split(".")):
+        dot = r"\." if position else ""
+        if word == "#":
+            # "a.#" matches "a" itself; a leading "#" matches whatever stands before the next word.
+            out.append(r"(?:\.[^.]+)*" if position else r"(?:[^.]+(?:\.[^.]+)*)?")
+        elif word == "*":
+            out.append(dot + r"[^.]+")
+        else:
+            out.append(dot + re.escape(word))
+    return re.compile("".join(out))
+
+
+def address_matches(pattern: str, address: str) -> bool:
+    """Whether ``address`` is one that ``pattern`` names (``news.*``, ``news.#``, or the address itself).
+
+    >>> address_matches("news.*", "news.uk"), address_matches("news.#", "news"), address_matches("news.*", "news.uk.london")
+    (True, True, False)
+    """
+    if pattern == address:
+        return True
+    if "*" not in pattern and "#" not in pattern:
+        return False
+    return _compiled(pattern).fullmatch(address) is not None

@@ -1,0 +1,41 @@
+"""Which journal records count: the rule every reader follows (broker, standby, pipelines, audit)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bascule.journal.records import DamagedRecord, Header, Kind
+
+
+@dataclass(slots=True)
+class Fence:
+    """Where a reader stands: the newest epoch it saw start, and the last sequence it took.
+
+    ``sequence`` -1 means that the reader starts in the middle (a divert that starts today): the first record it takes sets it.
+    """
+
+    epoch: int = -1
+    sequence: int = 0
+
+    def admits(self, offset: int, header: Header) -> bool:
+        """Whether the record at ``offset`` counts; moves the fence when it does.
+
+        Records of an older epoch after a newer one's start are a zombie's and do not count; a repeated sequence does not count.
+        Raises DamagedRecord on a hole: a missing record must never be passed silently.
+        """
+        if header.kind is Kind.EPOCH:
+            self.epoch = offset
+            return True
+        if header.epoch < self.epoch:
+            return False
+        if header.epoch > self.epoch:
+            if self.epoch >= 0:
+                raise DamagedRecord(f"offset {offset}: record of epoch {header.epoch}, whose start is missing (at epoch {self.epoch})")
+            self.epoch = header.epoch
+        if self.sequence >= 0:
+            if header.sequence <= self.sequence:
+                return False
+            if header.sequence != self.sequence + 1:
+                raise DamagedRecord(f"offset {offset}: sequence {header.sequence} follows {self.sequence}: records are missing")
+        self.sequence = header.sequence
+        return True
