@@ -1,0 +1,101 @@
+"""Addresses and what is bound to them: where a message goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bascule.broker.queue import Queue
+from bascule.core.destination import Routing, address_matches
+
+
+class ExclusiveDivert(NamedTuple):
+    """A divert that takes matching messages away from local queues. ``matches(body)`` is its selector."""
+
+    name: str
+    pattern: str
+    matches: Callable[[bytes], bool]
+    from_kafka: bool = False  # whether it takes what came from Kafka too
+
+
+@dataclass(frozen=True, slots=True)
+class Diverts:
+    """What the broker must know of the diverts; all else is the pipelines' business."""
+
+    exclusive: tuple[ExclusiveDivert, ...] = ()
+    patterns: tuple[str, ...] = ()  # of all diverts: a non-persistent message on such an address is journaled for them
+
+
+class Route(NamedTuple):
+    """Where messages to an address go."""
+
+    queues: tuple[Queue, ...]
+    durable_ids: tuple[int, ...]  # of those queues that are in the journal
+    exclusive: tuple[ExclusiveDivert, ...]
+    diverted: bool
+    filtered: bool  # some queue has a selector or refuses messages of its own connection
+
+
+#: Anonymous producers may name any number of addresses; routes are cheap to work out again.
+ROUTES_MAX = 10_000
+
+
+@dataclass(slots=True)
+class AddressBook:
+    """All queues by id, by name and by address; routes are worked out once and kept until a binding changes."""
+
+    diverts: Diverts = field(default_factory=Diverts)
+    queues: dict[int, Queue] = field(default_factory=dict)
+    anycast: dict[str, Queue] = field(default_factory=dict)  # by address, which is the queue's name too
+    subscriptions: dict[str, Queue] = field(default_factory=dict)  # by subscription queue name
+    _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
+
+    def add(self, queue: Queue) -> None:
+        """A queue is bound to its address."""
+        self.queues[queue.id] = queue
+        if queue.routing is Routing.ANYCAST:
+            self.anycast[queue.name] = queue
+        else:
+            self.subscriptions[queue.name] = queue
+        self._routes.clear()
+
+    def remove(self, queue: Queue) -> None:
+        """A queue is gone."""
+        self.queues.pop(queue.id, None)
+        (self.anycast if queue.routing is Routing.ANYCAST else self.subscriptions).pop(queue.name, None)
+        self._routes.clear()
+
+    def use(self, diverts: Diverts) -> None:
+        """The diverts that are configured now."""
+        self.diverts = diverts
+        self._routes.clear()
+
+    def route(self, address: str, routing: Routing) -> Route:
+        """Where a message sent to ``address`` in this way goes."""
+        key = (address, routing)
+        route = self._routes.get(key)
+        if route is None:
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            route = self._routes[key] = self._work_out(address, routing)
+        return route
+
+    def _work_out(self, address: str, routing: Routing) -> Route:
+        bound: Iterable[Queue]
+        if routing is Routing.ANYCAST:
+            queue = self.anycast.get(address)
+            bound = (queue,) if queue is not None else ()
+        else:
+            bound = (queue for queue in self.subscriptions.values() if address_matches(queue.address, address))
+        queues = tuple(bound)
+        return Route(
+            queues,
+            tuple(queue.id for queue in queues if queue.durable),
+            tuple(divert for divert in self.diverts.exclusive if address_matches(divert.pattern, address)),
+            any(address_matches(pattern, address) for pattern in self.diverts.patterns),
+            any(queue.selector_text or queue.no_local_container for queue in queues),
+        )
+
+    def __contains__(self, address: str) -> bool:
+        return address in self.anycast or any(queue.address == address for queue in self.subscriptions.values())

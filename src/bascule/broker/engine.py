@@ -1,0 +1,452 @@
+"""The broker engine: destinations, messages and consumers, without sockets, clocks or threads.
+
+Commands are methods; effects go out through three ports: the log's ``append``, a link's :class:`SendPort` or :class:`ConsumerPort`, and the
+body store. Every decision about persistent things is an entry of a journal record, and is carried out when that record is confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route
+from bascule.broker.duplicates import DuplicateWindow, digest_of
+from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
+from bascule.broker.journaling import Journaling
+from bascule.broker.message import PRIORITY_MAX, Bodies, Message
+from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, ConsumerPort, Queue
+from bascule.broker.transactions import Draft, Transaction
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.jms.sections import Scan, application_property, selector_lookup
+from bascule.jms.selector import Selector, compile_selector
+from bascule.journal.records import Op, Send, SendFlag, count_entry, ingress_entry, json_entry, queue_deleted_entry, reserve_entry
+
+#: After so many failed deliveries a message goes to the dead-letter address.
+DELIVERIES_MAX = 10
+DEAD_LETTER_ADDRESS = "DLQ"
+#: A transaction must fit into one journal record.
+TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
+#: Queues a broker holds; each costs memory for good, and a peer can ask for any name.
+QUEUES_MAX = 100_000
+DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
+_DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
+
+
+class SendPort(Protocol):
+    """A producer's link, as the broker sees it."""
+
+    def accepted(self, token: Any) -> None:
+        """The message is stored (persistent), or held (not persistent)."""
+
+    def refused(self, token: Any, error: BasculeError) -> None:
+        """The message was not taken and never will be."""
+
+
+class Engine:
+    """All state of one broker and the commands on it. ``clock`` gives milliseconds since the epoch."""
+
+    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int]) -> None:
+        self.journaling = journaling
+        self.bodies = bodies
+        self.clock = clock
+        self.addresses = AddressBook()
+        self.windows: dict[str, DuplicateWindow] = {}
+        self.ingress_positions: dict[int, int] = {}
+        self.transactions: dict[bytes, Transaction] = {}
+        self.stalled: JournalUnavailable | None = None
+        self._dirty: dict[Queue, None] = {}
+        self._next_queue_id = 1
+        self._next_position = 1
+
+    # -- destinations ------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        """The anycast queue of a name; made when it is not there. Raises ResourceLimit."""
+        queue = self.addresses.anycast.get(name)
+        if queue is not None:
+            return queue
+        if len(self.addresses.queues) >= QUEUES_MAX:
+            raise ResourceLimit(f"queue {name!r}: the broker holds {QUEUES_MAX} queues already")
+        return self.create_queue(name, name, Routing.ANYCAST)
+
+    def create_queue(
+        self, name: str, address: str, routing: Routing, *, durable: bool = True, selector: str = "", no_local: str = "", subscription: str = ""
+    ) -> Queue:
+        """A new queue, bound to its address. A durable one is there for good once the open record is stored."""
+        queue = Queue(self._next_queue_id, name, address, routing, durable=durable)
+        queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        self._next_queue_id += 1
+        self.addresses.add(queue)
+        if durable:
+            self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
+            self.journaling.then(self._created, queue)
+        return queue
+
+    def _created(self, queue: Queue) -> None:
+        queue.confirmed = True
+
+    def delete_queue(self, queue: Queue) -> None:
+        """The queue and what it holds are gone, with its consumers' unsettled messages."""
+        if queue.deleted:
+            return
+        queue.deleted = True
+        self.addresses.remove(queue)
+        for message in (*queue.ready, *queue.unacked()):
+            self._release(message)
+        queue.consumers.clear()
+        if queue.durable:
+            self.journaling.add(queue_deleted_entry(queue.id))
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
+        transaction: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit."""
+        try:
+            if routing is Routing.ANYCAST:
+                self.queue(address)
+            if scan.durable and self.stalled is not None and transaction is None:
+                raise self.stalled
+        except BasculeError as error:
+            port.refused(token, error)
+            return
+        now_ms = self.clock()
+        expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
+        message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms)
+        message.body_start = scan.body_start
+        message.container = container
+        duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+        draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, scan.delivery_time_ms)
+        if transaction is not None:
+            self._gather(transaction, draft)
+            port.accepted(token)
+            return
+        self._store(draft, now_ms)
+        if scan.durable:
+            self.journaling.then(port.accepted, token)
+            self.journaling.close_if_full()
+        else:
+            port.accepted(token)
+
+    def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
+        """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.
+
+        A client never repeats a send of a transaction: that one is in doubt as a whole.
+        """
+        ids: list[bytes] = []
+        if scan.message_id is not None and not in_transaction:
+            ids.append(digest_of(address.encode(), container.encode(), scan.message_id))
+        if _DUPLICATE_ID_BYTES in body:
+            value = application_property(body, DUPLICATE_ID_PROPERTY)
+            if value is not None:
+                ids.append(digest_of(address.encode(), DUPLICATE_ID_PROPERTY.encode(), str(value).encode()))
+        return tuple(ids)
+
+    def _gather(self, transaction: Transaction, draft: Draft) -> None:
+        transaction.drafts.append(draft)
+        transaction.size_bytes += draft.message.size_bytes + 256
+        if transaction.size_bytes > TRANSACTION_BYTES_MAX and transaction.doomed is None:
+            transaction.doomed = ResourceLimit(f"transaction larger than {TRANSACTION_BYTES_MAX} bytes: commit more often")
+
+    def _store(self, draft: Draft, now_ms: int) -> None:
+        """Decide about a message: a repeat, a journal entry, or a place in memory."""
+        message, address, routing = draft.message, draft.address, draft.routing
+        if draft.duplicate_ids and not self._remember(address, draft.duplicate_ids, now_ms):
+            return
+        if routing is Routing.ANYCAST and address not in self.addresses.anycast:
+            self.create_queue(address, address, Routing.ANYCAST)  # deleted since it was asked for
+        route = self.addresses.route(address, routing)
+        taken: tuple[str, ...] = ()
+        if route.exclusive:
+            taken = self._taken_by(route.exclusive, draft.body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if self._wants(queue, draft))
+        if draft.durable or (route.diverted and self.stalled is None):
+            ids = self._durable_ids(draft, route, queues)
+            mid = self._journal_send(draft, ids, taken, now_ms)
+            if draft.durable:
+                message.mid = mid
+                self.journaling.then(self._stored, message, queues)
+                return
+        self._stored(message, queues)
+        self.dispatch()
+
+    @staticmethod
+    def _durable_ids(draft: Draft, route: Route, queues: tuple[Queue, ...]) -> tuple[int, ...]:
+        if not draft.durable:
+            return ()
+        return route.durable_ids if queues is route.queues else tuple(queue.id for queue in queues if queue.durable)
+
+    def _remember(self, address: str, duplicate_ids: tuple[bytes, ...], now_ms: int) -> bool:
+        """False when one of the ids has been seen: the message is a repeat."""
+        window = self.windows.get(address)
+        if window is None:
+            window = self.windows[address] = DuplicateWindow()
+        for digest in duplicate_ids:
+            if digest in window:
+                return False
+        for digest in duplicate_ids:
+            window.add(digest, now_ms)
+        return True
+
+    def _taken_by(self, diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
+        return tuple(divert.name for divert in diverts if divert.matches(body))
+
+    def _wants(self, queue: Queue, draft: Draft) -> bool:
+        if queue.no_local_container and queue.no_local_container == draft.container:
+            return False
+        return not queue.selector_text or compile_selector(queue.selector_text).matches(selector_lookup(draft.body))
+
+    def _journal_send(self, draft: Draft, queue_ids: tuple[int, ...], taken: tuple[str, ...], now_ms: int) -> int:
+        flags = SendFlag.DURABLE.value if draft.durable else SendFlag.PIPELINES_ONLY.value
+        ids = draft.duplicate_ids
+        if ids:
+            flags |= 16 if len(ids) == 1 else 48
+        if taken:
+            flags |= SendFlag.DIVERTS.value
+        message = draft.message
+        return self.journaling.add_send(
+            Send(flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, draft.address,
+                 queue_ids, ids, taken, None, draft.body)
+        )  # fmt: skip
+
+    def _stored(self, message: Message, queues: tuple[Queue, ...]) -> None:
+        """A message is in its queues: the moment from which consumers may have it."""
+        message.position = self._next_position
+        self._next_position += 1
+        for queue in queues:
+            if not queue.deleted:
+                queue.ready.append(message)
+                message.references += 1
+                self._dirty[queue] = None
+        if message.references:
+            self.bodies.hold(message)
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    def attach(self, queue: Queue, port: ConsumerPort, selector: Selector | None = None) -> Consumer:
+        """A consumer of a queue, with a selector of its own."""
+        consumer = Consumer(queue, port)
+        if selector is not None:
+            consumer.selector_text = selector.text
+            consumer.view = queue.ready.view(selector.text, lambda message: selector.matches(selector_lookup(self.bodies.read(message))))
+        queue.consumers.append(consumer)
+        return consumer
+
+    def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
+        """A consumer is gone: what it had not settled is the queue's again. ``failed`` counts that as a failed delivery."""
+        queue = consumer.queue
+        if consumer not in queue.consumers:
+            return
+        queue.consumers.remove(consumer)
+        if consumer.view is not None:
+            queue.ready.leave(consumer.selector_text)
+        self._return(queue, list(consumer.unacked.values()), failed=failed)
+        consumer.unacked.clear()
+        if queue.durable and not queue.consumers and queue.reserved_mid >= 0:
+            # Nothing goes out any more: what arrives from here on cannot have been delivered.
+            self._reserve(queue, self.journaling.sequence << 16 | 0xFFFF)
+
+    def acknowledge(self, consumer: Consumer, message: Message) -> None:
+        """The consumer has it: it leaves the queue. Repeats do nothing."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self._gone(consumer.queue, message)
+
+    def _gone(self, queue: Queue, message: Message) -> None:
+        if queue.counts:
+            queue.counts.pop(message.position, None)
+        if queue.durable and message.mid >= 0:
+            self.journaling.add_ack(queue, message.mid)
+        self._release(message)
+
+    def _release(self, message: Message) -> None:
+        message.references -= 1
+        if not message.references:
+            self.bodies.release(message)
+
+    def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
+        """Released, or modified with a failed delivery: it waits again, in its place."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self._return(consumer.queue, [message], failed=failed)
+
+    def reject(self, consumer: Consumer, message: Message) -> None:
+        """The consumer will never take it: it goes to the dead-letter address."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self._dead_letter(consumer.queue, message)
+
+    def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
+        if not messages or queue.deleted:
+            return
+        dead: list[Message] = []
+        if failed:
+            counts: list[tuple[int, int]] = []
+            for message in messages:
+                count = queue.delivery_count(message) + 1
+                queue.counts[message.position] = count
+                if message.mid >= 0:
+                    counts.append((message.mid, count))
+                if count >= DELIVERIES_MAX:
+                    dead.append(message)
+            if counts and queue.durable:
+                self.journaling.add(count_entry(queue.id, counts))
+        if dead:
+            messages = [message for message in messages if message not in dead]
+        queue.ready.put_back(messages)
+        self._dirty[queue] = None
+        for message in dead:
+            self._dead_letter(queue, message)
+        self.dispatch()
+
+    def _dead_letter(self, queue: Queue, message: Message) -> None:
+        """Move it: its copy in the dead-letter queue and its end in this one are one record."""
+        target = self.queue(DEAD_LETTER_ADDRESS)
+        if queue is target:
+            self._return(queue, [message], failed=False)
+            return
+        body = self.bodies.read(message)
+        copy = Message(body, message.priority)
+        draft = Draft(copy, DEAD_LETTER_ADDRESS, Routing.ANYCAST, body, message.journaled, "", (), 0)
+        self.journaling.together(message.size_bytes)
+        self._store(draft, self.clock())
+        self._gone(queue, message)
+        self.journaling.part()
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: bytes) -> Transaction:
+        """A new local transaction."""
+        transaction = self.transactions[transaction_id] = Transaction(transaction_id)
+        return transaction
+
+    def acknowledge_in(self, transaction: Transaction, consumer: Consumer, message: Message) -> None:
+        """An acknowledgement that counts with the commit."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            transaction.acks.append((consumer, message))
+            transaction.size_bytes += 16
+
+    def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None]) -> None:
+        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead."""
+        persistent = any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
+        error = transaction.doomed or (self.stalled if persistent else None)
+        if error is not None:
+            self.rollback(transaction)
+            done(TransactionRolledBack(str(error)))
+            return
+        self.transactions.pop(transaction.id, None)
+        now_ms = self.clock()
+        self.journaling.together(transaction.size_bytes)
+        for draft in transaction.drafts:
+            self._store(draft, now_ms)
+        for consumer, message in transaction.acks:
+            if not consumer.queue.deleted:
+                self._gone(consumer.queue, message)
+        self.journaling.part()
+        self.journaling.then(done, None)
+        self.journaling.close_if_full()
+
+    def rollback(self, transaction: Transaction) -> None:
+        """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
+        self.transactions.pop(transaction.id, None)
+        returned: dict[Queue, list[Message]] = {}
+        for consumer, message in transaction.acks:
+            returned.setdefault(consumer.queue, []).append(message)
+        for queue, messages in returned.items():
+            self._return(queue, messages, failed=True)
+        transaction.acks.clear()
+        transaction.drafts.clear()
+
+    # -- dispatch ----------------------------------------------------------------------------------------------------
+
+    def wake(self, queue: Queue) -> None:
+        """A consumer of the queue has credit, or came back to life."""
+        self._dirty[queue] = None
+
+    def dispatch(self) -> None:
+        """Give waiting messages to consumers with credit, in all queues where something changed."""
+        while self._dirty:
+            queue, _ = self._dirty.popitem()
+            if not queue.deleted:
+                self._dispatch(queue)
+
+    def _dispatch(self, queue: Queue) -> None:
+        ready, consumers = queue.ready, queue.consumers
+        idle = 0
+        while idle < len(consumers):
+            consumer = consumers[queue.turn % len(consumers)]
+            queue.turn += 1
+            if not ready.count or consumer.port.credit <= 0:
+                idle += 1
+                continue
+            message = ready.peek() if consumer.view is None else consumer.view.peek()
+            if message is None:
+                idle += 1
+                continue
+            if message.expiry_ms and message.expiry_ms <= self.clock():
+                ready.take(message)
+                self._gone(queue, message)
+                continue
+            if queue.durable and message.mid > queue.reserved_mid:
+                if message.mid > queue.reserving_mid:
+                    self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
+                return
+            ready.take(message)
+            consumer.unacked[message.position] = message
+            consumer.port.deliver(message, queue.delivery_count(message))
+            idle = 0
+        if queue.durable and consumers and not ready.count:
+            sequence = self.journaling.sequence
+            if 0 <= queue.reserving_mid < (sequence + RESERVE_SEQUENCES // 2) << 16:
+                self._reserve(queue, (sequence + RESERVE_SEQUENCES) << 16)
+        for consumer in consumers:
+            consumer.port.dispatched()
+
+    def _reserve(self, queue: Queue, mid: int) -> None:
+        queue.reserving_mid = mid
+        self.journaling.add(reserve_entry(queue.id, mid))
+        self.journaling.then(self._reserved, queue, mid)
+
+    def _reserved(self, queue: Queue, mid: int) -> None:
+        queue.reserved_mid = mid
+        self._dirty[queue] = None
+
+    def confirm(self) -> None:
+        """The oldest record in flight is stored."""
+        self.journaling.confirm()
+        self.dispatch()
+
+    # -- ingress -----------------------------------------------------------------------------------------------------
+
+    def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
+        """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
+
+        Each comes with whether it is kept where nobody is bound to its address (seed 003 drops it). What has been taken changes nothing.
+        """
+        if next_offset <= self.ingress_positions.get(partition, 0):
+            return
+        self.ingress_positions[partition] = next_offset
+        now_ms = self.clock()
+        self.journaling.together(sum(len(send.body) + 256 for send, _ in sends))
+        for send, keep in sends:
+            self._take_in(send, keep, now_ms)
+        self.journaling.add(ingress_entry(partition, next_offset))
+        self.journaling.part()
+
+    def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
+        routing = Routing(send.routing)
+        if routing is Routing.ANYCAST and keep and send.address not in self.addresses.anycast:
+            self.create_queue(send.address, send.address, routing)
+        route = self.addresses.route(send.address, routing)
+        if not route.queues and not keep:
+            return
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms)
+        draft = Draft(message, send.address, routing, send.body, True, "", (), send.delivery_time_ms)
+        taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
+        queues = () if taken else tuple(queue for queue in route.queues if self._wants(queue, draft))
+        flags = send.flags | SendFlag.FROM_KAFKA.value | SendFlag.DURABLE.value | (SendFlag.DIVERTS.value if taken else 0)
+        durable_ids = self._durable_ids(draft, route, queues)
+        message.mid = self.journaling.add_send(send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids, diverts=taken))
+        self.journaling.then(self._stored, message, queues)

@@ -1,0 +1,43 @@
+"""What the broker refuses, each with the AMQP condition a client is told."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bascule.core.errors import BasculeError
+
+
+class NotFound(BasculeError):
+    """No such destination or subscription."""
+
+    condition: ClassVar[str] = "amqp:not-found"
+
+
+class NotAllowed(BasculeError):
+    """The destination is there, but not for this."""
+
+    condition: ClassVar[str] = "amqp:not-allowed"
+
+
+class ResourceLimit(BasculeError):
+    """A limit is reached."""
+
+    condition: ClassVar[str] = "amqp:resource-limit-exceeded"
+
+
+class JournalUnavailable(BasculeError):
+    """Kafka does not acknowledge appends: nothing persistent can be accepted."""
+
+    condition: ClassVar[str] = "amqp:resource-limit-exceeded"
+
+
+class UnknownTransaction(BasculeError):
+    """No such transaction on this connection."""
+
+    condition: ClassVar[str] = "amqp:transaction:unknown-id"
+
+
+class TransactionRolledBack(BasculeError):
+    """The transaction could not be committed and was rolled back."""
+
+    condition: ClassVar[str] = "amqp:transaction:rollback"

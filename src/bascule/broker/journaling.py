@@ -1,0 +1,174 @@
+"""The way of decisions into the journal: what is decided, appended, confirmed, and only then done.
+
+Decisions taken in one turn share one record (group commit). Nothing waits for a single record: many appends are in flight, and their
+actions run in order as Kafka confirms them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bascule.broker.queue import Queue
+from bascule.journal.records import (
+    KEY_OF_KIND,
+    MESSAGES_PER_RECORD_MAX,
+    Kind,
+    Send,
+    ack_entry,
+    encode_record,
+    mid_of,
+    send_entry,
+)
+
+#: A record is closed when it has grown to this: large enough to amortise an append, small enough not to delay the first of its actions.
+RECORD_BYTES_SOFT = 256 * 1024
+
+Action = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Batch:
+    """The record being made: its entries, and what happens once it is stored."""
+
+    __slots__ = ("acks", "actions", "digests", "messages", "parts", "sequence", "size_bytes")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.parts: list[bytes] = []
+        self.size_bytes = 0
+        self.messages = 0
+        self.acks: dict[Queue, list[int]] = {}
+        self.actions: list[Action] = []
+        self.digests: list[bytes] = []
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to append."""
+        return not self.parts and not self.acks
+
+
+class Journaling:
+    """The open record and those in flight.
+
+    ``append(key, value)`` is the log's; it must confirm in order, by :meth:`confirm`, or end the epoch.
+    """
+
+    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[], None] = lambda: None) -> None:
+        self._append = append
+        self._on_work = on_work  # told once when an empty open record gets its first entry or action
+        self.epoch = -1
+        self.sequence = 0  # of the last record made
+        self.confirmed_sequence = 0
+        self.batch = Batch(1)
+        self.in_flight: deque[Batch] = deque()
+        self.in_flight_bytes = 0
+        self._woken = False
+        self._held = False  # a transaction is being written: its entries must stay in one record
+
+    def begin(self, epoch: int, last_sequence: int) -> None:
+        """An epoch starts behind the last valid record."""
+        self.epoch = epoch
+        self.sequence = self.confirmed_sequence = last_sequence
+        self.batch = Batch(last_sequence + 1)
+
+    def add(self, entry: bytes) -> None:
+        """An entry for the open record."""
+        batch = self.batch
+        batch.parts.append(entry)
+        batch.size_bytes += len(entry)
+        if not self._woken:
+            self._wake()
+
+    def together(self, size_bytes: int) -> None:
+        """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is."""
+        if self.batch.size_bytes + size_bytes > RECORD_BYTES_SOFT:
+            self.flush()
+        self._held = True
+
+    def part(self) -> None:
+        """The record may be closed again."""
+        self._held = False
+
+    def add_send(self, send: Send) -> int:
+        """A message for the open record; returns its mid."""
+        batch = self.batch
+        if batch.messages >= MESSAGES_PER_RECORD_MAX - 1 and not self._held:
+            self.flush()
+            batch = self.batch
+        mid = mid_of(batch.sequence, batch.messages)
+        batch.messages += 1
+        batch.digests.extend(send.duplicate_ids)
+        entry = send_entry(send)
+        batch.parts.append(entry)
+        batch.size_bytes += len(entry)
+        if not self._woken:
+            self._wake()
+        return mid
+
+    def add_ack(self, queue: Queue, mid: int) -> None:
+        """A message gone from a queue."""
+        acks = self.batch.acks
+        mids = acks.get(queue)
+        if mids is None:
+            acks[queue] = [mid]
+            if not self._woken:
+                self._wake()
+        else:
+            mids.append(mid)
+
+    def then(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do this once all that was decided so far is stored; at once where it is already."""
+        if not self.batch.empty:
+            self.batch.actions.append((action, arguments))
+        elif self.in_flight:
+            self.in_flight[-1].actions.append((action, arguments))
+        else:
+            action(*arguments)
+
+    def close_if_full(self) -> None:
+        """Append the open record when it is large; to be called between actions."""
+        if self.batch.size_bytes > RECORD_BYTES_SOFT and not self._held:
+            self.flush()
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._on_work()
+
+    def flush(self) -> None:
+        """Append the open record."""
+        self._woken = False
+        batch = self.batch
+        if batch.empty:
+            return
+        for queue, mids in batch.acks.items():
+            batch.parts.append(ack_entry(queue.id, mids))
+        kind = Kind.DATA if batch.messages else Kind.STATE
+        value = encode_record(kind, self.epoch, batch.sequence, b"".join(batch.parts))
+        batch.parts.clear()
+        batch.size_bytes = len(value)
+        self.in_flight.append(batch)
+        self.in_flight_bytes += len(value)
+        self.sequence = batch.sequence
+        self.batch = Batch(batch.sequence + 1)
+        self._append(KEY_OF_KIND[kind], value)
+
+    def confirm(self) -> None:
+        """The oldest record in flight is stored: do what waited for it."""
+        batch = self.in_flight.popleft()
+        self.in_flight_bytes -= batch.size_bytes
+        self.confirmed_sequence = batch.sequence
+        for action, arguments in batch.actions:
+            action(*arguments)
+
+    def unconfirmed_acks(self) -> Iterator[tuple[Queue, int]]:
+        """Acknowledgements decided and not yet stored: a snapshot still has their messages."""
+        for batch in (*self.in_flight, self.batch):
+            for queue, mids in batch.acks.items():
+                for mid in mids:
+                    yield queue, mid
+
+    def unconfirmed_digests(self) -> Iterator[bytes]:
+        """Ids of sends decided and not yet stored: a snapshot must not know them."""
+        for batch in (*self.in_flight, self.batch):
+            yield from batch.digests

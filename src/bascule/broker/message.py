@@ -1,0 +1,87 @@
+"""A message as the broker holds it: opaque AMQP bytes and what dispatch needs to know of them."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+#: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
+DEFAULT_PRIORITY: Final = 4
+PRIORITY_MAX: Final = 9
+
+
+class BodyStore(Protocol):
+    """Where bodies go that memory has no room for: a cache, never the truth (that is the journal)."""
+
+    def put(self, body: bytes) -> int:
+        """Keep ``body``; returns a handle, 0 or more."""
+
+    def get(self, handle: int, size_bytes: int) -> bytes:
+        """The body behind a handle."""
+
+    def free(self, handle: int, size_bytes: int) -> None:
+        """The body will not be asked for again."""
+
+
+class Message:
+    """One message, shared by all queues that hold it.
+
+    ``mid`` is its journal identity, -1 where it is not journaled. ``position`` is the order of arrival, which queues keep.
+    ``body`` is None while the body is in the body store. ``body_start`` is where the header section ends, -1 until asked for.
+    """
+
+    __slots__ = (
+        "body", "body_start", "container", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
+    )  # fmt: skip
+
+    def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0) -> None:
+        self.mid = -1
+        self.position = -1
+        self.body: bytes | None = body
+        self.body_start = -1
+        self.size_bytes = len(body)
+        self.handle = -1
+        self.priority = priority
+        self.expiry_ms = expiry_ms
+        self.references = 0  # queues that still hold it
+        self.container = ""  # who sent it, for noLocal; "" where nobody asks
+
+    @property
+    def journaled(self) -> bool:
+        """Whether a crash keeps it."""
+        return self.mid >= 0
+
+
+class Bodies:
+    """The memory budget for bodies: what comes beyond it goes to the store."""
+
+    def __init__(self, store: BodyStore | None, budget_bytes: int) -> None:
+        self.store = store
+        self.budget_bytes = budget_bytes
+        self.memory_bytes = 0
+        self.stored_bytes = 0
+
+    def hold(self, message: Message) -> None:
+        """A queue took the message: count it, and send its body away when memory is full."""
+        size = message.size_bytes
+        if self.store is not None and self.memory_bytes + size > self.budget_bytes and message.body is not None:
+            message.handle = self.store.put(message.body)
+            message.body = None
+            self.stored_bytes += size
+        else:
+            self.memory_bytes += size
+
+    def read(self, message: Message) -> bytes:
+        """The message's bytes, wherever they are."""
+        if message.body is not None:
+            return message.body
+        assert self.store is not None
+        return self.store.get(message.handle, message.size_bytes)
+
+    def release(self, message: Message) -> None:
+        """No queue holds the message any more."""
+        if message.body is None:
+            assert self.store is not None
+            self.store.free(message.handle, message.size_bytes)
+            self.stored_bytes -= message.size_bytes
+        else:
+            self.memory_bytes -= message.size_bytes

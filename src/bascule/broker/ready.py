@@ -1,0 +1,169 @@
+"""The messages of a queue that wait for a consumer: by priority, then in the order of arrival."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from bascule.broker.message import PRIORITY_MAX, Message
+
+#: Stale entries (taken through a selector's view) are swept when they outnumber the live ones and this.
+SWEEP_MIN = 256
+
+
+def _insert(line: deque[Message], message: Message) -> None:
+    """Put a message that had left ``line`` back to its place, which is near the head."""
+    before: list[Message] = []
+    while line and line[0].position < message.position:
+        before.append(line.popleft())
+    line.appendleft(message)
+    line.extendleft(reversed(before))
+
+
+class Ready:
+    """Waiting messages in order, with one view for each selector that consumers ask by.
+
+    A message enters every view that wants it once, when it arrives or when the view is made: a deep queue is never scanned again for
+    a selector. A message taken by a view stays in its line, and one taken past a view stays in the view: ``stale`` and ``held`` say so,
+    and such an entry is dropped when its turn comes.
+    """
+
+    __slots__ = ("count", "held", "lines", "stale", "views")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lines: list[deque[Message] | None] = [None] * (PRIORITY_MAX + 1)
+        self.views: dict[str, View] = {}
+        self.held: set[int] | None = None  # positions that wait; kept while there are views
+        self.stale: set[int] = set()  # positions in a line that a view has taken
+
+    def append(self, message: Message) -> None:
+        """A message arrived."""
+        line = self.lines[message.priority]
+        if line is None:
+            line = self.lines[message.priority] = deque()
+        line.append(message)
+        self.count += 1
+        if self.held is not None:
+            self.held.add(message.position)
+            for view in self.views.values():
+                view.offer(message)
+
+    def put_back(self, messages: list[Message]) -> None:
+        """Messages that had been taken are back: each goes to its place in the order."""
+        messages.sort(key=lambda message: message.position)
+        self.count += len(messages)
+        for message in messages:
+            if message.position in self.stale:
+                self.stale.remove(message.position)
+            else:
+                line = self.lines[message.priority]
+                if line is None:
+                    line = self.lines[message.priority] = deque()
+                _insert(line, message)
+            if self.held is not None:
+                self.held.add(message.position)
+                for view in self.views.values():
+                    view.put_back(message)
+
+    def peek(self) -> Message | None:
+        """The next message for a consumer without a selector."""
+        if not self.count:
+            return None
+        stale = self.stale
+        for line in reversed(self.lines):
+            if not line:
+                continue
+            while line:
+                message = line[0]
+                if not stale or message.position not in stale:
+                    return message
+                stale.remove(message.position)
+                line.popleft()
+        return None
+
+    def take(self, message: Message) -> None:
+        """The message that a peek returned is taken."""
+        self.count -= 1
+        line = self.lines[message.priority]
+        assert line is not None
+        if line[0] is message:
+            line.popleft()
+        else:
+            self.stale.add(message.position)
+            if len(self.stale) > self.count + SWEEP_MIN:
+                self._sweep()
+        if self.held is not None:
+            self.held.discard(message.position)
+
+    def view(self, text: str, matches: Callable[[Message], bool]) -> View:
+        """The view of a selector; the first consumer that asks by it scans the queue once."""
+        view = self.views.get(text)
+        if view is None:
+            if self.held is None:
+                self.held = {message.position for message in self}
+            view = self.views[text] = View(self, matches)
+        view.users += 1
+        return view
+
+    def leave(self, text: str) -> None:
+        """A consumer that asked by a selector is gone; the last one takes the view with it."""
+        view = self.views[text]
+        view.users -= 1
+        if not view.users:
+            del self.views[text]
+            if not self.views:
+                self.held = None
+
+    def _sweep(self) -> None:
+        for line in self.lines:
+            if line is not None:
+                live = [message for message in line if message.position not in self.stale]
+                line.clear()
+                line.extend(live)
+        self.stale.clear()
+
+    def __iter__(self) -> Iterator[Message]:
+        stale = self.stale
+        for line in reversed(self.lines):
+            for message in line or ():
+                if message.position not in stale:
+                    yield message
+
+
+class View:
+    """The waiting messages that a selector matches, in order."""
+
+    __slots__ = ("lines", "matches", "members", "ready", "users")
+
+    def __init__(self, ready: Ready, matches: Callable[[Message], bool]) -> None:
+        self.ready = ready
+        self.matches = matches
+        self.users = 0
+        self.members: set[int] = set()  # positions in the lines, waiting or not
+        self.lines: list[deque[Message]] = [deque() for _ in range(PRIORITY_MAX + 1)]
+        for message in ready:
+            self.offer(message)
+
+    def offer(self, message: Message) -> None:
+        """A message arrived in the queue."""
+        if self.matches(message):
+            self.members.add(message.position)
+            self.lines[message.priority].append(message)
+
+    def put_back(self, message: Message) -> None:
+        """A message is back in the queue."""
+        if message.position not in self.members and self.matches(message):
+            self.members.add(message.position)
+            _insert(self.lines[message.priority], message)
+
+    def peek(self) -> Message | None:
+        """The next message for a consumer with this selector."""
+        held = self.ready.held
+        assert held is not None
+        for line in reversed(self.lines):
+            while line:
+                if line[0].position in held:
+                    return line[0]
+                self.members.discard(line.popleft().position)
+        return None

@@ -1,0 +1,36 @@
+"""Local transactions: sends and acknowledgements that wait for their commit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bascule.broker.message import Message
+from bascule.broker.queue import Consumer
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+
+
+class Draft(NamedTuple):
+    """A message accepted and not yet routed."""
+
+    message: Message
+    address: str
+    routing: Routing
+    body: bytes
+    durable: bool
+    container: str
+    duplicate_ids: tuple[bytes, ...]
+    delivery_time_ms: int
+
+
+class Transaction:
+    """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
+
+    __slots__ = ("acks", "doomed", "drafts", "id", "size_bytes")
+
+    def __init__(self, transaction_id: bytes) -> None:
+        self.id = transaction_id
+        self.drafts: list[Draft] = []
+        self.acks: list[tuple[Consumer, Message]] = []
+        self.size_bytes = 0
+        self.doomed: BasculeError | None = None
