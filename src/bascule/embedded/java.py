@@ -1,0 +1,91 @@
+"""Finding a Java that can run Kafka and Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bascule.core.errors import Unavailable
+
+#: Kafka 4 and Spark 4.2 need 17.
+OLDEST_VERSION = 17
+#: Spark's launcher names this module; runtimes cut down by jlink lack it.
+SPARK_MODULE = "jdk.incubator.vector"
+#: Starting a JVM to ask for its version takes 0.1 s; a loaded machine gets plenty.
+ASK_TIMEOUT_S = 30.0
+
+_HINT = "install a full JDK 17 or 21 (Debian: apt install openjdk-17-jdk-headless) and set JAVA_HOME to it, or put it on PATH"
+
+
+class NoJdk(Unavailable):
+    """No Java, or none that will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java installation."""
+
+    home: Path
+    version: int
+    modules: frozenset[str]
+
+    @property
+    def executable(self) -> Path:
+        """The ``java`` launcher."""
+        return self.home / "bin" / "java"
+
+
+def find_java() -> Java:
+    """The Java of ``JAVA_HOME``, else the one on ``PATH``: enough for Kafka. Raises NoJdk."""
+    home = _java_home()
+    java = _described(home)
+    if java.version < OLDEST_VERSION:
+        raise NoJdk(f"{java.executable} is Java {java.version}, {OLDEST_VERSION} or newer is needed: {_HINT}")
+    return java
+
+
+def find_jdk() -> Java:
+    """A full JDK, as Spark and single-file Java programs need. Raises NoJdk."""
+    java = find_java()
+    for module, purpose in ((SPARK_MODULE, "Spark"), ("jdk.compiler", "a Java program in one source file")):
+        if module not in java.modules:
+            raise NoJdk(f"{java.home} is a cut-down Java without the module {module}, which {purpose} needs: {_HINT}")
+    return java
+
+
+def _java_home() -> Path:
+    if chosen := os.environ.get("JAVA_HOME"):
+        if not os.access(Path(chosen, "bin", "java"), os.X_OK):
+            raise NoJdk(f"JAVA_HOME is {chosen}, where there is no bin/java: {_HINT}")
+        return Path(chosen)
+    if (found := shutil.which("java")) is None:
+        raise NoJdk(f"no Java: JAVA_HOME is not set and PATH has no java: {_HINT}")
+    return Path(found).resolve().parent.parent
+
+
+def _described(home: Path) -> Java:
+    """Version and modules, from the installation's ``release`` file or, where that is missing or says less, from Java itself."""
+    release = home / "release"
+    said = release.read_text() if release.is_file() else ""
+    version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', said, re.MULTILINE)
+    modules = re.search(r'^MODULES="([^"]*)"', said, re.MULTILINE)
+    if version and modules:
+        return Java(home, int(version[1]), frozenset(modules[1].split()))
+    version = re.search(r'version "(?:1\.)?(\d+)', _ask(home, "-version"))
+    if version is None:
+        raise NoJdk(f"{home}/bin/java does not tell its version: {_HINT}")
+    return Java(home, int(version[1]), frozenset(re.findall(r"^([\w.]+)@", _ask(home, "--list-modules"), re.MULTILINE)))
+
+
+def _ask(home: Path, option: str) -> str:
+    try:
+        answer = subprocess.run(
+            [home / "bin" / "java", option], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoJdk(f"{home}/bin/java does not run ({error}): {_HINT}") from error
+    return answer.stdout

@@ -1,0 +1,260 @@
+"""A real Kafka of one node (KRaft, broker and controller in one process) as a child of this process.
+
+    python -m bascule.embedded.kafka --data-dir DIR --port N
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.embedded.jars import JarStore
+from bascule.embedded.java import Java, find_java
+from bascule.embedded.process import Child, NotStarted, check_port, free_port
+
+HOST = "127.0.0.1"
+#: A journal record holds a whole JMS transaction; Bascule's largest message is 64 MiB, the rest is for what stands around it.
+MESSAGE_SIZE_MAX_BYTES = 70 << 20
+#: Kafka's own 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
+CLEANER_BUFFER_BYTES = 16 << 20
+HEAP_MB = 512
+START_TIMEOUT_S = 90.0
+FORMAT_TIMEOUT_S = 60.0
+#: For a port that was free when chosen and taken before Kafka came to it.
+START_ATTEMPTS = 3
+
+SERVER_PROPERTIES = """\
+# Written by Bascule at every start; changes are lost.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={log_dir}
+
+# One node, two cores: no copies, few partitions of the internal topics, few threads.
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+num.network.threads=2
+num.io.threads=4
+log.cleaner.dedupe.buffer.size={cleaner_buffer_bytes}
+
+# After a crash the new process waits until the old one's session is over; 2 s instead of 9 s.
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=400
+
+num.partitions=1
+auto.create.topics.enable=false
+message.max.bytes={message_size_max_bytes}
+group.initial.rebalance.delay.ms=0
+"""
+FSYNC_PROPERTIES = """
+# Every write is on the disk before it is acknowledged.
+log.flush.interval.messages=1
+"""
+LOG4J_PROPERTIES = """\
+status=error
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d %-5p %m (%c)%n
+rootLogger.level=warn
+rootLogger.appenderRef.out.ref=out
+logger.server.name=kafka.server.KafkaRaftServer
+logger.server.level=info
+"""
+
+
+class EmbeddedKafka:
+    """One Kafka node on loopback, its data in one directory; stopped or killed, it starts again on the same data and port.
+
+    ``fsync=True`` puts every write on the disk before it is acknowledged; without it (Kafka's default) a killed process loses
+    nothing, a power cut may. Start it from a thread that stays (see ``Child``).
+    """
+
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None
+    ) -> None:
+        """``port`` 0 is any free one, chosen at the first start."""
+        self.data_dir = data_dir.absolute()
+        self.port = port
+        self.fsync = fsync
+        self.heap_mb = heap_mb
+        self._chosen_port = port
+        self._jars = jars or JarStore()
+        self._child: Child | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` for clients; known after the first start."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._child.pid if self._child else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._child is not None and self._child.running
+
+    @property
+    def log_file(self) -> Path:
+        """What Kafka says."""
+        return self.data_dir / "kafka.log"
+
+    def start(self) -> None:
+        """Return when Kafka serves. Raises PortInUse, NoJdk, JarUnavailable, NotStarted."""
+        java = find_java()
+        if self.port:
+            check_port(self.port, "Kafka", "--kafka-port", HOST)
+        classpath = os.pathsep.join(map(str, self._jars.classpath("kafka")))
+        self._write_files(java, classpath)
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._start_once(java, classpath)
+                return
+            except NotStarted as error:
+                if "Address already in use" not in str(error) or attempt == START_ATTEMPTS:
+                    raise
+                self.port = self._chosen_port
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End it in order (SIGTERM, SIGKILL when the time is up)."""
+        if self._child is not None:
+            self._child.stop(timeout_s)
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL)."""
+        if self._child is not None:
+            self._child.kill()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self.stop()
+
+    def _start_once(self, java: Java, classpath: str) -> None:
+        self.port = self.port or free_port(HOST)
+        self._write_properties(controller_port=free_port(HOST))
+        if not (self._log_dir / "meta.properties").exists():
+            self._format(java, classpath)
+        argv = [*self._java_command(java, classpath), "kafka.Kafka", self._properties_file]
+        self._child = Child(argv, log_file=self.log_file, name="Kafka")
+        self._child.start()
+        self._child.wait_ready(lambda: serves(self.port), START_TIMEOUT_S)
+
+    @property
+    def _log_dir(self) -> Path:
+        return self.data_dir / "data"
+
+    @property
+    def _properties_file(self) -> Path:
+        return self.data_dir / "server.properties"
+
+    def _write_files(self, java: Java, classpath: str) -> None:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
+        except OSError as error:
+            raise InvalidInput(f"the data directory {self.data_dir} cannot be written: {error}") from error
+
+    def _write_properties(self, controller_port: int) -> None:
+        text = SERVER_PROPERTIES.format(
+            host=HOST,
+            port=self.port,
+            controller_port=controller_port,
+            log_dir=self._log_dir,
+            cleaner_buffer_bytes=CLEANER_BUFFER_BYTES,
+            message_size_max_bytes=MESSAGE_SIZE_MAX_BYTES,
+        )
+        self._properties_file.write_text(text + (FSYNC_PROPERTIES if self.fsync else ""))
+
+    def _java_command(self, java: Java, classpath: str) -> list[str | Path]:
+        extra = os.environ.get("XX_FLAGS", "").split()
+        return [
+            java.executable,
+            f"-Xmx{self.heap_mb}m",
+            "-XX:+ExitOnOutOfMemoryError",
+            *extra,
+            "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
+            "-cp",
+            classpath,
+        ]
+
+    def _format(self, java: Java, classpath: str) -> None:
+        """Give an empty directory its cluster id, which it keeps."""
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", self._properties_file]
+        argv = [*self._java_command(java, classpath), "-XX:TieredStopAtLevel=1", *tool]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise NotStarted(f"Kafka's data directory {self._log_dir} could not be formatted:\n{done.stdout[-4000:]}")
+
+
+# A Metadata request, version 1, that asks for no topic: size; api key, version, correlation id, client id, number of topics.
+_METADATA_REQUEST = struct.pack(">ihhih5si", 19, 3, 1, 1, 5, b"ready", 0)
+_CONNECT_TIMEOUT_S = 1.0
+
+
+def serves(port: int, host: str = HOST) -> bool:
+    """Whether a Kafka broker on ``port`` takes requests: its metadata has a broker that is not fenced."""
+    try:
+        with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as connection:
+            connection.sendall(_METADATA_REQUEST)
+            answer = connection.makefile("rb").read(12)
+    except OSError:
+        return False
+    # size, correlation id, number of brokers
+    return len(answer) == 12 and struct.unpack(">iii", answer)[2] > 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one in the foreground until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m bascule.embedded.kafka", description="Run a Kafka of one node.")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="0 (the default) is any free one")
+    parser.add_argument("--fsync", action="store_true", help="put every write on the disk before it is acknowledged")
+    arguments = parser.parse_args(argv)
+    # Blocked before anything starts, taken below: no signal falls between.
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        with EmbeddedKafka(arguments.data_dir, port=arguments.port, fsync=arguments.fsync) as kafka:
+            sys.stdout.write(f"ready kafka={kafka.bootstrap} pid={kafka.pid}\n")
+            sys.stdout.flush()
+            signal.sigwait(signals)
+    except BasculeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

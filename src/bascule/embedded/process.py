@@ -1,0 +1,153 @@
+"""A child process that never outlives its parent, writes to a log file, and says why it did not start."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bascule.core.errors import Unavailable
+
+PR_SET_PDEATHSIG = 1
+#: Between two looks at a child that starts or stops: short against the 0.5 s and more that one takes.
+POLL_S = 0.02
+TAIL_LINES = 20
+TAIL_BYTES = 1 << 16
+
+# Loaded before any fork: the child may only make system calls between fork and exec.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
+
+class NotStarted(Unavailable):
+    """A child ended, or took too long, before it was ready; the text has the end of its log."""
+
+
+class PortInUse(Unavailable):
+    """Another process listens on the port."""
+
+
+class Child:
+    """One child process at a time, started again at will.
+
+    On Linux the kernel sends it SIGTERM when the *thread* that started it ends: start it from a thread that stays. It gets a session of its own,
+    so that Ctrl-C at a terminal reaches the parent alone, which stops its children in order.
+    """
+
+    def __init__(
+        self, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None, name: str | None = None
+    ) -> None:
+        """``env`` is added to this process's environment; ``name`` stands in errors."""
+        self.argv = [str(each) for each in argv]
+        self.name = name or Path(self.argv[0]).name
+        self.log_file = log_file
+        self._env = {**os.environ, **env} if env else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; its standard output and error are appended to the log file. Raises NotStarted."""
+        assert not self.running, f"{self.name} runs already"
+        parent = os.getpid()
+
+        def tie_to_parent() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if _prctl is not None:
+                _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                if os.getppid() != parent:  # it died before the line above
+                    os._exit(1)
+
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._env,
+                    start_new_session=True,
+                    preexec_fn=tie_to_parent,
+                )
+            except OSError as error:
+                raise NotStarted(f"{self.name} does not start: {error}") from error
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """What it ended with (negative: by that signal); None while it runs or was never started."""
+        return self._process.poll() if self._process is not None else None
+
+    def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Return when ``ready()`` is true. Raises NotStarted, and leaves no process, when the child ends or the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise NotStarted(f"{self.name} ended with {self.returncode} before it was ready; end of {self.log_file}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise NotStarted(f"{self.name} was not ready after {timeout_s:g} s; end of {self.log_file}:\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within the time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End it by SIGTERM, and by SIGKILL if it has not ended in time."""
+        if self._process is None or not self.running:
+            return
+        self._process.terminate()
+        if not self.wait(timeout_s):
+            self.kill()
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines of the log file."""
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return "\n".join(log.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        except OSError:
+            return "(no log)"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -> None:
+    """Raise PortInUse, in the words of the setting that chose it, when something listens on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"port {port} for {purpose} on {host} cannot be used ({error.strerror}); choose another by {setting}") from error
