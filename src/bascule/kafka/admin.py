@@ -1,0 +1,71 @@
+"""Topics: what exists, what is created, what is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from bascule.core.errors import InvalidInput, Unavailable
+
+ADMIN_TIMEOUT_S = 30.0
+#: Replication factor that means "as the cluster's default".
+CLUSTER_DEFAULT = -1
+
+
+class TopicMissing(InvalidInput):
+    """A topic that must exist does not."""
+
+
+class Topics:
+    """A thin view of the cluster's topics. Raises Unavailable when Kafka does not answer."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._admin = AdminClient(dict(kafka))
+
+    def partitions(self) -> dict[str, int]:
+        """Every topic's number of partitions."""
+        try:
+            listed = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer: {error}") from error
+        return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
+
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The id of each topic that exists; another topic of the same name has another id."""
+        names = list(topics)
+        if not names:
+            return {}
+        found: dict[str, str] = {}
+        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=ADMIN_TIMEOUT_S).items():
+            try:
+                found[name] = str(future.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise Unavailable(f"topic {name}: {error}") from error
+        return found
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
+        """Creates a topic; false when it was there. Raises Unavailable, or InvalidInput for a name or setting that Kafka refuses."""
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
+        try:
+            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S)[topic].result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            if code in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR):
+                raise InvalidInput(f"topic {topic!r} cannot be created: {error.args[0].str()}") from error
+            raise Unavailable(f"topic {topic!r} cannot be created: {error}") from error
+        return True
+
+    def config(self, topic: str) -> dict[str, str]:
+        """A topic's settings."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            described = self._admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
+        except KafkaException as error:
+            raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
+        return {name: str(entry.value) for name, entry in described.items()}

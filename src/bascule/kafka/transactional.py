@@ -1,0 +1,215 @@
+"""The exactly-once writer: output and position in one Kafka transaction, as a compare-and-set on the position.
+
+Every transaction has a producer incarnation of its own. With Kafka's transaction protocol v1, the only one that librdkafka speaks, a late
+EndTxn that the client repeated inside itself can end the next transaction of the same incarnation; a new one bumps the producer epoch, and
+the late request is refused. The next incarnation is prepared in the background, so that its cost is off the path of a message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.positions import Position, PositionReader, position_partition
+
+#: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
+TRANSACTION_TIMEOUT_MS = 30_000
+#: How long one request to the coordinator may take before the incarnation is given up.
+COORDINATOR_TIMEOUT_S = 20.0
+#: A write is tried again with a new incarnation for this long, then reported.
+WRITE_DEADLINE_S = 120.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+#: Delivery failures that lie in the record, not in Kafka's state: trying again cannot help.
+_RECORD_FAULTS = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+        KafkaError.INVALID_TIMESTAMP,
+    }
+)
+
+
+class Output(NamedTuple):
+    """A Kafka record to write. ``timestamp_ms`` 0 leaves it to the client."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    timestamp_ms: int = 0
+
+
+class PositionMoved(BasculeError):
+    """Another writer moved the position: what was to be written may have been written by it."""
+
+    def __init__(self, found: Position | None) -> None:
+        super().__init__(f"the position is at {found}")
+        self.found = found
+
+
+class Unwritable(BasculeError):
+    """Kafka refuses a record of the batch for good (too large, for one). The fault may lie in any of them: write fewer at once."""
+
+
+class _Incarnation(NamedTuple):
+    """A producer after init_transactions, and the positions read after that."""
+
+    producer: Producer
+    positions: dict[str, Position]
+
+
+class TransactionalWriter:
+    """Writes records and moves one position, each time in one transaction. Not for several threads at once."""
+
+    def __init__(self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str) -> None:
+        self.key = key
+        self._topic = positions_topic
+        self._producer_settings = {
+            # Keyed records go where a Java producer would put them.
+            "partitioner": "murmur2_random",
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+            "message.max.bytes": 70_000_000,
+            **kafka,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "enable.idempotence": True,
+            "acks": "all",
+        }
+        self._reader = PositionReader(kafka, positions_topic, position_partition(key))
+        self._next: Future[_Incarnation] | None = None
+        self._spent: Producer | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """The position as of the present incarnation's start. Raises Unavailable."""
+        return self._incarnation(time.monotonic() + WRITE_DEADLINE_S).positions.get(self.key)
+
+    def prepare(self) -> None:
+        """Starts the next incarnation in the background; a no-op when there is one."""
+        if self._next is not None:
+            return
+        future: Future[_Incarnation] = Future()
+        self._next = future
+        threading.Thread(target=_settle, args=(future, self._incarnate), name="bascule-incarnation", daemon=True).start()
+
+    def write(
+        self,
+        outputs: Sequence[Output],
+        before: Position | None,
+        after: Position | None,
+        others: Mapping[str, Position | None] | None = None,
+    ) -> None:
+        """Writes ``outputs`` and moves the position from ``before`` to ``after``, both or neither, whatever fails on the way.
+
+        ``others`` are further positions (by key; None deletes) that move in the same transaction. When the outcome of a commit is in
+        doubt, the position read by a new incarnation tells it. Raises PositionMoved when the position is neither ``before`` nor
+        ``after``, Unwritable when Kafka refuses a record, Unavailable when Kafka does not come back in time.
+        """
+        deadline = time.monotonic() + WRITE_DEADLINE_S
+        pause_s = _FIRST_PAUSE_S
+        tried = False
+        while True:
+            incarnation = self._incarnation(deadline)
+            found = incarnation.positions.get(self.key)
+            if tried and found == after:
+                return
+            if found != before:
+                self._drop()
+                raise PositionMoved(found)
+            faults: list[KafkaError] = []
+            try:
+                self._transact(incarnation.producer, outputs, {self.key: after, **(others or {})}, faults if tried else None)
+            except KafkaException as error:
+                self._drop()
+                if faults or _lies_in_record(error):
+                    raise Unwritable(str(faults[0] if faults else error)) from error
+                if time.monotonic() + pause_s > deadline:
+                    raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
+                tried = True
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            self._drop()
+            self.prepare()
+            return
+
+    def close(self) -> None:
+        """Gives up the incarnation; an open transaction ends with the next one's start."""
+        if self._next is not None and self._next.done():
+            self._next = None
+        self._spent = None
+        self._reader.close()
+
+    def _transact(
+        self, producer: Producer, outputs: Sequence[Output], positions: Mapping[str, Position | None], faults: list[KafkaError] | None
+    ) -> None:
+        def on_delivery(error: KafkaError | None, _message: object) -> None:
+            if error is not None and faults is not None and error.code() in _RECORD_FAULTS:
+                faults.append(error)
+
+        # Delivery reports cost time for each record: they are asked for only after a first failure.
+        report = on_delivery if faults is not None else None
+        producer.begin_transaction()
+        for topic, key, value, headers, timestamp_ms in outputs:
+            while True:
+                try:
+                    producer.produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        for name, position in positions.items():
+            producer.produce(
+                self._topic, position and position.encode(), name.encode(), position_partition(name), on_delivery=report
+            )
+        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+
+    def _incarnation(self, deadline: float) -> _Incarnation:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self.prepare()
+            assert self._next is not None
+            try:
+                return self._next.result()
+            except (KafkaException, Unavailable) as error:
+                self._next = None
+                if time.monotonic() + pause_s > deadline:
+                    raise Unavailable(f"no transaction can be started: {error}") from error
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _incarnate(self) -> _Incarnation:
+        self._spent = None
+        producer = Producer(self._producer_settings)
+        producer.init_transactions(COORDINATOR_TIMEOUT_S)
+        # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
+        return _Incarnation(producer, self._reader.read())
+
+    def _drop(self) -> None:
+        """Ends the present incarnation; its client is closed by the thread that prepares the next one."""
+        if self._next is not None and self._next.done() and self._next.exception() is None:
+            self._spent = self._next.result().producer
+            self._spent.purge()
+        self._next = None
+
+
+def _settle(future: Future[_Incarnation], make: Callable[[], _Incarnation]) -> None:
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _lies_in_record(error: KafkaException) -> bool:
+    return error.args[0].code() in _RECORD_FAULTS
