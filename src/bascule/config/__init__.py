@@ -1,0 +1,7 @@
+"""Settings: one tree from file, environment and flags."""
+
+from bascule.config.load import ConfigError, Configuration, Value, load
+from bascule.config.pipeline import Divert, Ingress
+from bascule.config.settings import Settings
+
+__all__ = ["ConfigError", "Configuration", "Divert", "Ingress", "Settings", "Value", "load"]

@@ -1,0 +1,104 @@
+"""What the sections of the settings are made of: the base of every table, types of values, and their checks."""
+
+from __future__ import annotations
+
+import re
+import string
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+#: Kafka's limit on a topic name.
+TOPIC_NAME_MAX = 249
+#: Names stand in Kafka topic, group and transactional ids, and in one byte of length in the journal.
+NAME_MAX = 100
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_SECRET_KEY = re.compile(r"password|secret|jaas|\.pem$|token")
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value under a Kafka or Spark key must never be shown."""
+    return _SECRET_KEY.search(key.lower()) is not None
+
+
+def read_secret(value: str) -> str:
+    """The secret itself, or what stands in the file that ``file:PATH`` names, without closing line breaks. Raises ValueError."""
+    if not value.startswith("file:"):
+        return value
+    path = Path(value.removeprefix("file:"))
+    try:
+        secret = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 (byte {error.start})") from error
+    if not secret:
+        raise ValueError(f"{path} is empty")
+    return secret
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value) or len(value) > NAME_MAX:
+        raise ValueError(f"must be 1 to {NAME_MAX} letters, digits, '.', '_' and '-', the first a letter or digit")
+    return value
+
+
+def check_topic(value: str) -> str:
+    """A name that Kafka takes for a topic. Raises ValueError."""
+    if not _TOPIC.fullmatch(value) or len(value) > TOPIC_NAME_MAX or value in {".", ".."}:
+        raise ValueError(f"must be a Kafka topic name: 1 to {TOPIC_NAME_MAX} letters, digits, '.', '_' and '-'")
+    return value
+
+
+def check_template(template: str, placeholder: str) -> str:
+    """A name in which only ``${placeholder}`` is filled in. Raises ValueError."""
+    known = f"${{{placeholder}}}"
+    if not template:
+        raise ValueError(f"must not be empty; {known} is filled in")
+    for match in string.Template.pattern.finditer(template):
+        if match["braced"] != placeholder:
+            raise ValueError(f"{template[match.start() :]!r} stands for nothing: only {known} is filled in")
+    return template
+
+
+def _start(value: object) -> str:
+    if isinstance(value, datetime):  # TOML has timestamps of its own
+        return value.isoformat()
+    try:
+        if value not in ("earliest", "latest"):
+            datetime.fromisoformat(value)  # type: ignore[arg-type]  # what is no text is refused just as well
+    except (TypeError, ValueError):
+        raise ValueError("must be 'earliest', 'latest' or a timestamp such as '2026-01-31T08:00:00Z'") from None
+    return str(value)
+
+
+def check_key(value: str, words: tuple[str, ...]) -> str:
+    """One of ``words``, or ``property:NAME``. Raises ValueError."""
+    kind, colon, name = value.partition(":")
+    if value in words or (kind == "property" and colon and _PROPERTY.fullmatch(name)):
+        return value
+    raise ValueError(f"must be {', '.join(words)} or property:NAME")
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Topic = Annotated[str, AfterValidator(check_topic)]
+Start = Annotated[str, BeforeValidator(_start)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+ClientSetting = bool | int | float | str
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+
+def located(path: tuple[str | int, ...], message: str) -> PydanticCustomError:
+    """An error about a value that only shows when the whole tree is there."""
+    return PydanticCustomError("setting", "{message}", {"message": message, "path": path})

@@ -1,0 +1,245 @@
+"""Where settings come from - file, environment, flags, each over the one before - and errors that say where."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_settings import EnvSettingsSource, SettingsError
+
+from bascule.config.fields import is_secret
+from bascule.config.lines import Path, key_lines, line_of
+from bascule.config.settings import Settings
+from bascule.core.errors import InvalidInput
+
+ENVIRONMENT_PREFIX = "BASCULE_"
+#: Names the file when no flag does.
+FILE_VARIABLE = "BASCULE_CONFIG"
+#: Read when it is there and nothing else is named.
+DEFAULT_FILE = FilePath("bascule.toml")
+MASK = "********"
+#: A value in an error is cut after so many characters.
+SHOWN_MAX = 200
+_ABSENT = object()
+
+
+class ConfigError(InvalidInput):
+    """Settings that cannot be used; the text has one paragraph for each thing wrong."""
+
+
+class Value(NamedTuple):
+    """One setting as it holds, and where it was set."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class _Layer(NamedTuple):
+    """What one source says. ``lines`` are those of a file."""
+
+    name: str
+    values: dict[str, Any]
+    lines: dict[Path, int]
+
+    def has(self, path: Path) -> bool:
+        return _at(self.values, path) is not _ABSENT
+
+    def place(self, path: Path) -> str:
+        """This source, with the line or the variable that holds the value."""
+        if self.name == "environment":
+            keys = [str(part) for part in path]
+            names = ["__".join([ENVIRONMENT_PREFIX + keys[0], *keys[1:end]]).upper().replace(".", "_") for end in range(len(keys), 0, -1)]
+            return f"environment {next((name for name in names if name in os.environ), names[0])}"
+        line = line_of(path, self.lines)
+        return f"{self.name}:{line}" if line else self.name
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The settings, and what each source gave to them."""
+
+    settings: Settings
+    file: FilePath | None
+    layers: tuple[_Layer, ...]
+
+    def explain(self) -> list[Value]:
+        """Every setting with its value and source, secrets masked."""
+        return [Value(display_key(path, self.settings), value, self._source(path)) for path, value in _leaves(self.settings)]
+
+    def _source(self, path: Path) -> str:
+        return next((layer.place(path) for layer in reversed(self.layers) if layer.has(path)), "default")
+
+
+def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None) -> Configuration:
+    """Read the settings.
+
+    ``file`` is the file to read; without it the one that ``BASCULE_CONFIG`` names, else ``bascule.toml`` where there is one.
+    ``flags`` is a tree of the same shape as the file and wins over everything. Raises ConfigError with all that is wrong.
+    """
+    if file is None and (named := os.environ.get(FILE_VARIABLE)):
+        file = FilePath(named)
+    if file is None and DEFAULT_FILE.is_file():
+        file = DEFAULT_FILE
+    layers = [_read_file(file)] if file else []
+    layers += [_read_environment(), _Layer("flag", dict(flags or {}), {})]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merged(merged, layer.values)
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_paragraphs(error, merged, layers))) from None
+    return Configuration(settings, file, tuple(layers))
+
+
+def _read_file(file: FilePath) -> _Layer:
+    try:
+        text = file.read_text(encoding="utf-8")
+        return _Layer(str(file), tomllib.loads(text), key_lines(text))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+
+
+def _read_environment() -> _Layer:
+    """``BASCULE_SECTION__KEY``; a list or table is given as JSON. In ``kafka.client`` an underscore of a name stands for a dot."""
+    for name in sorted(os.environ):
+        section, nested, _ = name.upper().removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and nested and section not in Settings.model_fields:
+            raise ConfigError(f"environment {name}: unknown section {section!r}{_nearest(section, list(Settings.model_fields))}")
+    try:
+        values = EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}: a list or table must be given as JSON") from error
+    client = values.get("kafka", {}).get("client")
+    if isinstance(client, dict):
+        values["kafka"]["client"] = {key.replace("_", "."): value for key, value in client.items()}
+    return _Layer("environment", values, {})
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; anything else replaces."""
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[_Layer]) -> Iterator[str]:
+    """One paragraph for each error: place, key, value, what is wrong."""
+    for found in error.errors(include_url=False):
+        context = found.get("ctx", {})
+        path: Path = context["path"] if found["type"] == "setting" else found["loc"]
+        # Pydantic appends branch names of unions; the key ends where the given tree does.
+        while path and found["type"] != "missing" and not any(layer.has(path) for layer in layers):
+            path = path[:-1]
+        layer = next((layer for layer in reversed(layers) if layer.has(path)), None)
+        if found["type"] == "missing":
+            layer = next((layer for layer in reversed(layers) if layer.has(path[:-1])), None)
+        place = layer.place(path) if layer and path else "settings"
+        what = _what(found["type"], found["msg"], path, context)
+        value = _shown(path, merged)
+        first, *more = what.splitlines()
+        yield "\n".join([f"{place}: {display_key(path, merged)}{value}: {first}", *("    " + line for line in more)])
+
+
+def _what(kind: str, message: str, path: Path, context: Mapping[str, Any]) -> str:
+    match kind:
+        case "extra_forbidden":
+            return "unknown setting" + _nearest(str(path[-1]), _known_keys(path[:-1]))
+        case "missing":
+            return "must be given"
+        case "value_error":
+            return str(context["error"])
+        case _:
+            return message.removeprefix("Input ")
+
+
+def _nearest(wrong: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wrong.lower(), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def _known_keys(path: Path) -> list[str]:
+    """The keys that the table at ``path`` may hold."""
+    model: type[BaseModel] = Settings
+    for part in path:
+        if isinstance(part, str):
+            field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
+            model = next(each for each in (field.annotation, *get_args(field.annotation)) if _is_model(each))
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel)
+
+
+def _shown(path: Path, tree: object) -> str:
+    """`` = value`` of the key as it was given, short and without secrets; nothing for tables."""
+    value = _at(tree, path)
+    if value is _ABSENT or isinstance(value, dict):
+        return ""
+    if _secret(path):
+        return f" = {MASK}"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return f" = {text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + '...'}"
+
+
+def _secret(path: Path) -> bool:
+    if len(path) != 3:
+        return False
+    return path[:2] == ("broker", "users") or (path[:2] in {("kafka", "client"), ("pipelines", "spark")} and is_secret(str(path[2])))
+
+
+def display_key(path: Path, tree: object) -> str:
+    """A path as a reader says it: ``broker.port``, ``divert["delayed"].selector``; tables without a name are counted from 1."""
+    shown = ""
+    for position, part in enumerate(path):
+        tree = _at(tree, (part,))
+        if isinstance(part, int):
+            name = _at(tree, ("name",))
+            shown += f'["{name}"]' if isinstance(name, str) and position == 1 else f"[{part + 1}]"
+        else:
+            key = part if part.replace("_", "").replace("-", "").isalnum() else f'"{part}"'
+            shown += f".{key}" if shown else key
+    return shown
+
+
+def _at(tree: object, path: Path) -> object:
+    """What stands at the path of a tree of tables, lists and models, or ``_ABSENT``."""
+    for part in path:
+        if isinstance(tree, dict):
+            tree = tree.get(part, _ABSENT)
+        elif isinstance(tree, list | tuple):
+            tree = tree[part] if isinstance(part, int) and part < len(tree) else _ABSENT
+        else:
+            tree = getattr(tree, str(part), _ABSENT)
+    return tree
+
+
+def _leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value of the tree, tables of arrays one by one; an empty table or list is a value."""
+    if isinstance(node, BaseModel):
+        for name, field in type(node).model_fields.items():
+            yield from _leaves(getattr(node, name), (*path, field.alias or name))
+    elif isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(node, tuple) and node and isinstance(node[0], BaseModel):
+        for position, each in enumerate(node):
+            yield from _leaves(each, (*path, position))
+    else:
+        yield path, MASK if isinstance(node, SecretStr) or _secret(path) else node

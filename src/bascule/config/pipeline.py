@@ -1,0 +1,135 @@
+"""Diverts and ingresses as the user writes them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bascule.config.fields import Name, Section, Start, Topic, check_key, check_template, check_topic
+from bascule.core.destination import Routing
+
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Pipeline(Section):
+    """What diverts and ingresses have in common."""
+
+    name: Name = Field(description="Unique name; the pipeline's position is kept under it")
+    enabled: bool = Field(default=True, description="Whether it runs; its position is kept meanwhile")
+    start: Start = Field(default="latest", description="Where a new one begins: earliest, latest or a timestamp")
+
+    @property
+    def start_ms(self) -> int | None:
+        """A start given as a timestamp, in milliseconds since the epoch; without a zone it is UTC."""
+        if self.start in {"earliest", "latest"}:
+            return None
+        moment = datetime.fromisoformat(self.start)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+class Divert(Pipeline):
+    """JMS messages into a Kafka topic."""
+
+    from_address: str = Field(alias="from", min_length=1, description="Address, or a pattern: '*' is one word, '#' any number of words")
+    selector: str = Field(default="", description="JMS selector; empty = every message")
+    to: str = Field(default="${address}", description="Kafka topic; ${address} is filled in")
+    key: str = Field(default="message-id", description="Record key: message-id, correlation-id, group-id, property:NAME or none")
+    exclusive: bool = Field(default=False, description="Messages taken go to Kafka alone, not to local queues")
+    select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; must give `value`")
+    python: str | None = Field(default=None, description="MODULE:FUNCTION, a row-local function from DataFrame to DataFrame")
+    from_kafka: bool = Field(default=False, description="Whether messages that came from Kafka are diverted, too")
+
+    @field_validator("from_address")
+    @classmethod
+    def _pattern(cls, value: str) -> str:
+        for word in value.split("."):
+            if not word or (len(word) > 1 and ("*" in word or "#" in word)):
+                raise ValueError("words stand between dots; '*' and '#' stand for whole words")
+        return value
+
+    @field_validator("selector")
+    @classmethod
+    def _selector(cls, value: str) -> str:
+        from bascule.jms.selector import SelectorError, compile_selector
+
+        try:
+            compile_selector(value)
+        except SelectorError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("to")
+    @classmethod
+    def _to(cls, value: str) -> str:
+        check_template(value, "address")
+        check_topic(value.replace("${address}", "a"))
+        return value
+
+    @field_validator("key")
+    @classmethod
+    def _key(cls, value: str) -> str:
+        return check_key(value, ("message-id", "correlation-id", "group-id", "none"))
+
+    @field_validator("python")
+    @classmethod
+    def _python(cls, value: str | None) -> str | None:
+        if value is not None and not _FUNCTION.fullmatch(value):
+            raise ValueError("must be MODULE:FUNCTION, such as 'mypackage.transforms:delays'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_transformation(self) -> Divert:
+        if self.select and self.python:
+            raise ValueError("give either select or python, not both")
+        return self
+
+
+class Ingress(Pipeline):
+    """Kafka records into a JMS destination."""
+
+    topics: tuple[Topic, ...] = Field(default=(), description="Kafka topics by name")
+    pattern: str | None = Field(default=None, min_length=1, description="Kafka topics by a regular expression on the whole name")
+    to: str = Field(default="${topic}", description="JMS address; ${topic} is filled in")
+    routing: Literal["multicast", "anycast"] = Field(default="multicast", description="multicast = a JMS topic, anycast = a JMS queue")
+    body: Literal["text", "bytes", "map"] = Field(default="text", description="Kind of JMS message; map takes a JSON object")
+    start: Start = Field(default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp")
+    unbound: Literal["drop", "keep"] = Field(
+        default="drop", description="What becomes of a message whose address has neither a queue nor a subscription"
+    )
+    key_as: str = Field(
+        default="none", description="Where the record key goes beside property kafka_key: correlation-id, group-id, property:NAME or none"
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"column {(error.pos or 0) + 1}: {error.msg}\n{value}\n{' ' * (error.pos or 0)}^") from None
+        return value
+
+    @field_validator("to")
+    @classmethod
+    def _to(cls, value: str) -> str:
+        return check_template(value, "topic")
+
+    @field_validator("key_as")
+    @classmethod
+    def _key_as(cls, value: str) -> str:
+        return check_key(value, ("correlation-id", "group-id", "none"))
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Ingress:
+        if bool(self.topics) == (self.pattern is not None):
+            raise ValueError("give either topics or pattern" + (", not both" if self.topics else ""))
+        return self
+
+    @property
+    def routing_type(self) -> Routing:
+        """The routing as the broker names it."""
+        return Routing[self.routing.upper()]

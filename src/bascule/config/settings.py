@@ -1,0 +1,250 @@
+"""The settings tree: what each setting means, its default and its check.
+
+Every model is frozen and refuses keys it does not know. Defaults live here and nowhere else; limits stand beside the reason.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from bascule.config.fields import ClientSetting, Name, Port, Section, Topic, is_secret, located, read_secret
+from bascule.config.pipeline import Divert, Ingress
+
+MIB = 1 << 20
+#: A message travels in one journal record, and Kafka's own record limit is raised to 70 MiB (embedded) for it.
+MESSAGE_BYTES_MAX = 64 * MIB
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Bridge(Section):
+    """Who this bridge is."""
+
+    id: Name = Field(
+        default="bascule", description="Name of this bridge; stands in its transactional ids and in the origin header against loops"
+    )
+
+
+class Broker(Section):
+    """The JMS provider."""
+
+    host: str = Field(default="127.0.0.1", description="Address the broker listens on")
+    port: Port = Field(default=5672, description="AMQP port; 0 = any free one")
+    users: dict[str, SecretStr] = Field(default={}, description='Name = password, or name = "file:PATH" (first line of that file)')
+    allow_anonymous: bool | None = Field(
+        default=None, description="Clients without a user may connect; unset = yes on a loopback host without users, else no"
+    )
+    max_message_bytes: ByteSize = Field(
+        default=ByteSize(16 * MIB), gt=0, le=MESSAGE_BYTES_MAX, description="Largest message taken, at most 64 MiB"
+    )
+    idle_timeout_s: float = Field(
+        default=60, gt=0, description="A connection silent for so long is closed; clients are told to send heartbeats"
+    )
+    failover: tuple[str, ...] = Field(default=(), description="HOST:PORT of the brokers a client may turn to, offered when it connects")
+    memory_bytes: ByteSize = Field(
+        default=ByteSize(64 * MIB), ge=MIB, description="Budget for message bodies in memory; beyond it they go to a spill file"
+    )
+    max_delivery_attempts: int = Field(
+        default=10, ge=1, description="After so many failed deliveries a message goes to the dead-letter address"
+    )
+    dead_letter_address: str = Field(default="DLQ", min_length=1, description="Queue for messages that could not be delivered")
+    duplicate_window_count: int = Field(default=20_000, ge=0, description="Message ids remembered per address for duplicate detection")
+    duplicate_window_s: float = Field(default=3600, gt=0, description="How long a message id is remembered")
+
+    @field_validator("users")
+    @classmethod
+    def _passwords_readable(cls, users: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        read: dict[str, SecretStr] = {}
+        for name, password in users.items():
+            try:
+                read[name] = SecretStr(read_secret(password.get_secret_value()))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return read
+
+    @field_validator("failover")
+    @classmethod
+    def _failover_addresses(cls, failover: tuple[str, ...]) -> tuple[str, ...]:
+        for address in failover:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise ValueError(f"{address!r} is not HOST:PORT")
+        return failover
+
+    @model_validator(mode="after")
+    def _somebody_may_connect(self) -> Broker:
+        if not self.users and not self.anonymous_allowed:
+            raise ValueError(f"nobody could connect to host {self.host!r}: give users, or allow_anonymous = true")
+        return self
+
+    @property
+    def anonymous_allowed(self) -> bool:
+        """Whether a client without a user may connect."""
+        return self.allow_anonymous if self.allow_anonymous is not None else not self.users and _loopback(self.host)
+
+    @property
+    def passwords(self) -> dict[str, str]:
+        """User name to password, in clear."""
+        return {name: password.get_secret_value() for name, password in self.users.items()}
+
+
+class Journal(Section):
+    """Bascule's own topics."""
+
+    prefix: Name = Field(default="bascule", description="First word of the names of Bascule's own topics")
+    append_timeout_s: float = Field(
+        default=15, gt=0, description="A send that Kafka has not stored in this time fails, and the broker starts a new epoch"
+    )
+    snapshot_records: int = Field(default=50_000, ge=100, description="Journal records between two snapshots: bounds the time of a restart")
+    replication_factor: int = Field(default=1, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)")
+    min_insync_replicas: int = Field(default=1, ge=1, description="Replicas that must have stored a record before it counts (2 of 3)")
+
+    @model_validator(mode="after")
+    def _replicas_enough(self) -> Journal:
+        if self.min_insync_replicas > self.replication_factor:
+            raise ValueError(f"min_insync_replicas {self.min_insync_replicas} is more than replication_factor {self.replication_factor}")
+        return self
+
+    def topic(self, name: Literal["journal", "snapshots", "store", "positions", "ingress", "dead-letter"]) -> str:
+        """Name of one of Bascule's own topics."""
+        return f"{self.prefix}.{name}"
+
+    def owns(self, topic: str) -> bool:
+        """Whether a topic is one of Bascule's own (the dead-letter topic is the user's)."""
+        return topic in {self.topic(name) for name in ("journal", "snapshots", "store", "positions", "ingress")}
+
+
+class Kafka(Section):
+    """An external Kafka; without this table (or without ``bootstrap_servers``) the embedded one."""
+
+    bootstrap_servers: str | None = Field(default=None, min_length=1, description="HOST:PORT,...; unset = the embedded Kafka")
+    client: dict[str, ClientSetting] = Field(
+        default={}, description='Any librdkafka setting, passed through (security.protocol, sasl.*, ssl.*); secrets may be "file:PATH"'
+    )
+
+    @field_validator("client")
+    @classmethod
+    def _client_settings(cls, client: dict[str, ClientSetting]) -> dict[str, ClientSetting]:
+        for key in client:
+            if key in _KAFKA_RESERVED:
+                raise ValueError(f"{key!r} is set by Bascule: {_KAFKA_RESERVED[key]}")
+        return {key: read_secret(value) if isinstance(value, str) and is_secret(key) else value for key, value in client.items()}
+
+
+#: Client settings on which exactly-once rests.
+_KAFKA_RESERVED = {
+    "bootstrap.servers": "give kafka.bootstrap_servers",
+    "enable.idempotence": "every write is idempotent",
+    "transactional.id": "it is the identity of a pipeline",
+    "message.timeout.ms": "a record that times out alone would leave a hole in the journal",
+    "acks": "a record counts when all in-sync replicas have it",
+    "group.id": "groups belong to the bridge",
+    "isolation.level": "each reader chooses its own",
+}
+
+
+class Embedded(Section):
+    """The single-node Kafka that ``bascule up`` and ``bascule kafka`` run."""
+
+    data_dir: Path = Field(
+        default=Path("bascule-data"), description="Everything kept on this machine: Kafka's data, logs, process ids, ports"
+    )
+    port: Port = Field(default=9092, description="Kafka port; 0 = any free one")
+    fsync: bool = Field(
+        default=False, description="Write every record to the disk before it is acknowledged: survives a power cut, much slower"
+    )
+    heap_mb: int = Field(default=512, ge=128, description="Java heap of Kafka")
+
+
+class Pipelines(Section):
+    """The Spark driver that runs all diverts and ingresses."""
+
+    enabled: bool = Field(default=True, description="`bascule up` starts the pipelines")
+    master: str = Field(default="local[*]", min_length=1, description="Spark master")
+    spark: dict[str, ClientSetting] = Field(default={}, description="Any Spark setting, passed through")
+    trigger_interval_ms: int = Field(default=0, ge=0, description="Pause between two micro-batches; 0 = at once")
+    max_offsets_per_trigger: int = Field(default=50_000, ge=1, description="Records of a source that one micro-batch takes at most")
+    checkpoint_dir: Path | None = Field(
+        default=None, description="Scratch space of Spark, emptied at every start; unset = a temporary directory"
+    )
+    transaction_records: int = Field(default=10_000, ge=1, description="Records in one Kafka transaction at most")
+    transaction_bytes: ByteSize = Field(default=ByteSize(32 * MIB), ge=1, description="Bytes in one Kafka transaction at most")
+    transaction_s: float = Field(default=10, gt=0, le=900, description="Age of a Kafka transaction at which it is committed")
+    target_partitions: int = Field(default=1, ge=1, description="Partitions of a target topic that a divert creates")
+    on_error: Literal["dead-letter", "stop"] = Field(default="dead-letter", description="What becomes of a record that cannot be carried")
+    dead_letter_topic: Topic | None = Field(
+        default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
+    )
+
+
+class Admin(Section):
+    """Health, status and metrics by HTTP."""
+
+    host: str = Field(default="127.0.0.1", description="Address of the admin server")
+    port: Port = Field(default=8672, description="Port of the admin server; 0 = any free one")
+
+
+class Settings(BaseSettings):
+    """Everything Bascule can be told. Constructing it reads no file and no environment: `bascule.config.load` does."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, env_prefix="BASCULE_", env_nested_delimiter="__")
+
+    bridge: Bridge = Bridge()
+    broker: Broker = Broker()
+    journal: Journal = Journal()
+    kafka: Kafka = Kafka()
+    embedded: Embedded = Embedded()
+    pipelines: Pipelines = Pipelines()
+    admin: Admin = Admin()
+    divert: tuple[Divert, ...] = ()
+    ingress: tuple[Ingress, ...] = ()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the constructor is given."""
+        return (init_settings,)
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Topic for records that a pipeline cannot carry."""
+        return self.pipelines.dead_letter_topic or self.journal.topic("dead-letter")
+
+    @model_validator(mode="after")
+    def _names_unique(self) -> Settings:
+        seen: set[str] = set()
+        for section, pipelines in (("divert", self.divert), ("ingress", self.ingress)):
+            for position, pipeline in enumerate(pipelines):
+                if pipeline.name in seen:
+                    raise located((section, position, "name"), f"the name {pipeline.name!r} is given twice")
+                seen.add(pipeline.name)
+        return self
+
+    @model_validator(mode="after")
+    def _own_topics_untouched(self) -> Settings:
+        for position, divert in enumerate(self.divert):
+            if self.journal.owns(divert.to):
+                raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
+        for position, ingress in enumerate(self.ingress):
+            for topic in ingress.topics:
+                if self.journal.owns(topic):
+                    raise located(("ingress", position, "topics"), f"{topic!r} is one of Bascule's own topics")
+        return self

@@ -1,0 +1,207 @@
+"""Sources of settings, their order, and the text of every error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.config import ConfigError, load
+from bascule.config.load import MASK
+
+DIVERT = '[[divert]]\nname = "delayed"\nfrom = "flights"\n'
+INGRESS = '[[ingress]]\nname = "alerts"\ntopics = ["airport.alerts"]\n'
+
+
+@pytest.fixture(autouse=True)
+def _no_other_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str) -> Path:
+    file = Path("bascule.toml")
+    file.write_text(text)
+    return file
+
+
+def error_of(text: str, **flags: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(written(text), flags=flags)
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+def test_the_example_of_the_documentation_loads() -> None:
+    settings = load(
+        written("""
+            [bridge]
+            id = "demo"
+
+            [[divert]]
+            name = "delayed"
+            from = "flights"
+            selector = "dep_delay > 30 AND origin = 'JFK'"
+            to = "kafka.${address}.delayed"
+            key = "property:carrier"
+            exclusive = false
+            start = "latest"
+
+            [[ingress]]
+            name = "alerts"
+            topics = ["airport.alerts"]
+            to = "alerts"
+            routing = "multicast"
+            body = "text"
+            start = "earliest"
+        """)
+    ).settings
+    (divert,), (ingress,) = settings.divert, settings.ingress
+    assert (settings.bridge.id, divert.from_address, divert.to, divert.key) == (
+        "demo",
+        "flights",
+        "kafka.${address}.delayed",
+        "property:carrier",
+    )
+    assert (ingress.topics, ingress.routing, ingress.unbound, ingress.start_ms) == (("airport.alerts",), "multicast", "drop", None)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written("[broker]\nport = 1\nhost = '127.0.0.2'\n[broker.users]\nann = 'a'\n[admin]\nport = 3\n")
+    monkeypatch.setenv("BASCULE_BROKER__PORT", "2")
+    monkeypatch.setenv("BASCULE_ADMIN__PORT", "4")
+    monkeypatch.setenv("BASCULE_BROKER__USERS", '{"Bob": "b"}')
+    configuration = load(file, flags={"admin": {"port": 5}})
+    settings = configuration.settings
+    assert (settings.broker.host, settings.broker.port, settings.admin.port) == ("127.0.0.2", 2, 5)
+    assert settings.broker.passwords == {"ann": "a", "Bob": "b"}
+    sources = {value.key: value.source for value in configuration.explain()}
+    assert sources["broker.host"] == "bascule.toml:3"
+    assert sources["broker.port"] == "environment BASCULE_BROKER__PORT"
+    assert sources["broker.users.ann"] == "bascule.toml:5"
+    assert sources["broker.users.Bob"] == "environment BASCULE_BROKER__USERS"
+    assert sources["admin.port"] == "flag"
+    assert sources["journal.prefix"] == "default"
+
+
+def test_the_file_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("other.toml").write_text("[bridge]\nid = 'other'\n")
+    monkeypatch.setenv("BASCULE_CONFIG", "other.toml")
+    assert load().settings.bridge.id == "other"
+
+
+def test_without_a_name_the_file_of_the_working_directory_is_read_if_there() -> None:
+    assert load().settings.bridge.id == "bascule"
+    written("[bridge]\nid = 'here'\n")
+    assert load().settings.bridge.id == "here"
+
+
+def test_kafka_client_settings_pass_through_and_an_underscore_of_the_environment_is_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASCULE_KAFKA__CLIENT__SASL_PASSWORD", "hush")
+    configuration = load(
+        written("[kafka]\nbootstrap_servers = 'k:9092'\n[kafka.client]\n'security.protocol' = 'SASL_SSL'\n'socket.timeout.ms' = 5\n")
+    )
+    assert configuration.settings.kafka.client == {"security.protocol": "SASL_SSL", "socket.timeout.ms": 5, "sasl.password": "hush"}
+    shown = {value.key: value for value in configuration.explain()}
+    assert shown['kafka.client."sasl.password"'].value == MASK
+    assert shown['kafka.client."security.protocol"'].value == "SASL_SSL"
+
+
+def test_a_password_may_stand_in_a_file() -> None:
+    Path("password").write_text("hush\n")
+    assert load(written("[broker]\nusers = {ann = 'file:password'}")).settings.broker.passwords == {"ann": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("start", "milliseconds"),
+    [("2026-01-31T08:00:00Z", 1769846400000), ("2026-01-31T10:00:00+02:00", 1769846400000), ("2026-01-31 08:00", 1769846400000)],
+)
+def test_a_start_may_be_a_timestamp_in_quotes_or_of_toml(start: str, milliseconds: int) -> None:
+    assert load(written(f"{DIVERT}start = '{start}'")).settings.divert[0].start_ms == milliseconds
+    toml = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
+    assert load(written(f"{DIVERT}start = {toml}")).settings.divert[0].start_ms == milliseconds
+
+
+ERRORS = [
+    ("[broker]\nprot = 1", "bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?"),
+    ("[brokre]\nport = 1", "bascule.toml:1: brokre: unknown setting; did you mean 'broker'?"),
+    ("[bridge]\nxyz = 1", "bascule.toml:2: bridge.xyz = 1: unknown setting; known are id"),
+    ("[broker]\nport = 99999", "bascule.toml:2: broker.port = 99999: should be less than or equal to 65535"),
+    ("[broker]\nport = 'x'", 'bascule.toml:2: broker.port = "x": should be a valid integer, unable to parse string as an integer'),
+    ("[broker]\nmax_message_bytes = '65 MiB'", 'broker.max_message_bytes = "65 MiB": should be less than or equal to 67108864'),
+    ("[broker]\nhost = '0.0.0.0'", "bascule.toml:1: broker: nobody could connect to host '0.0.0.0': give users, or allow_anonymous = true"),
+    ("[broker]\nfailover = ['a:1', 'b']", """bascule.toml:2: broker.failover = ["a:1", "b"]: 'b' is not HOST:PORT"""),
+    ("[broker]\nusers = {ann = 'file:nowhere'}", "bascule.toml:2: broker.users: ann: nowhere: No such file or directory"),
+    ("[journal]\nmin_insync_replicas = 2", "journal: min_insync_replicas 2 is more than replication_factor 1"),
+    ("[kafka.client]\nacks = '1'", "kafka.client: 'acks' is set by Bascule: a record counts when all in-sync replicas have it"),
+    (f"{DIVERT}selektor = ''", """bascule.toml:4: divert["delayed"].selektor = "": unknown setting; did you mean 'selector'?"""),
+    ('[[divert]]\nfrom = "a"', "bascule.toml:1: divert[1].name: must be given"),
+    ('[[divert]]\nname = "a b"\nfrom = "a"', """divert["a b"].name = "a b": must be 1 to 100 letters, digits, '.', '_' and '-'"""),
+    (f"{DIVERT}{DIVERT}", """bascule.toml:5: divert["delayed"].name = "delayed": the name 'delayed' is given twice"""),
+    (
+        '[[divert]]\nname = "a"\nfrom = "news.*x"',
+        """divert["a"].from = "news.*x": words stand between dots; '*' and '#' stand for whole words""",
+    ),
+    (
+        f"{DIVERT}to = 'k.${{topic}}'",
+        """divert["delayed"].to = "k.${topic}": '${topic}' stands for nothing: only ${address} is filled in""",
+    ),
+    (f"{DIVERT}to = 'k/${{address}}'", """must be a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'"""),
+    (f"{DIVERT}to = 'bascule.journal'", """divert["delayed"].to = "bascule.journal": 'bascule.journal' is one of Bascule's own topics"""),
+    (f"{DIVERT}key = 'header:x'", "must be message-id, correlation-id, group-id, none or property:NAME"),
+    (f"{DIVERT}key = 'property:a-b'", "must be message-id, correlation-id, group-id, none or property:NAME"),
+    (f"{DIVERT}start = 'yesterday'", "must be 'earliest', 'latest' or a timestamp such as '2026-01-31T08:00:00Z'"),
+    (f"{DIVERT}start = 5", "must be 'earliest', 'latest' or a timestamp such as '2026-01-31T08:00:00Z'"),
+    (f"{DIVERT}python = 'a.b'", "must be MODULE:FUNCTION, such as 'mypackage.transforms:delays'"),
+    (f"{DIVERT}select = ['value']\npython = 'a:b'", """bascule.toml:1: divert["delayed"]: give either select or python, not both"""),
+    (f"{INGRESS}pattern = 'a'", """bascule.toml:1: ingress["alerts"]: give either topics or pattern, not both"""),
+    ("[[ingress]]\nname = 'a'", 'ingress["a"]: give either topics or pattern'),
+    ("[[ingress]]\nname = 'a'\npattern = 'a['", 'ingress["a"].pattern = "a[": column 2: unterminated character set\n    a[\n     ^'),
+    (f"{INGRESS}routing = 'both'", """ingress["alerts"].routing = "both": should be 'multicast' or 'anycast'"""),
+    (f"{INGRESS}to = '${{address}}'", "'${address}' stands for nothing: only ${topic} is filled in"),
+    ("[[ingress]]\nname = 'a'\ntopics = ['bascule.journal']", "'bascule.journal' is one of Bascule's own topics"),
+    ("[[ingress]]\nname = 'a'\ntopics = ['a b']", """ingress["a"].topics[1] = "a b": must be a Kafka topic name"""),
+    ("port = ", "bascule.toml: not valid TOML: Invalid value (at end of document)"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS, ids=[message[-50:] for _, message in ERRORS])
+def test_an_error_names_place_key_value_and_remedy(text: str, message: str) -> None:
+    assert message in error_of(text)
+
+
+def test_all_errors_are_told_at_once() -> None:
+    assert len(error_of("[broker]\nport = -1\nprot = 1\n[admin]\nport = -1").splitlines()) == 3
+
+
+def test_a_wrong_selector_is_shown_with_its_column() -> None:
+    first, *caret = error_of(f"{DIVERT}selector = \"dep_delay > 30 ADN origin = 'JFK'\"").splitlines()
+    assert first.startswith('bascule.toml:4: divert["delayed"].selector = "dep_delay > 30 ADN origin = \'JFK\'": ')
+    assert "column 16" in first
+    assert caret[0].endswith("dep_delay > 30 ADN origin = 'JFK'")
+    assert caret[1].index("^") == caret[0].index("ADN")
+
+
+def test_a_secret_is_never_shown_in_an_error() -> None:
+    assert "hush" not in error_of("[broker.users]\nann = ['hush']\n[kafka.client]\n'sasl.password' = ['hush']")
+
+
+def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASCULE_BROKER__PORT", "abc")
+    assert error_of("").startswith('environment BASCULE_BROKER__PORT: broker.port = "abc": should be')
+    monkeypatch.setenv("BASCULE_BROKER__PORT", "1")
+    monkeypatch.setenv("BASCULE_DIVERT", "[{")
+    assert "a list or table must be given as JSON" in error_of("")
+    monkeypatch.setenv("BASCULE_BROKR__PORT", "1")
+    assert error_of("") == "environment BASCULE_BROKR__PORT: unknown section 'brokr'; did you mean 'broker'?"
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^nowhere\.toml: No such file or directory$"):
+        load(Path("nowhere.toml"))
+
+
+def test_a_flag_that_is_wrong_is_named_as_one() -> None:
+    assert error_of("", broker={"port": -1}) == "flag: broker.port = -1: should be greater than or equal to 0"

@@ -1,0 +1,49 @@
+"""What the settings default to, and what they derive."""
+
+import pytest
+from pydantic import ValidationError
+
+from bascule.config.settings import MIB, Broker, Settings
+
+
+def test_settings_are_complete_without_any_source_and_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASCULE_BROKER__PORT", "1")
+    settings = Settings()
+    assert settings.broker.port == 5672
+    assert settings.broker.max_message_bytes == 16 * MIB
+    assert settings.kafka.bootstrap_servers is None
+    assert settings.journal.topic("journal") == "bascule.journal"
+    assert settings.dead_letter_topic == "bascule.dead-letter"
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings().broker.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("host", "users", "said", "allowed"),
+    [
+        ("127.0.0.1", {}, None, True),
+        ("::1", {}, None, True),
+        ("localhost", {}, None, True),
+        ("127.0.0.1", {"ann": "pw"}, None, False),
+        ("127.0.0.1", {"ann": "pw"}, True, True),
+        ("0.0.0.0", {"ann": "pw"}, None, False),
+        ("0.0.0.0", {}, True, True),
+    ],
+)
+def test_anonymous_clients_are_let_in_by_default_only_on_loopback_without_users(
+    host: str, users: dict[str, str], said: bool | None, allowed: bool
+) -> None:
+    assert Broker.model_validate({"host": host, "users": users, "allow_anonymous": said}).anonymous_allowed is allowed
+
+
+def test_a_password_is_never_in_the_repr() -> None:
+    broker = Broker.model_validate({"users": {"ann": "hush"}})
+    assert "hush" not in repr(broker)
+    assert broker.passwords == {"ann": "hush"}
+
+
+def test_sizes_may_be_given_with_a_unit() -> None:
+    assert Broker.model_validate({"max_message_bytes": "4 MiB"}).max_message_bytes == 4 * MIB
