@@ -1,0 +1,56 @@
+"""The selector language of Jakarta Messaging 3.1 (section 3.8.1): text in, a predicate over messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from bascule.jms.selector.errors import SelectorError
+from bascule.jms.selector.evaluate import Evaluator, Lookup, evaluator
+from bascule.jms.selector.nodes import Identifier
+from bascule.jms.selector.parser import parse
+
+__all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
+
+#: Compiled selectors that are kept: a program uses few, and each attach of a consumer asks again.
+_CACHE_SIZE = 1024
+
+
+class Selector:
+    """A compiled selector. ``identifiers`` are the header fields and properties it asks for."""
+
+    __slots__ = ("_evaluate", "identifiers", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        tree = parse(text) if text.strip() else None
+        self.identifiers: frozenset[str] = frozenset(_identifiers(tree))
+        self._evaluate: Evaluator = evaluator(tree) if tree is not None else lambda _: True
+
+    def matches(self, lookup: Lookup) -> bool:
+        """Whether the selector is true (neither false nor unknown) of the message that ``lookup`` reads.
+
+        ``lookup(name)`` gives None for what the message has not, else a bool, int, float or str, or one of the numeric
+        types of bascule.amqp.types; a value of any other type is of no kind and compares as false.
+        """
+        return self._evaluate(lookup) is True
+
+    def __repr__(self) -> str:
+        return f"Selector({self.text!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compile_selector, (self.text,)
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def compile_selector(text: str | None) -> Selector:
+    """The selector that ``text`` says; None and blank text match every message. Raises SelectorError."""
+    return Selector(text or "")
+
+
+def _identifiers(tree: object) -> Iterator[str]:
+    if isinstance(tree, Identifier):
+        yield tree.name
+    elif isinstance(tree, tuple):
+        for child in tree:
+            yield from _identifiers(child)

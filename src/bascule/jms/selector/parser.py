@@ -1,0 +1,273 @@
+"""A selector's text as a syntax tree: a Pratt parser for Jakarta Messaging 3.1, section 3.8.1.1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bascule.jms.selector.errors import SelectorError
+from bascule.jms.selector.lexer import Kind, Token, tokens
+from bascule.jms.selector.like import like
+from bascule.jms.selector.nodes import (
+    CONDITIONS,
+    All,
+    Arithmetic,
+    Comparison,
+    Identifier,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Negation,
+    Node,
+    Not,
+    Some,
+)  # fmt: skip
+from bascule.jms.selector.numbers import literal
+
+#: How deep expressions may nest: parser and evaluator recurse, a peer must not choose how far.
+DEPTH_MAX: Final = 100
+
+#: Header fields a selector may name (section 3.8.1.1); the others are refused rather than never matched.
+HEADERS: Final = frozenset({"JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType"})
+_HEADERS_REFUSED: Final = frozenset({"JMSDestination", "JMSReplyTo", "JMSRedelivered", "JMSExpiration", "JMSDeliveryTime"})
+
+#: How tightly an operator binds; 0 ends an expression.
+_OR, _AND, _NOT, _EQUALITY, _RELATION, _SUM, _PRODUCT, _SIGN = range(1, 9)
+_POWER: Final[dict[str, int]] = {
+    "OR": _OR, "AND": _AND,
+    "=": _EQUALITY, "<>": _EQUALITY, "IS": _EQUALITY,
+    "<": _RELATION, "<=": _RELATION, ">": _RELATION, ">=": _RELATION,
+    "BETWEEN": _RELATION, "IN": _RELATION, "LIKE": _RELATION, "NOT": _RELATION,
+    "+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT,
+}  # fmt: skip
+
+
+def parse(text: str) -> Node:
+    """The syntax tree of a selector that is not blank. Raises SelectorError."""
+    parser = _Parser(text)
+    tree = parser.condition(parser.expression(0), 0)
+    if parser.token.kind is not Kind.END:
+        raise parser.error(f"expected an operator or the end, found {_shown(parser.token)}")
+    if _deeper_than(tree, DEPTH_MAX):
+        raise parser.error(f"nested more than {DEPTH_MAX} deep", 0)
+    return tree
+
+
+def _deeper_than(tree: Node, limit: int) -> bool:
+    """Whether the tree is deeper than ``limit``. (A chain of + makes a deep tree without recursion in the parser.)"""
+    todo: list[tuple[tuple[object, ...], int]] = [(tree, 1)]
+    while todo:
+        node, depth = todo.pop()
+        if depth > limit:
+            return True
+        todo.extend((child, depth + 1) for child in node if isinstance(child, tuple))
+    return False
+
+
+def _shown(token: Token) -> str:
+    return {Kind.END: "the end", Kind.STRING: f"'{token.text}'"}.get(token.kind, token.text)
+
+
+class _Parser:
+    """One pass over the tokens. ``token`` is the next one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = tokens(text)
+        self.index = 0
+        self.depth = 0
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.index]
+
+    def error(self, reason: str, position: int | None = None) -> SelectorError:
+        return SelectorError(reason, self.text, self.token.position if position is None else position)
+
+    def advance(self) -> Token:
+        token = self.token
+        self.index += 1
+        return token
+
+    def accept(self, symbol: str) -> bool:
+        if self.token.kind is Kind.SYMBOL and self.token.text == symbol:
+            self.index += 1
+            return True
+        return False
+
+    def expect(self, symbol: str) -> None:
+        if not self.accept(symbol):
+            raise self.error(f"expected {symbol}, found {_shown(self.token)}")
+
+    def string(self, what: str) -> str:
+        if self.token.kind is not Kind.STRING:
+            raise self.error(f"expected {what}, a string in single quotes, found {_shown(self.token)}")
+        return self.advance().text
+
+    # What kind of operand an operator takes: an identifier can be any.
+
+    def condition(self, node: Node, position: int) -> Node:
+        if isinstance(node, (*CONDITIONS, Identifier)) or (isinstance(node, Literal) and isinstance(node.value, bool)):
+            return node
+        raise self.error("a condition is needed here, this is a value", position)
+
+    def number(self, node: Node, position: int) -> Node:
+        if isinstance(node, CONDITIONS) or (isinstance(node, Literal) and isinstance(node.value, bool | str)):
+            raise self.error("a number is needed here", position)
+        return node
+
+    def identifier(self, node: Node, operator: str, position: int) -> Identifier:
+        if isinstance(node, Identifier):
+            return node
+        raise self.error(f"{operator} needs an identifier on its left", position)
+
+    # Expressions
+
+    def expression(self, power: int) -> Node:
+        """An expression of operators that bind tighter than ``power``."""
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            raise self.error(f"nested more than {DEPTH_MAX} deep")
+        start = self.token.position
+        left = self.prefix()
+        while self.token.kind is Kind.SYMBOL and (binds := _POWER.get(self.token.text, 0)) > power:
+            left = self.infix(left, start, binds)
+        self.depth -= 1
+        return left
+
+    def prefix(self) -> Node:
+        """What an expression begins with."""
+        token = self.advance()
+        if token.kind is Kind.NUMBER:
+            return self.literal(token)
+        if token.kind is Kind.STRING:
+            return Literal(token.text)
+        if token.kind is Kind.IDENTIFIER:
+            if token.text in _HEADERS_REFUSED:
+                allowed = ", ".join(sorted(HEADERS))
+                raise self.error(f"{token.text} cannot stand in a selector; of the header fields {allowed} can", token.position)
+            return Identifier(token.text)
+        rule = _PREFIX.get(token.text) if token.kind is Kind.SYMBOL else None
+        if rule is None:
+            raise self.error(f"expected a value, found {_shown(token)}", token.position)
+        return rule(self)
+
+    def literal(self, token: Token, *, negative: bool = False) -> Literal:
+        try:
+            return Literal(literal(token.text, negative=negative))
+        except ValueError as error:
+            raise self.error(str(error), token.position) from None
+
+    def parentheses(self) -> Node:
+        inner = self.expression(0)
+        self.expect(")")
+        return inner
+
+    def negation(self) -> Node:
+        if self.token.kind is Kind.NUMBER:
+            return self.literal(self.advance(), negative=True)
+        return Negation(self.signed())
+
+    def signed(self) -> Node:
+        start = self.token.position
+        return self.number(self.expression(_SIGN), start)
+
+    def inversion(self) -> Node:
+        start = self.token.position
+        return Not(self.condition(self.expression(_NOT), start))
+
+    def infix(self, left: Node, start: int, power: int) -> Node:
+        """The operator that follows ``left``, which began at ``start``."""
+        operator = self.advance()
+        rule = _INFIX.get(operator.text)
+        if rule is not None:
+            return rule(self, left, start)
+        if operator.text == "NOT":
+            return self.negated(left, start)
+        if operator.text in ("AND", "OR"):
+            return self.joint(left, start, operator.text)
+        right_start = self.token.position
+        right = self.expression(power)
+        if operator.text not in ("=", "<>"):
+            left, right = self.number(left, start), self.number(right, right_start)
+        return (Comparison if power <= _RELATION else Arithmetic)(operator.text, left, right)
+
+    def joint(self, left: Node, start: int, operator: str) -> Node:
+        """A run of ANDs or of ORs as one node, however long."""
+        operands = [self.condition(left, start)]
+        more = True
+        while more:
+            start = self.token.position
+            operands.append(self.condition(self.expression(_POWER[operator]), start))
+            more = self.accept(operator)
+        return (All if operator == "AND" else Some)(tuple(operands))
+
+    def negated(self, left: Node, start: int) -> Node:
+        """What follows ``left NOT``."""
+        operator = self.advance()
+        if operator.kind is Kind.SYMBOL and operator.text == "BETWEEN":
+            return self.between(left, start, inside=False)
+        if operator.kind is Kind.SYMBOL and operator.text in ("IN", "LIKE"):
+            return Not(_INFIX[operator.text](self, left, start))
+        raise self.error(f"expected BETWEEN, IN or LIKE after NOT, found {_shown(operator)}", operator.position)
+
+    def between(self, left: Node, start: int, *, inside: bool = True) -> Node:
+        left = self.number(left, start)
+        bounds = []
+        for last in (False, True):
+            start = self.token.position
+            bounds.append(self.number(self.expression(_RELATION), start))
+            if not last:
+                self.expect("AND")
+        low, high = bounds
+        if inside:
+            return All((Comparison(">=", left, low), Comparison("<=", left, high)))
+        return Some((Comparison("<", left, low), Comparison(">", left, high)))
+
+    def membership(self, left: Node, start: int) -> Node:
+        identifier = self.identifier(left, "IN", start)
+        self.expect("(")
+        choices = {self.string("a choice")}
+        while self.accept(","):
+            choices.add(self.string("a choice"))
+        self.expect(")")
+        return In(identifier, frozenset(choices))
+
+    def pattern(self, left: Node, start: int) -> Node:
+        identifier = self.identifier(left, "LIKE", start)
+        position = self.token.position
+        pattern = self.string("a pattern")
+        escape = None
+        if self.accept("ESCAPE"):
+            position = self.token.position
+            escape = self.string("the escape character")
+            if len(escape) != 1:
+                raise self.error("the escape character must be one character", position)
+        try:
+            like(pattern, escape)
+        except ValueError as error:
+            raise self.error(str(error), position) from None
+        return Like(identifier, pattern, escape)
+
+    def null_test(self, left: Node, start: int) -> Node:
+        identifier = self.identifier(left, "IS", start)
+        inverted = self.accept("NOT")
+        self.expect("NULL")
+        return Not(IsNull(identifier)) if inverted else IsNull(identifier)
+
+
+_PREFIX: Final[dict[str, Callable[[_Parser], Node]]] = {
+    "(": _Parser.parentheses,
+    "-": _Parser.negation,
+    "+": _Parser.signed,
+    "NOT": _Parser.inversion,
+    "TRUE": lambda _: Literal(True),
+    "FALSE": lambda _: Literal(False),
+}
+_INFIX: Final[dict[str, Callable[[_Parser, Node, int], Node]]] = {
+    "BETWEEN": _Parser.between,
+    "IN": _Parser.membership,
+    "LIKE": _Parser.pattern,
+    "IS": _Parser.null_test,
+}
