@@ -1,0 +1,614 @@
+import jakarta.jms.*;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.io.Serializable;
+import java.net.URI;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.Collections;
+import java.util.Enumeration;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.BiFunction;
+import org.apache.qpid.jms.JmsConnection;
+import org.apache.qpid.jms.JmsConnectionFactory;
+import org.apache.qpid.jms.JmsConnectionListener;
+import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
+
+/**
+ * A JMS client that tests drive line by line: one JSON command per line of standard input, one JSON answer per line of standard output.
+ *
+ * <p>{"id": 7, "do": "send", "on": "p1", "thread": "s1", ...} is answered by {"id": 7, "ok": ...} or {"id": 7, "error": class, "message": ...,
+ * "linked": [...]}. Objects (connections, sessions, ...) have the names the caller gave ("as"). Commands of one "thread" run in order, those of
+ * different threads side by side, as JMS wants sessions to be used. A typed value is plain JSON or a pair ["short", 3]; answers always give pairs.
+ */
+public final class Tool {
+    interface Command {
+        Object run(Map<String, Object> in) throws Exception;
+    }
+
+    /** Messages kept for a later acknowledge(); more would keep a long session's whole traffic. */
+    static final int KEPT_MESSAGES = 100_000;
+
+    final Map<String, Object> objects = new ConcurrentHashMap<>();
+    final Map<String, Destination> seenDestinations = new ConcurrentHashMap<>();
+    final Map<String, BlockingQueue<Object>> collected = new ConcurrentHashMap<>();
+    final Map<String, ExecutorService> threads = new ConcurrentHashMap<>();
+    final Map<Long, Message> received = Collections.synchronizedMap(new LinkedHashMap<>() {
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<Long, Message> eldest) {
+            return size() > KEPT_MESSAGES;
+        }
+    });
+    final AtomicLong tags = new AtomicLong();
+    final PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+    final Map<String, Command> commands = new LinkedHashMap<>();
+
+    public static void main(String[] arguments) throws Exception {
+        new Tool().serve();
+    }
+
+    void serve() throws Exception {
+        defineCommands();
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line; (line = lines.readLine()) != null; ) {
+            Map<String, Object> in = Json.object(line);
+            threads.computeIfAbsent(string(in, "thread", "main"), name -> Executors.newSingleThreadExecutor(task -> {
+                Thread thread = new Thread(task, name);
+                thread.setDaemon(true);
+                return thread;
+            })).execute(() -> answer(in));
+        }
+        System.exit(0); // whoever drove us is gone; connections die like their owner
+    }
+
+    void answer(Map<String, Object> in) {
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put("id", in.get("id"));
+        try {
+            Command command = commands.get(string(in, "do", ""));
+            if (command == null) throw new IllegalArgumentException("no command " + in.get("do") + "; there are " + commands.keySet());
+            answer.put("ok", command.run(in));
+        } catch (Throwable error) {
+            answer.putAll(describe(error));
+        }
+        String line = Json.text(answer);
+        synchronized (out) {
+            out.println(line);
+            out.flush();
+        }
+    }
+
+    static Map<String, Object> describe(Throwable error) {
+        Map<String, Object> fields = new LinkedHashMap<>();
+        fields.put("error", error.getClass().getSimpleName());
+        fields.put("message", error.getMessage());
+        if (error instanceof JMSException jms) fields.put("code", jms.getErrorCode());
+        List<Object> linked = new ArrayList<>();
+        for (Throwable cause = error.getCause(); cause != null && linked.size() < 8; cause = cause.getCause()) {
+            linked.add(cause.getClass().getSimpleName() + ": " + cause.getMessage());
+        }
+        fields.put("linked", linked);
+        return fields;
+    }
+
+    // ---- commands ------------------------------------------------------------------------------------------------------------------
+
+    void defineCommands() {
+        commands.put("connect", this::connect);
+        commands.put("start", in -> { on(in, Connection.class).start(); return null; });
+        commands.put("stop", in -> { on(in, Connection.class).stop(); return null; });
+        commands.put("close", in -> { ((AutoCloseable) on(in, Object.class)).close(); objects.remove(string(in, "on", "")); return null; });
+        commands.put("metadata", this::metadata);
+        commands.put("session", in -> put(in, on(in, Connection.class).createSession(MODES.get(string(in, "mode", "AUTO")))));
+        commands.put("producer", in -> put(in, on(in, Session.class).createProducer(destination(on(in, Session.class), in.get("to")))));
+        commands.put("consumer", in -> put(in, consumer(on(in, Session.class), in)));
+        commands.put("temp_queue", in -> temporary(in, on(in, Session.class).createTemporaryQueue()));
+        commands.put("temp_topic", in -> temporary(in, on(in, Session.class).createTemporaryTopic()));
+        commands.put("delete", this::delete);
+        commands.put("unsubscribe", in -> { on(in, Session.class).unsubscribe(string(in, "name", null)); return null; });
+        commands.put("send", this::send);
+        commands.put("send_async", this::sendAsync);
+        commands.put("receive", this::receive);
+        commands.put("listen", this::listen);
+        commands.put("unlisten", in -> { on(in, MessageConsumer.class).setMessageListener(null); return null; });
+        commands.put("collect", this::collect);
+        commands.put("acknowledge", in -> { received.get(number(in, "tag", -1)).acknowledge(); return null; });
+        commands.put("recover", in -> { on(in, Session.class).recover(); return null; });
+        commands.put("commit", in -> { on(in, Session.class).commit(); return null; });
+        commands.put("rollback", in -> { on(in, Session.class).rollback(); return null; });
+        commands.put("browse", this::browse);
+    }
+
+    static final Map<String, Integer> MODES = Map.of(
+            "AUTO", Session.AUTO_ACKNOWLEDGE, "CLIENT", Session.CLIENT_ACKNOWLEDGE, "DUPS_OK", Session.DUPS_OK_ACKNOWLEDGE,
+            "TRANSACTED", Session.SESSION_TRANSACTED, "INDIVIDUAL", 101); // 101: Qpid JMS's extension
+
+    Object connect(Map<String, Object> in) throws Exception {
+        JmsConnectionFactory factory = new JmsConnectionFactory(string(in, "url", null));
+        JmsConnection connection = (JmsConnection) (in.get("user") == null
+                ? factory.createConnection() : factory.createConnection(string(in, "user", null), string(in, "password", null)));
+        String name = string(in, "as", null);
+        BlockingQueue<Object> events = collectedBy(name);
+        connection.setExceptionListener(error -> events.add(describe(error)));
+        connection.addConnectionListener(new Events(events));
+        try {
+            if (in.get("client_id") != null) connection.setClientID(string(in, "client_id", null));
+            if (flag(in, "start", true)) connection.start();
+        } catch (JMSException error) {
+            connection.close();
+            throw error;
+        }
+        objects.put(name, connection);
+        return connection.getClientID();
+    }
+
+    Object metadata(Map<String, Object> in) throws JMSException {
+        ConnectionMetaData data = on(in, Connection.class).getMetaData();
+        List<Object> names = new ArrayList<>();
+        for (Enumeration<?> each = data.getJMSXPropertyNames(); each.hasMoreElements(); ) names.add(each.nextElement());
+        return Map.of("jms", data.getJMSVersion(), "provider", data.getJMSProviderName(), "version", data.getProviderVersion(), "jmsx", names);
+    }
+
+    MessageConsumer consumer(Session session, Map<String, Object> in) throws JMSException {
+        Destination from = destination(session, in.get("from"));
+        String selector = string(in, "selector", null);
+        String name = string(in, "name", null);
+        boolean noLocal = flag(in, "no_local", false);
+        boolean durable = flag(in, "durable", false);
+        if (flag(in, "shared", false)) {
+            return durable ? session.createSharedDurableConsumer((Topic) from, name, selector) : session.createSharedConsumer((Topic) from, name, selector);
+        }
+        return durable ? session.createDurableConsumer((Topic) from, name, selector, noLocal) : session.createConsumer(from, selector, noLocal);
+    }
+
+    Object temporary(Map<String, Object> in, Destination made) throws JMSException {
+        put(in, made);
+        return name(made);
+    }
+
+    Object delete(Map<String, Object> in) throws JMSException {
+        Destination made = on(in, Destination.class);
+        if (made instanceof TemporaryQueue queue) queue.delete();
+        else ((TemporaryTopic) made).delete();
+        return null;
+    }
+
+    /** With "count", sends that many copies; {n} in texts becomes the number of the copy. Answers the (last) message id and timestamp. */
+    Object send(Map<String, Object> in) throws JMSException {
+        MessageProducer producer = on(in, MessageProducer.class);
+        Session session = (Session) objects.get(string(in, "session", null));
+        Message message = null;
+        long count = number(in, "count", 1);
+        for (long n = number(in, "first", 0), end = n + count; n < end; n++) {
+            message = Messages.create(this, session, Json.map(in.get("message")), n);
+            producer.setDeliveryDelay(number(in, "delay_ms", 0));
+            int mode = flag(in, "persistent", true) ? DeliveryMode.PERSISTENT : DeliveryMode.NON_PERSISTENT;
+            int priority = (int) number(in, "priority", Message.DEFAULT_PRIORITY);
+            if (in.get("to") == null) producer.send(message, mode, priority, number(in, "ttl_ms", 0));
+            else producer.send(destination(session, in.get("to")), message, mode, priority, number(in, "ttl_ms", 0));
+        }
+        return message == null ? null : Map.of("message_id", String.valueOf(message.getJMSMessageID()), "timestamp_ms", message.getJMSTimestamp());
+    }
+
+    /** Completions are collected under the producer's name, in the order in which they come. */
+    Object sendAsync(Map<String, Object> in) throws JMSException {
+        MessageProducer producer = on(in, MessageProducer.class);
+        BlockingQueue<Object> completions = collectedBy(string(in, "on", null));
+        Session session = (Session) objects.get(string(in, "session", null));
+        producer.setDeliveryMode(flag(in, "persistent", true) ? DeliveryMode.PERSISTENT : DeliveryMode.NON_PERSISTENT);
+        for (long n = number(in, "first", 0), end = n + number(in, "count", 1); n < end; n++) {
+            long number = n;
+            producer.send(Messages.create(this, session, Json.map(in.get("message")), n), new CompletionListener() {
+                @Override public void onCompletion(Message message) { completions.add(Map.of("n", number)); }
+                @Override public void onException(Message message, Exception error) {
+                    Map<String, Object> failure = describe(error);
+                    failure.put("n", number);
+                    completions.add(failure);
+                }
+            });
+        }
+        return null;
+    }
+
+    /** Up to "count" messages; "timeout_ms" bounds the wait for each (0: receiveNoWait). */
+    Object receive(Map<String, Object> in) throws JMSException {
+        MessageConsumer consumer = on(in, MessageConsumer.class);
+        List<Object> messages = new ArrayList<>();
+        long timeout = number(in, "timeout_ms", 0);
+        for (long count = number(in, "count", 1); messages.size() < count; ) {
+            Message message = timeout == 0 ? consumer.receiveNoWait() : consumer.receive(timeout);
+            if (message == null) break;
+            messages.add(Messages.describe(this, message));
+        }
+        return messages;
+    }
+
+    /** Messages are collected under the consumer's name; the first "fail_first" deliveries throw, "acknowledge" calls acknowledge(). */
+    Object listen(Map<String, Object> in) throws JMSException {
+        BlockingQueue<Object> messages = collectedBy(string(in, "on", null));
+        AtomicInteger failures = new AtomicInteger((int) number(in, "fail_first", 0));
+        boolean acknowledge = flag(in, "acknowledge", false);
+        on(in, MessageConsumer.class).setMessageListener(message -> {
+            try {
+                messages.add(Messages.describe(this, message));
+                if (failures.getAndDecrement() > 0) throw new RuntimeException("a listener that fails on purpose");
+                if (acknowledge) message.acknowledge();
+            } catch (JMSException error) {
+                messages.add(describe(error));
+            }
+        });
+        return null;
+    }
+
+    /** What was collected under a name (messages, completions, events of a connection): waits for "count" of them, takes all there are. */
+    Object collect(Map<String, Object> in) throws InterruptedException {
+        BlockingQueue<Object> queue = collectedBy(string(in, "on", null));
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(number(in, "timeout_ms", 0));
+        List<Object> taken = new ArrayList<>();
+        for (long count = number(in, "count", 0); taken.size() < count; ) {
+            Object next = queue.poll(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
+            if (next == null) break;
+            taken.add(next);
+        }
+        queue.drainTo(taken);
+        return taken;
+    }
+
+    Object browse(Map<String, Object> in) throws JMSException {
+        Session session = on(in, Session.class);
+        List<Object> messages = new ArrayList<>();
+        try (QueueBrowser browser = session.createBrowser((Queue) destination(session, in.get("from")), string(in, "selector", null))) {
+            for (Enumeration<?> each = browser.getEnumeration(); each.hasMoreElements(); ) {
+                messages.add(Messages.describe(this, (Message) each.nextElement()));
+            }
+        }
+        return messages;
+    }
+
+    // ---- objects and arguments ---------------------------------------------------------------------------------------------------
+
+    Object put(Map<String, Object> in, Object made) {
+        objects.put(string(in, "as", null), made);
+        return null;
+    }
+
+    <T> T on(Map<String, Object> in, Class<T> type) {
+        Object found = objects.get(string(in, "on", ""));
+        if (!type.isInstance(found)) throw new IllegalArgumentException(in.get("on") + " is no " + type.getSimpleName());
+        return type.cast(found);
+    }
+
+    BlockingQueue<Object> collectedBy(String name) {
+        return collected.computeIfAbsent(name, unused -> new LinkedBlockingQueue<>());
+    }
+
+    /** "queue:NAME", "topic:NAME", the name of an object, or what {@link #name} gave for a destination seen before. */
+    Destination destination(Session session, Object text) throws JMSException {
+        if (text == null) return null;
+        String name = text.toString();
+        if (objects.get(name) instanceof Destination made) return made;
+        if (seenDestinations.containsKey(name)) return seenDestinations.get(name);
+        if (name.startsWith("queue:")) return session.createQueue(name.substring(6));
+        if (name.startsWith("topic:")) return session.createTopic(name.substring(6));
+        throw new IllegalArgumentException("no destination " + name);
+    }
+
+    String name(Destination destination) throws JMSException {
+        if (destination == null) return null;
+        String kind = destination instanceof TemporaryQueue ? "temp-queue:" : destination instanceof TemporaryTopic ? "temp-topic:"
+                : destination instanceof Queue ? "queue:" : "topic:";
+        String name = kind + (destination instanceof Queue queue ? queue.getQueueName() : ((Topic) destination).getTopicName());
+        seenDestinations.putIfAbsent(name, destination);
+        return name;
+    }
+
+    static String string(Map<String, Object> in, String key, String otherwise) {
+        return in.get(key) instanceof String text ? text : otherwise;
+    }
+
+    static long number(Map<String, Object> in, String key, long otherwise) {
+        return in.get(key) instanceof Number number ? number.longValue() : otherwise;
+    }
+
+    static boolean flag(Map<String, Object> in, String key, boolean otherwise) {
+        return in.get(key) instanceof Boolean flag ? flag : otherwise;
+    }
+}
+
+/** What befalls a connection and its parts, collected under the connection's name. */
+record Events(BlockingQueue<Object> events) implements JmsConnectionListener {
+    void add(String name, Throwable cause) {
+        Map<String, Object> fields = cause == null ? new LinkedHashMap<>() : Tool.describe(cause);
+        fields.put("event", name);
+        events.add(fields);
+    }
+
+    @Override public void onConnectionEstablished(URI uri) {}
+    @Override public void onConnectionFailure(Throwable cause) { add("failed", cause); }
+    @Override public void onConnectionInterrupted(URI uri) { add("interrupted", null); }
+    @Override public void onConnectionRestored(URI uri) { add("restored", null); }
+    @Override public void onInboundMessage(JmsInboundMessageDispatch envelope) {}
+    @Override public void onSessionClosed(Session session, Throwable cause) { add("session-closed", cause); }
+    @Override public void onConsumerClosed(MessageConsumer consumer, Throwable cause) { add("consumer-closed", cause); }
+    @Override public void onProducerClosed(MessageProducer producer, Throwable cause) { add("producer-closed", cause); }
+}
+
+/** JMS messages to and from JSON. */
+final class Messages {
+    interface Conversion extends BiFunction<Object, Long, Object> {}
+
+    static final Map<String, Conversion> TYPES = Map.ofEntries(
+            Map.entry("null", (value, n) -> null),
+            Map.entry("boolean", (value, n) -> value),
+            Map.entry("byte", (value, n) -> ((Number) value).byteValue()),
+            Map.entry("short", (value, n) -> ((Number) value).shortValue()),
+            Map.entry("int", (value, n) -> ((Number) value).intValue()),
+            Map.entry("long", (value, n) -> ((Number) value).longValue()),
+            Map.entry("float", (value, n) -> ((Number) value).floatValue()),
+            Map.entry("double", (value, n) -> ((Number) value).doubleValue()),
+            Map.entry("char", (value, n) -> value.toString().charAt(0)),
+            Map.entry("string", (value, n) -> value.toString().replace("{n}", Long.toString(n))),
+            Map.entry("bytes", (value, n) -> Base64.getDecoder().decode(value.toString())),
+            Map.entry("n", (value, n) -> n.intValue()));
+
+    static Message create(Tool tool, Session session, Map<String, Object> in, long n) throws JMSException {
+        Message message = withBody(session, Tool.string(in, "type", "text"), in.get("body"), n);
+        if (in.get("properties") != null) {
+            for (Map.Entry<String, Object> property : Json.map(in.get("properties")).entrySet()) {
+                message.setObjectProperty(property.getKey(), value(property.getValue(), n));
+            }
+        }
+        if (in.get("correlation_id") != null) message.setJMSCorrelationID(value(in.get("correlation_id"), n).toString());
+        if (in.get("jms_type") != null) message.setJMSType(Tool.string(in, "jms_type", null));
+        if (in.get("reply_to") != null) message.setJMSReplyTo(tool.destination(session, in.get("reply_to")));
+        return message;
+    }
+
+    static Message withBody(Session session, String type, Object body, long n) throws JMSException {
+        switch (type) {
+            case "text":
+                return session.createTextMessage(body == null ? null : value(body.toString(), n).toString());
+            case "bytes":
+                BytesMessage bytes = session.createBytesMessage();
+                if (body != null) bytes.writeBytes(Base64.getDecoder().decode(body.toString()));
+                return bytes;
+            case "map":
+                MapMessage map = session.createMapMessage();
+                for (Map.Entry<String, Object> entry : Json.map(body).entrySet()) map.setObject(entry.getKey(), value(entry.getValue(), n));
+                return map;
+            case "stream":
+                StreamMessage stream = session.createStreamMessage();
+                for (Object each : (List<?>) body) stream.writeObject(value(each, n));
+                return stream;
+            case "object":
+                return session.createObjectMessage((Serializable) value(body, n));
+            case "message":
+                return session.createMessage();
+            default:
+                throw new IllegalArgumentException("no message type " + type);
+        }
+    }
+
+    /** A pair ["short", 3], or a plain value: integers become int where they fit, else long; numbers with a point double. */
+    static Object value(Object json, long n) {
+        if (json instanceof List<?> pair) return TYPES.get(pair.get(0).toString()).apply(pair.get(1), n);
+        if (json instanceof String) return TYPES.get("string").apply(json, n);
+        if (json instanceof Long number && number == number.intValue()) return number.intValue();
+        return json;
+    }
+
+    static Map<String, Object> describe(Tool tool, Message message) throws JMSException {
+        long tag = tool.tags.incrementAndGet();
+        tool.received.put(tag, message);
+        Map<String, Object> fields = new LinkedHashMap<>();
+        fields.put("tag", tag);
+        fields.put("message_id", message.getJMSMessageID());
+        fields.put("correlation_id", message.getJMSCorrelationID());
+        fields.put("destination", tool.name(message.getJMSDestination()));
+        fields.put("reply_to", tool.name(message.getJMSReplyTo()));
+        fields.put("jms_type", message.getJMSType());
+        fields.put("persistent", message.getJMSDeliveryMode() == DeliveryMode.PERSISTENT);
+        fields.put("priority", message.getJMSPriority());
+        fields.put("timestamp_ms", message.getJMSTimestamp());
+        fields.put("expiration_ms", message.getJMSExpiration());
+        fields.put("delivery_time_ms", message.getJMSDeliveryTime());
+        fields.put("redelivered", message.getJMSRedelivered());
+        Map<String, Object> properties = new LinkedHashMap<>();
+        for (Enumeration<?> each = message.getPropertyNames(); each.hasMoreElements(); ) {
+            String name = (String) each.nextElement();
+            properties.put(name, pair(message.getObjectProperty(name)));
+        }
+        fields.put("properties", properties);
+        describeBody(message, fields);
+        return fields;
+    }
+
+    static void describeBody(Message message, Map<String, Object> fields) throws JMSException {
+        if (message instanceof TextMessage text) {
+            fields.put("type", "text");
+            fields.put("body", text.getText());
+        } else if (message instanceof BytesMessage bytes) {
+            bytes.reset();
+            byte[] content = new byte[(int) bytes.getBodyLength()];
+            bytes.readBytes(content);
+            fields.put("type", "bytes");
+            fields.put("body", Base64.getEncoder().encodeToString(content));
+        } else if (message instanceof MapMessage map) {
+            Map<String, Object> body = new LinkedHashMap<>();
+            for (Enumeration<?> each = map.getMapNames(); each.hasMoreElements(); ) {
+                String name = (String) each.nextElement();
+                body.put(name, pair(map.getObject(name)));
+            }
+            fields.put("type", "map");
+            fields.put("body", body);
+        } else if (message instanceof StreamMessage stream) {
+            List<Object> body = new ArrayList<>();
+            stream.reset();
+            try {
+                while (true) body.add(pair(stream.readObject()));
+            } catch (MessageEOFException end) {
+                fields.put("type", "stream");
+                fields.put("body", body);
+            }
+        } else if (message instanceof ObjectMessage object) {
+            fields.put("type", "object");
+            fields.put("body", pair(object.getObject()));
+        } else {
+            fields.put("type", "message");
+        }
+    }
+
+    static List<Object> pair(Object value) {
+        List<Object> pair = new ArrayList<>();
+        if (value instanceof byte[] bytes) {
+            pair.add("bytes");
+            pair.add(Base64.getEncoder().encodeToString(bytes));
+        } else if (value == null) {
+            pair.add("null");
+            pair.add(null);
+        } else {
+            pair.add(value instanceof Integer ? "int" : value instanceof Character ? "char" : value.getClass().getSimpleName().toLowerCase());
+            pair.add(value instanceof Number || value instanceof Boolean ? value : value.toString());
+        }
+        return pair;
+    }
+}
+
+/** As much JSON as is needed here: objects are maps, integers are Long, other numbers Double. */
+final class Json {
+    final String text;
+    int at;
+
+    Json(String text) {
+        this.text = text;
+    }
+
+    static Map<String, Object> object(String text) {
+        return map(new Json(text).value());
+    }
+
+    @SuppressWarnings("unchecked")
+    static Map<String, Object> map(Object value) {
+        return (Map<String, Object>) value;
+    }
+
+    Object value() {
+        char first = peek();
+        switch (first) {
+            case '{': {
+                Map<String, Object> map = new LinkedHashMap<>();
+                for (at++; !taken('}'); taken(',')) {
+                    String key = (String) value();
+                    if (!taken(':')) throw new IllegalArgumentException("no colon at " + at + " of " + text);
+                    map.put(key, value());
+                }
+                return map;
+            }
+            case '[': {
+                List<Object> list = new ArrayList<>();
+                for (at++; !taken(']'); taken(',')) list.add(value());
+                return list;
+            }
+            case '"':
+                return string();
+            default: {
+                int start = at;
+                while (at < text.length() && ",]} \t".indexOf(text.charAt(at)) < 0) at++;
+                String word = text.substring(start, at);
+                switch (word) {
+                    case "null": return null;
+                    case "true": return true;
+                    case "false": return false;
+                    default: return word.matches("-?\\d+") ? (Object) Long.valueOf(word) : (Object) Double.valueOf(word); // NaN, Infinity too
+                }
+            }
+        }
+    }
+
+    String string() {
+        StringBuilder built = new StringBuilder();
+        for (at++; text.charAt(at) != '"'; at++) {
+            char each = text.charAt(at);
+            if (each != '\\') {
+                built.append(each);
+                continue;
+            }
+            each = text.charAt(++at);
+            if (each == 'u') {
+                built.append((char) Integer.parseInt(text.substring(at + 1, at + 5), 16));
+                at += 4;
+            } else {
+                int escape = "bfnrt".indexOf(each);
+                built.append(escape < 0 ? each : "\b\f\n\r\t".charAt(escape));
+            }
+        }
+        at++;
+        return built.toString();
+    }
+
+    char peek() {
+        while (text.charAt(at) == ' ') at++;
+        return text.charAt(at);
+    }
+
+    boolean taken(char wanted) {
+        if (peek() != wanted) return false;
+        at++;
+        return true;
+    }
+
+    static String text(Object value) {
+        StringBuilder built = new StringBuilder();
+        write(value, built);
+        return built.toString();
+    }
+
+    static void write(Object value, StringBuilder built) {
+        if (value instanceof Map<?, ?> map) {
+            String comma = "{";
+            for (Map.Entry<?, ?> entry : map.entrySet()) {
+                built.append(comma);
+                quote(entry.getKey().toString(), built);
+                built.append(':');
+                write(entry.getValue(), built);
+                comma = ",";
+            }
+            built.append(map.isEmpty() ? "{}" : "}");
+        } else if (value instanceof List<?> list) {
+            String comma = "[";
+            for (Object each : list) {
+                built.append(comma);
+                write(each, built);
+                comma = ",";
+            }
+            built.append(list.isEmpty() ? "[]" : "]");
+        } else if (value instanceof CharSequence text) {
+            quote(text, built);
+        } else {
+            built.append(value); // numbers (NaN and Infinity as Python's json reads them), booleans, null
+        }
+    }
+
+    static void quote(CharSequence text, StringBuilder built) {
+        built.append('"');
+        for (int i = 0; i < text.length(); i++) {
+            char each = text.charAt(i);
+            if (each == '"' || each == '\\') built.append('\\').append(each);
+            else if (each < ' ' || each > '~') built.append(String.format("\\u%04x", (int) each));
+            else built.append(each);
+        }
+        built.append('"');
+    }
+}
