@@ -1,0 +1,1 @@
+"""Kafka, and other Java parts, as child processes of this one."""

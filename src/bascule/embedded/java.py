@@ -27,10 +27,11 @@ class NoJdk(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java installation."""
+    """A Java installation; ``build`` is all it says about itself, the same for the same build only."""
 
     home: Path
     version: int
+    build: str
     modules: frozenset[str]
 
     @property
@@ -74,11 +75,13 @@ def _described(home: Path) -> Java:
     version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', said, re.MULTILINE)
     modules = re.search(r'^MODULES="([^"]*)"', said, re.MULTILINE)
     if version and modules:
-        return Java(home, int(version[1]), frozenset(modules[1].split()))
-    version = re.search(r'version "(?:1\.)?(\d+)', _ask(home, "-version"))
+        return Java(home, int(version[1]), build=said, modules=frozenset(modules[1].split()))
+    answer = _ask(home, "-version")
+    version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
         raise NoJdk(f"{home}/bin/java does not tell its version: {_HINT}")
-    return Java(home, int(version[1]), frozenset(re.findall(r"^([\w.]+)@", _ask(home, "--list-modules"), re.MULTILINE)))
+    listed = re.findall(r"^([\w.]+)@", _ask(home, "--list-modules"), re.MULTILINE)
+    return Java(home, int(version[1]), build=answer, modules=frozenset(listed))
 
 
 def _ask(home: Path, option: str) -> str:

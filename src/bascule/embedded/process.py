@@ -35,8 +35,8 @@ class PortInUse(Unavailable):
 class Child:
     """One child process at a time, started again at will.
 
-    On Linux the kernel sends it SIGTERM when the *thread* that started it ends: start it from a thread that stays. It gets a session of its own,
-    so that Ctrl-C at a terminal reaches the parent alone, which stops its children in order.
+    On Linux the kernel sends it SIGTERM when the *thread* that started it ends: start it from a thread that stays. It gets a session
+    of its own, so that Ctrl-C at a terminal reaches the parent alone, which stops its children in order.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Child:
         self.log_file = log_file
         self._env = {**os.environ, **env} if env else None
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     def start(self) -> None:
         """Start it; its standard output and error are appended to the log file. Raises NotStarted."""
@@ -63,6 +64,7 @@ class Child:
 
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
             try:
                 self._process = subprocess.Popen(
                     self.argv,
@@ -96,10 +98,10 @@ class Child:
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
-                raise NotStarted(f"{self.name} ended with {self.returncode} before it was ready; end of {self.log_file}:\n{self.log_tail()}")
+                raise NotStarted(f"{self.name} ended with {self.returncode} before it was ready; {self._log_end()}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise NotStarted(f"{self.name} was not ready after {timeout_s:g} s; end of {self.log_file}:\n{self.log_tail()}")
+                raise NotStarted(f"{self.name} was not ready after {timeout_s:g} s; {self._log_end()}")
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float) -> bool:
@@ -126,14 +128,11 @@ class Child:
             self._process.kill()
             self._process.wait()
 
-    def log_tail(self) -> str:
-        """The last lines of the log file."""
-        try:
-            with self.log_file.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                return "\n".join(log.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
-        except OSError:
-            return "(no log)"
+    def _log_end(self) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return f"end of {self.log_file}:\n" + "\n".join(lines)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -150,4 +149,5 @@ def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise PortInUse(f"port {port} for {purpose} on {host} cannot be used ({error.strerror}); choose another by {setting}") from error
+            reason = f"port {port} for {purpose} on {host} cannot be used ({error.strerror})"
+            raise PortInUse(f"{reason}; choose another by {setting}") from error
