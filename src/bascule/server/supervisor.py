@@ -1,0 +1,286 @@
+"""Keeps the parts of one machine running: starts them in order, starts again what dies, writes down their process ids."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import Child, PortInUse, check_port, free_port
+
+#: A part that dies is started again at once, then after 0.5 s, 1 s, 2 s, ... up to this.
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+#: After so long without a death the next one counts as the first again.
+STEADY_S = 60.0
+#: Between two looks at the parts: what a restart waits at most, against 0.1 % of a core.
+LOOK_S = 0.05
+#: Spark on a loaded machine takes the longest.
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+READY_LINE = b"ready "
+ERROR_LINE = "error: "
+
+
+class State(enum.StrEnum):
+    """Where a part stands."""
+
+    WAITING = "waiting"  # for the parts before it, or for the end of its back-off
+    STARTING = "starting"
+    READY = "ready"
+
+
+class Input(enum.Enum):
+    """What was seen of a part."""
+
+    LAUNCHED = enum.auto()
+    SERVES = enum.auto()
+    ENDED = enum.auto()
+    LATE = enum.auto()
+
+
+TRANSITIONS = {
+    (State.WAITING, Input.LAUNCHED): State.STARTING,
+    (State.WAITING, Input.ENDED): State.WAITING,  # it could not even be launched
+    (State.STARTING, Input.SERVES): State.READY,
+    (State.STARTING, Input.ENDED): State.WAITING,
+    (State.STARTING, Input.LATE): State.WAITING,
+    (State.READY, Input.ENDED): State.WAITING,
+}
+
+
+class Part(Protocol):
+    """One process that the supervisor looks after."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and in the file of process ids."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+
+    def start(self) -> None:
+        """Launch it; may wait until it serves. Raises BasculeError."""
+
+    def ready(self) -> bool:
+        """Whether it serves, after ``start``."""
+
+    def failure(self) -> BasculeError:
+        """Why it ended."""
+
+    def stop(self, timeout_s: float) -> None:
+        """End it in order, by force when the time is up."""
+
+
+class CommandPart:
+    """A ``bascule`` command as a child process: it serves when it has printed its ready line."""
+
+    def __init__(self, name: str, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._child = Child(argv, log_file=log_file, env={"PYTHONUNBUFFERED": "1", **(env or {})}, name=name)
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Launch it. Raises NotStarted."""
+        with suppress(FileNotFoundError):
+            self._log_start = self._child.log_file.stat().st_size
+        self._child.start()
+
+    def ready(self) -> bool:
+        """Whether the ready line is in the log."""
+        return any(line.startswith(READY_LINE) and line.endswith(b"\n") for line in self._said())
+
+    def failure(self) -> BasculeError:
+        """Its own error line where it printed one, else its exit code and the log to look into."""
+        code = self._child.returncode
+        lines = [line.decode(errors="replace").rstrip() for line in self._said()]
+        starts = [number for number, line in enumerate(lines) if line.startswith(ERROR_LINE)]
+        kind = InvalidInput if code == InvalidInput.exit_code else Unavailable
+        if starts and code != 0:
+            return kind("\n".join(lines[starts[-1] :]).removeprefix(ERROR_LINE))
+        return kind(f"{self.name} ended with {code}; see {self._child.log_file}")
+
+    def stop(self, timeout_s: float) -> None:
+        """SIGTERM, and SIGKILL when the time is up."""
+        self._child.stop(timeout_s)
+
+    def _said(self) -> list[bytes]:
+        with self._child.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.readlines()
+
+
+class KafkaPart:
+    """The embedded Kafka: its process id is the JVM's own."""
+
+    name = "kafka"
+
+    def __init__(self, kafka: EmbeddedKafka) -> None:
+        self._kafka = kafka
+
+    @property
+    def pid(self) -> int | None:
+        """The JVM's process id while it runs."""
+        return self._kafka.pid
+
+    def start(self) -> None:
+        """Return when Kafka serves. Raises PortInUse, NoJdk, JarUnavailable, NotStarted."""
+        self._kafka.start()
+
+    def ready(self) -> bool:
+        """``start`` has waited for it."""
+        return True
+
+    def failure(self) -> BasculeError:
+        """Where to look."""
+        return Unavailable(f"kafka ended; see {self._kafka.log_file}")
+
+    def stop(self, timeout_s: float) -> None:
+        """A controlled shutdown."""
+        self._kafka.stop(timeout_s)
+
+
+class _Watched:
+    """A part, and what is known of it."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.state = State.WAITING
+        self.since_s = 0.0
+        self.due_s = 0.0
+        self.deaths = 0
+        self.served = False
+
+    def move(self, seen: Input, now_s: float) -> None:
+        was_steady = self.state is State.READY and now_s - self.since_s >= STEADY_S
+        self.state = TRANSITIONS[self.state, seen]
+        self.since_s = now_s
+        self.served = self.served or seen is Input.SERVES
+        if self.state is State.WAITING:
+            self.deaths = 0 if was_steady else self.deaths
+            self.due_s = now_s + backoff_s(self.deaths)
+            self.deaths += 1
+
+
+def backoff_s(deaths: int) -> float:
+    """How long to wait before a start, after so many deaths shortly before."""
+    return min(BACKOFF_FIRST_S * 2 ** (deaths - 1), BACKOFF_MAX_S) if deaths else 0.0
+
+
+class Supervisor:
+    """Runs parts in the order given: each is first started when those before it serve."""
+
+    def __init__(self, parts: Sequence[Part], *, pids_file: Path, tell: Callable[[str], None]) -> None:
+        """``tell`` gets one line for each thing that happens after the start."""
+        self._watched = [_Watched(part) for part in parts]
+        self._pids_file = pids_file
+        self._tell = tell
+        self._pids_written: dict[str, int | None] | None = None
+
+    def run(self, stop: threading.Event, on_ready: Callable[[], None]) -> None:
+        """Start, call ``on_ready`` once when all serve, and look after the parts until ``stop`` is set; then end them in reverse order.
+
+        Call it from a thread that stays: on Linux the parts end with it. Raises BasculeError when a part does not come up the first time.
+        """
+        told = False
+        try:
+            while not stop.is_set():
+                self.look(time.monotonic())
+                if not told and self.all_ready:
+                    told = True
+                    on_ready()
+                stop.wait(LOOK_S)
+        finally:
+            for watched in reversed(self._watched):
+                watched.part.stop(STOP_TIMEOUT_S)
+            self._write_pids()
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every part serves."""
+        return all(watched.state is State.READY for watched in self._watched)
+
+    def look(self, now_s: float) -> None:
+        """Look at every part once, and do what is due. Raises BasculeError for a part that never served."""
+        for position, watched in enumerate(self._watched):
+            if watched.state is State.WAITING:
+                if now_s >= watched.due_s and all(before.served for before in self._watched[:position]):
+                    self._start(watched, now_s)
+            elif watched.part.pid is None:
+                self._lost(watched, Input.ENDED, watched.part.failure(), now_s)
+            elif watched.state is State.STARTING:
+                if watched.part.ready():
+                    watched.move(Input.SERVES, now_s)
+                    if watched.deaths:
+                        self._tell(f"{watched.part.name} serves again (process {watched.part.pid})")
+                elif now_s - watched.since_s > START_TIMEOUT_S:
+                    watched.part.stop(0.0)
+                    self._lost(watched, Input.LATE, Unavailable(f"{watched.part.name} was not ready after {START_TIMEOUT_S:g} s"), now_s)
+            self._write_pids()
+
+    def _start(self, watched: _Watched, now_s: float) -> None:
+        try:
+            watched.part.start()
+        except BasculeError as error:
+            self._lost(watched, Input.ENDED, error, now_s)
+        else:
+            watched.move(Input.LAUNCHED, now_s)
+
+    def _lost(self, watched: _Watched, seen: Input, error: BasculeError, now_s: float) -> None:
+        if not watched.served:
+            raise error
+        watched.move(seen, now_s)
+        self._tell(f"{error}; starting {watched.part.name} again" + (f" in {watched.due_s - now_s:g} s" if watched.due_s > now_s else ""))
+
+    def _write_pids(self) -> None:
+        pids = {watched.part.name: watched.part.pid for watched in self._watched}
+        if pids != self._pids_written:
+            write_json(self._pids_file, pids)
+            self._pids_written = pids
+
+
+def choose_ports(file: Path, wanted: Mapping[str, tuple[int, str, str]]) -> dict[str, int]:
+    """The port of each listener; ``wanted`` is name -> (port or 0, the setting that chooses it, host).
+
+    A port left open (0) is the one of the last run, as ``file`` remembers it, if it is free. Raises PortInUse for a port asked for.
+    """
+    try:
+        remembered = json.loads(file.read_text())
+    except (OSError, ValueError):
+        remembered = {}
+    chosen: dict[str, int] = {}
+    for name, (port, setting, host) in wanted.items():
+        if port:
+            check_port(port, name, setting, host)
+        chosen[name] = port or _free(remembered.get(name), name, setting, host)
+    write_json(file, chosen)
+    return chosen
+
+
+def _free(remembered: object, name: str, setting: str, host: str) -> int:
+    if isinstance(remembered, int) and remembered:
+        with suppress(PortInUse):
+            check_port(remembered, name, setting, host)
+            return remembered
+    return free_port(host)
+
+
+def write_json(file: Path, content: Mapping[str, object]) -> None:
+    """Replace a file so that a reader sees the old content or the new, never a part."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    draft.replace(file)
