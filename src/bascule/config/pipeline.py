@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bascule.config.fields import Name, Section, Start, Topic, check_key, check_template, check_topic
 from bascule.core.destination import Routing
+from bascule.jms.selector import SelectorError, compile_selector
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -53,12 +54,10 @@ class Divert(Pipeline):
     @field_validator("selector")
     @classmethod
     def _selector(cls, value: str) -> str:
-        from bascule.jms.selector import SelectorError, compile_selector
-
         try:
             compile_selector(value)
         except SelectorError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"column {error.column}: {error.reason}\n{error.caret()}") from error
         return value
 
     @field_validator("to")
