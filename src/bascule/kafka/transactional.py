@@ -25,6 +25,7 @@ COORDINATOR_TIMEOUT_S = 20.0
 #: A write is tried again with a new incarnation for this long, then reported.
 WRITE_DEADLINE_S = 120.0
 _FIRST_PAUSE_S = 0.1
+_SETTLE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
 
 #: Delivery failures that lie in the record, not in Kafka's state: trying again cannot help.
@@ -59,7 +60,11 @@ class PositionMoved(BasculeError):
 
 
 class Unwritable(BasculeError):
-    """Kafka refuses a record of the batch for good (too large, for one). The fault may lie in any of them: write fewer at once."""
+    """Kafka refuses records for good (too large, for one); ``faults`` says which, by their place among the outputs, and why."""
+
+    def __init__(self, faults: Mapping[int, KafkaError]) -> None:
+        super().__init__("; ".join(f"record {place}: {fault.str()}" for place, fault in list(faults.items())[:3]))
+        self.faults = dict(faults)
 
 
 class _Incarnation(NamedTuple):
@@ -90,6 +95,7 @@ class TransactionalWriter:
         self._reader = PositionReader(kafka, positions_topic, position_partition(key))
         self._next: Future[_Incarnation] | None = None
         self._spent: Producer | None = None
+        self._careful = False
 
     @property
     def position(self) -> Position | None:
@@ -119,31 +125,32 @@ class TransactionalWriter:
         """
         deadline = time.monotonic() + WRITE_DEADLINE_S
         pause_s = _FIRST_PAUSE_S
-        tried = False
+        positions = {self.key: after, **(others or {})}
         while True:
             incarnation = self._incarnation(deadline)
             found = incarnation.positions.get(self.key)
-            if tried and found == after:
-                return
+            if self._careful and found == after:
+                break
             if found != before:
                 self._drop()
                 raise PositionMoved(found)
-            faults: list[KafkaError] = []
+            faults: dict[int, KafkaError] = {}
             try:
-                self._transact(incarnation.producer, outputs, {self.key: after, **(others or {})}, faults if tried else None)
+                self._transact(incarnation.producer, outputs, positions, faults if self._careful else None)
+                break
             except KafkaException as error:
                 self._drop()
-                if faults or _lies_in_record(error):
-                    raise Unwritable(str(faults[0] if faults else error)) from error
+                if faults:
+                    self._careful = False
+                    raise Unwritable(faults) from error
                 if time.monotonic() + pause_s > deadline:
                     raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
-                tried = True
+                self._careful = True
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                continue
-            self._drop()
-            self.prepare()
-            return
+        self._careful = False
+        self._drop()
+        self.prepare()
 
     def close(self) -> None:
         """Gives up the incarnation; an open transaction ends with the next one's start."""
@@ -153,26 +160,28 @@ class TransactionalWriter:
         self._reader.close()
 
     def _transact(
-        self, producer: Producer, outputs: Sequence[Output], positions: Mapping[str, Position | None], faults: list[KafkaError] | None
+        self,
+        producer: Producer,
+        outputs: Sequence[Output],
+        positions: Mapping[str, Position | None],
+        faults: dict[int, KafkaError] | None,
     ) -> None:
-        def on_delivery(error: KafkaError | None, _message: object) -> None:
-            if error is not None and faults is not None and error.code() in _RECORD_FAULTS:
-                faults.append(error)
-
-        # Delivery reports cost time for each record: they are asked for only after a first failure.
-        report = on_delivery if faults is not None else None
         producer.begin_transaction()
-        for topic, key, value, headers, timestamp_ms in outputs:
+        for place, (topic, key, value, headers, timestamp_ms) in enumerate(outputs):
+            # Delivery reports cost time for each record: they are asked for only after a first failure.
+            report = _reporter(place, faults) if faults is not None else None
             while True:
                 try:
                     producer.produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
                     break
                 except BufferError:
                     producer.poll(0.1)
+                except KafkaException as error:
+                    if faults is not None:
+                        _note(faults, place, error.args[0])
+                    raise
         for name, position in positions.items():
-            producer.produce(
-                self._topic, position and position.encode(), name.encode(), position_partition(name), on_delivery=report
-            )
+            producer.produce(self._topic, position and position.encode(), name.encode(), position_partition(name))
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
 
     def _incarnation(self, deadline: float) -> _Incarnation:
@@ -190,8 +199,12 @@ class TransactionalWriter:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _incarnate(self) -> _Incarnation:
-        self._spent = None
-        producer = Producer(self._producer_settings)
+        if self._spent is not None:
+            self._spent = None
+            # The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
+            time.sleep(_SETTLE_S)
+        # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
+        producer = Producer({**self._producer_settings, **({"batch.num.messages": 1} if self._careful else {})})
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
         # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
         return _Incarnation(producer, self._reader.read())
@@ -211,5 +224,14 @@ def _settle(future: Future[_Incarnation], make: Callable[[], _Incarnation]) -> N
         future.set_exception(error)
 
 
-def _lies_in_record(error: KafkaException) -> bool:
-    return error.args[0].code() in _RECORD_FAULTS
+def _note(faults: dict[int, KafkaError], place: int, error: KafkaError) -> None:
+    if error.code() in _RECORD_FAULTS:
+        faults[place] = error
+
+
+def _reporter(place: int, faults: dict[int, KafkaError]) -> Callable[[KafkaError | None, object], None]:
+    def report(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            _note(faults, place, error)
+
+    return report

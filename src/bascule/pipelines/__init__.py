@@ -1,0 +1,1 @@
+"""PySpark pipelines: diverts (JMS to Kafka) and ingresses (Kafka to JMS), exactly once."""

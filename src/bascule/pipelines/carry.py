@@ -1,0 +1,163 @@
+"""What runs in Spark's Python workers: take records in order, cut them into transactions, write each with its position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bascule.core.errors import InvalidInput
+from bascule.kafka.admin import TopicMissing, Topics
+from bascule.kafka.positions import Position, PositionLost, PositionTaken
+from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable
+from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.spec import Limits, Pipelines
+
+#: Says what to write in place of a record that Kafka refuses.
+Fallback = Callable[[Exception], Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One source partition as one driver run holds it: a task works only while the stored position says the same."""
+
+    key: str
+    topic: str
+    topic_id: str
+    partition: int
+    owner: str
+    members: tuple[str, ...] = ()
+
+    def check(self, found: Position | None) -> Position:
+        """The position, when it is this run's. Raises PositionLost or PositionTaken."""
+        if found is None:
+            raise PositionLost(f"the position {self.key!r} of a known pipeline is missing; nothing is assumed, restore or register it anew")
+        if found.topic_id != self.topic_id:
+            raise PositionLost(f"topic {self.topic!r} is not the one that position {self.key!r} belongs to: it was deleted and created again")
+        if found.owner != self.owner or found.members != self.members:
+            raise PositionTaken(f"another driver has taken over {self.key!r}")
+        return found
+
+
+class Targets:
+    """Target topics, created on first use. A topic in use is not asked for again."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._topics = Topics(pipelines.kafka)
+        self._partitions = pipelines.target_partitions
+        self._replication_factor = pipelines.replication_factor
+        self._there: set[str] = set()
+
+    def ensure(self, topic: str) -> None:
+        """Raises BadRecord when Kafka refuses the name, TopicMissing when topics are not to be created."""
+        if topic in self._there:
+            return
+        self._there.update(self._topics.partitions())
+        if topic not in self._there:
+            if self._partitions < 1:
+                raise TopicMissing(f"target topic {topic!r} does not exist (pipelines.target_partitions = 0: it is not created)")
+            try:
+                self._topics.create(topic, self._partitions, {}, replication_factor=self._replication_factor)
+            except InvalidInput as error:
+                raise BadRecord(str(error)) from error
+            self._there.add(topic)
+
+
+@dataclass(slots=True)
+class _Tools:
+    """What a worker process keeps between batches: a writer per position, with its next incarnation ready."""
+
+    writers: dict[str, TransactionalWriter] = field(default_factory=dict)
+    targets: Targets | None = None
+
+
+_kept = _Tools()
+
+
+def writer_for(pipelines: Pipelines, key: str) -> TransactionalWriter:
+    """This process's writer of a position."""
+    writer = _kept.writers.get(key)
+    if writer is None:
+        writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key)
+        _kept.writers[key] = writer
+    return writer
+
+
+def targets_for(pipelines: Pipelines) -> Targets:
+    """This process's view of the target topics."""
+    if _kept.targets is None:
+        _kept.targets = Targets(pipelines)
+    return _kept.targets
+
+
+def held_position(pipelines: Pipelines, claim: Claim) -> Position:
+    """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
+    return claim.check(writer_for(pipelines, claim.key).position)
+
+
+class Carrier:
+    """Writes the records of one source partition in transactions of bounded size, each with the position after it."""
+
+    def __init__(self, pipelines: Pipelines, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
+        """``state`` gives the position's further fields (the journal's fence) as of the last record taken."""
+        self._state = state
+        self._limits: Limits = pipelines.limits
+        self._targets = targets_for(pipelines)
+        self._writer = writer_for(pipelines, claim.key)
+        self._outputs: list[Output] = []
+        self._fallbacks: list[Fallback] = []
+        self._size_bytes = 0
+        self._since_s = time.monotonic()
+        self.position = position
+        self._reached = self.position.offset
+        self.written = 0
+
+    def add(self, output: Output, fallback: Fallback) -> None:
+        """A record to write in the transaction of the source record at hand."""
+        try:
+            self._targets.ensure(output.topic)
+        except BadRecord as error:
+            output = fallback(error)
+            self._targets.ensure(output.topic)
+        self._outputs.append(output)
+        self._fallbacks.append(fallback)
+        self._size_bytes += len(output.value)
+
+    def reach(self, offset: int) -> None:
+        """A source record is complete and ``offset`` is the next one to take; commits when the transaction is full."""
+        self._reached = offset
+        if (
+            len(self._outputs) >= self._limits.records
+            or self._size_bytes >= self._limits.size_bytes
+            or time.monotonic() - self._since_s >= self._limits.age_s
+        ):
+            self.commit()
+
+    def commit(self) -> None:
+        """Writes what has been added and the position reached. Records that Kafka refuses are replaced by their fallback."""
+        self._since_s = time.monotonic()
+        if self._reached == self.position.offset:
+            return
+        after = replace(self.position, offset=self._reached, **self._state())
+        while True:
+            try:
+                self._writer.write(self._outputs, self.position, after)
+                break
+            except Unwritable as refused:
+                self._replace(refused)
+        self.position = after
+        self.written += len(self._outputs)
+        self._outputs, self._fallbacks, self._size_bytes = [], [], 0
+
+    def _replace(self, refused: Unwritable) -> None:
+        for place, fault in refused.faults.items():
+            substitute = self._fallbacks[place](BadRecord(fault.str()))
+            if substitute.topic == self._outputs[place].topic:
+                # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
+                substitute = substitute._replace(value=b"")
+                if not self._outputs[place].value:
+                    raise refused
+            self._targets.ensure(substitute.topic)
+            self._outputs[place] = substitute
+

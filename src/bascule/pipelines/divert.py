@@ -1,0 +1,178 @@
+"""The diverts' engine: journal records in, Kafka records out. Pure: no Spark, no Kafka, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bascule.core.destination import address_matches
+from bascule.core.errors import BasculeError
+from bascule.jms.message import JmsMessage, decode_message
+from bascule.jms.sections import selector_lookup
+from bascule.jms.selector import compile_selector
+from bascule.journal.fence import Fence
+from bascule.journal.records import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    VERSION,
+    DamagedRecord,
+    ForeignRecord,
+    Header,
+    Kind,
+    NewerRecord,
+    Op,
+    Send,
+    SendFlag,
+    decode_header,
+    decode_json,
+    decode_send,
+    entries,
+)
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output
+from bascule.pipelines.mapping import ID_HEADER, ORIGIN_HEADER, error_headers, record_of, target_topic
+from bascule.pipelines.spec import Divert
+
+STATE_KEY = b"S"
+
+
+def journal_header(key: bytes | None, value: bytes | None) -> Header:
+    """A journal record's header. Of a state record only the header itself came along (``HEADER_SIZE`` bytes), which the fence needs.
+
+    Raises ForeignRecord, DamagedRecord or NewerRecord.
+    """
+    if key != STATE_KEY:
+        return decode_header(value)
+    if value is None or len(value) < HEADER_SIZE or value[:2] != MAGIC:
+        raise ForeignRecord("no Bascule journal record (no magic 'BJ')")
+    _, version, kind, epoch, sequence, _, _ = HEADER.unpack_from(value)
+    if version > VERSION:
+        raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
+    if kind != Kind.STATE:
+        raise DamagedRecord(f"kind {kind} under the key of a state record")
+    return Header(Kind.STATE, epoch, sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A message that counts, and who sent it to which divert."""
+
+    offset: int
+    epoch: int
+    sequence: int
+    index: int
+    send: Send
+    diverts: tuple[Divert, ...]
+
+    @property
+    def identity(self) -> str:
+        """The message's name in the journal, as the audit compares it."""
+        return f"{self.epoch}-{self.sequence}-{self.index}"
+
+
+class JournalReader:
+    """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
+
+    def __init__(self, position: Position, diverts: Sequence[Divert]) -> None:
+        self.fence = Fence(position.epoch, position.sequence)
+        self.exclusive = frozenset(position.exclusive)
+        self.foreign = 0
+        self._diverts = [_Choice(divert) for divert in diverts]
+
+    def state(self) -> dict[str, Any]:
+        """The fields of a position that this reader moves beside the offset."""
+        return {"epoch": self.fence.epoch, "sequence": self.fence.sequence, "exclusive": tuple(sorted(self.exclusive))}
+
+    def take(self, offset: int, key: bytes | None, value: bytes | None) -> list[Taken]:
+        """The messages of the record at ``offset`` that some divert wants. Raises DamagedRecord or NewerRecord: the pipeline stops."""
+        try:
+            header = journal_header(key, value)
+        except ForeignRecord:
+            self.foreign += 1
+            return []
+        except (DamagedRecord, NewerRecord) as error:
+            raise type(error)(f"journal offset {offset}: {error}") from error
+        if not self.fence.admits(offset, header) or value is None:
+            return []
+        if header.kind is Kind.EPOCH:
+            self._epoch_started(value)
+            return []
+        if header.kind is Kind.STATE:
+            return []
+        taken: list[Taken] = []
+        index = 0
+        for op, start, end in entries(value):
+            if op != Op.SEND:
+                continue
+            send = decode_send(value, start, end)
+            wanted = tuple(choice.divert for choice in self._diverts if choice.wants(send, self.exclusive))
+            if wanted:
+                taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted))
+            index += 1
+        return taken
+
+    def _epoch_started(self, value: bytes) -> None:
+        self.exclusive = frozenset()
+        for op, start, end in entries(value):
+            if op == Op.EPOCH:
+                self.exclusive = frozenset(str(name) for name in decode_json(value, start, end).get("exclusive", ()))
+
+
+class _Choice:
+    """Whether a divert wants a message."""
+
+    def __init__(self, divert: Divert) -> None:
+        self.divert = divert
+        self._selector = compile_selector(divert.selector) if divert.selector else None
+
+    def wants(self, send: Send, in_force: frozenset[str]) -> bool:
+        divert = self.divert
+        if send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka:
+            return False
+        if divert.name in in_force:
+            # The broker has decided, and left the message out of its queues or not by the same decision.
+            return divert.name in send.diverts
+        if not address_matches(divert.source, send.address):
+            return False
+        if self._selector is None:
+            return True
+        lookup: Callable[[str], object] = selector_lookup(send.body)
+        return self._selector.matches(lookup)
+
+
+class DivertEngine:
+    """Messages to Kafka records, for the diverts without a transformation of the user."""
+
+    def __init__(self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None) -> None:
+        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises its error."""
+        self._origin = (ORIGIN_HEADER, bridge_id.encode())
+        self._journal = journal
+        self._dead_letter_topic = dead_letter_topic
+
+    def outputs(self, taken: Taken) -> list[tuple[Divert, Output]]:
+        """The records of a message, one for each divert that wants it."""
+        send = taken.send
+        marks = [self._origin, (ID_HEADER, taken.identity.encode())]
+        message: JmsMessage | None = None
+        made: list[tuple[Divert, Output]] = []
+        for divert in taken.diverts:
+            if divert.transformed:
+                continue
+            try:
+                if message is None:
+                    message = decode_message(send.body)
+                output = record_of(message, target_topic(divert.target, send.address), divert.key, marks, send.timestamp_ms)
+            except (BasculeError, ValueError) as error:
+                output = self.dead_letter(taken, divert, "VALUE_CONVERTER", error)
+            made.append((divert, output))
+        return made
+
+    def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
+        """The message as its sender encoded it, for the dead-letter topic. Raises ``error`` where there is none."""
+        if self._dead_letter_topic is None:
+            raise error
+        marks = [self._origin, (ID_HEADER, taken.identity.encode()), ("bascule.address", taken.send.address.encode())]
+        marks += error_headers(divert.name, *self._journal, taken.offset, stage, error)
+        return Output(self._dead_letter_topic, None, taken.send.body, marks, taken.send.timestamp_ms)

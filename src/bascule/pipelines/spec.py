@@ -1,0 +1,151 @@
+"""What the pipelines are told, as plain values that travel to Spark's workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bascule.core.destination import Routing
+
+if TYPE_CHECKING:
+    from bascule.config.settings import Settings
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a new pipeline begins. ``timestamp_ms`` counts where ``at`` is neither ``earliest`` nor ``latest``."""
+
+    at: str = LATEST
+    timestamp_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Divert:
+    """JMS messages of the addresses that ``source`` names, into the topics that ``target`` names (``${address}``)."""
+
+    name: str
+    source: str
+    target: str = "${address}"
+    selector: str = ""
+    key: str = "message-id"
+    exclusive: bool = False
+    start: Start = Start()
+    from_kafka: bool = False
+    select: tuple[str, ...] = ()
+    function: str | None = None
+    enabled: bool = True
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a transformation of the user stands between message and record."""
+        return bool(self.select) or self.function is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """Kafka records of ``topics``, or of those that ``pattern`` matches, into the address that ``target`` names (``${topic}``)."""
+
+    name: str
+    target: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    routing: Routing = Routing.MULTICAST
+    body: str = "text"
+    start: Start = Start(EARLIEST)
+    unbound: str = "drop"
+    key_as: str = "none"
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one Kafka transaction; it ends at the end of a source record or Spark's batch at the latest."""
+
+    records: int = 10_000
+    size_bytes: int = 32 << 20
+    age_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """Everything the driver runs. ``kafka`` are librdkafka settings."""
+
+    bridge_id: str
+    kafka: dict[str, Any]
+    diverts: tuple[Divert, ...] = ()
+    ingresses: tuple[Ingress, ...] = ()
+    prefix: str = "bascule"
+    limits: Limits = Limits()
+    dead_letter_topic: str = "bascule.dead-letter"
+    stop_on_error: bool = False
+    target_partitions: int = 1
+    replication_factor: int = 1
+    master: str = "local[*]"
+    spark: dict[str, str] = field(default_factory=dict)
+    trigger_interval_ms: int = 0
+    max_offsets_per_trigger: int = 50_000
+    checkpoint_dir: str | None = None
+
+    @property
+    def journal_topic(self) -> str:
+        """The broker's journal."""
+        return f"{self.prefix}.journal"
+
+    @property
+    def positions_topic(self) -> str:
+        """What each pipeline has done."""
+        return f"{self.prefix}.positions"
+
+    @property
+    def ingress_topic(self) -> str:
+        """What the broker takes in."""
+        return f"{self.prefix}.ingress"
+
+    def owns(self, topic: str) -> bool:
+        """Whether a topic is one of Bascule's own, which no ingress may read."""
+        return topic in {f"{self.prefix}.{name}" for name in ("journal", "snapshots", "store", "positions", "ingress")}
+
+    def transactional_id(self, position_key: str) -> str:
+        """The one transactional id that may move a position."""
+        return f"{self.prefix}.{self.bridge_id}.{position_key}"
+
+
+def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
+    """The pipelines that a configuration asks for, on the Kafka at ``bootstrap_servers``."""
+    run = settings.pipelines
+    return Pipelines(
+        bridge_id=settings.bridge.id,
+        kafka={"bootstrap.servers": bootstrap_servers, **settings.kafka.client},
+        diverts=tuple(
+            Divert(
+                one.name, one.from_address, one.to, one.selector, one.key, one.exclusive, _start(one), one.from_kafka,
+                tuple(one.select), one.python, one.enabled,
+            )
+            for one in settings.divert
+        ),
+        ingresses=tuple(
+            Ingress(
+                one.name, one.to, tuple(one.topics), one.pattern, one.routing_type, one.body, _start(one), one.unbound, one.key_as,
+                one.enabled,
+            )
+            for one in settings.ingress
+        ),
+        prefix=settings.journal.prefix,
+        limits=Limits(run.transaction_records, run.transaction_bytes, run.transaction_s),
+        dead_letter_topic=settings.dead_letter_topic,
+        stop_on_error=run.on_error == "stop",
+        target_partitions=run.target_partitions,
+        replication_factor=settings.journal.replication_factor,
+        master=run.master,
+        spark={name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in run.spark.items()},
+        trigger_interval_ms=run.trigger_interval_ms,
+        max_offsets_per_trigger=run.max_offsets_per_trigger,
+        checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
+    )  # fmt: skip
+
+
+def _start(pipeline: Any) -> Start:
+    return Start(pipeline.start) if pipeline.start_ms is None else Start("timestamp", pipeline.start_ms)
