@@ -28,7 +28,7 @@ from bascule.jms.selector.nodes import (
 from bascule.jms.selector.numbers import RANK, arithmetic, negate, promote
 
 Lookup = Callable[[str], object]
-Evaluator = Callable[[Lookup], Any]
+Evaluator = Callable[[Lookup], object]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq, "<>": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -54,7 +54,7 @@ def _negation(node: Negation) -> Evaluator:
     operand = evaluator(node.operand)
 
     def evaluate(lookup: Lookup) -> object:
-        value = operand(lookup)
+        value: Any = operand(lookup)
         return negate(value) if type(value) in RANK else None
 
     return evaluate
@@ -71,7 +71,8 @@ def _comparison(node: Comparison) -> Evaluator:
     rank_of = RANK.get
 
     def evaluate(lookup: Lookup) -> bool | None:
-        a, b = left(lookup), right(lookup)
+        a: Any = left(lookup)
+        b: Any = right(lookup)
         if a is None or b is None:
             return None
         rank_a, rank_b = rank_of(type(a)), rank_of(type(b))

@@ -1,0 +1,438 @@
+"""A message's sections, read where they stand: what the broker looks at for every message, and nothing else (AMQP 1.0 part 3, section 3.2).
+
+A message is decoded only as far as somebody asks. ``scan`` steps over every section once, by size; it reads the header and
+properties, looks for a delivery time among the annotations, and leaves application properties and body alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, ClassVar, Final, NamedTuple
+
+from bascule.amqp.codec import (
+    BINARY8,
+    BINARY32,
+    DESCRIBED,
+    LIST0,
+    LIST8,
+    LIST32,
+    MAP8,
+    MAP32,
+    NULL,
+    SMALL_ULONG,
+    STRING8,
+    SYMBOL8,
+    TIMESTAMP,
+    decode,
+    encode,
+)  # fmt: skip
+from bascule.amqp.errors import DecodeError
+from bascule.amqp.types import Int, UByte, UInt
+from bascule.core.errors import InvalidInput
+from bascule.jms.ids import AmqpId, correlation_id_text, message_id_text
+
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
+
+NAMES: Final = {
+    HEADER: "header", DELIVERY_ANNOTATIONS: "delivery-annotations", MESSAGE_ANNOTATIONS: "message-annotations",
+    PROPERTIES: "properties", APPLICATION_PROPERTIES: "application-properties",
+    DATA: "data", SEQUENCE: "amqp-sequence", VALUE: "amqp-value", FOOTER: "footer",
+}  # fmt: skip
+_SECTION_OF_SYMBOL: Final = {
+    "amqp:header:list": HEADER, "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS, "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES, "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE, "amqp:amqp-value:*": VALUE, "amqp:footer:map": FOOTER,
+}  # fmt: skip
+
+#: Delayed delivery: the time to deliver at (Qpid JMS), or the wait from now (others), both in ms.
+DELIVERY_TIME: Final = b"x-opt-delivery-time"
+DELIVERY_DELAY: Final = b"x-opt-delivery-delay"
+_DELIVERY: Final = b"x-opt-delivery-"
+
+DEFAULT_PRIORITY: Final = 4
+PRIORITY_MAX: Final = 9
+
+_LISTS: Final = frozenset({LIST0, LIST8, LIST32})
+_MAPS: Final = frozenset({MAP8, MAP32})
+#: What the value of a section may be.
+_FORMS: Final = {
+    HEADER: _LISTS, DELIVERY_ANNOTATIONS: _MAPS, MESSAGE_ANNOTATIONS: _MAPS, PROPERTIES: _LISTS, APPLICATION_PROPERTIES: _MAPS,
+    DATA: frozenset({BINARY8, BINARY32}), SEQUENCE: _LISTS, VALUE: range(256), FOOTER: _MAPS,
+}  # fmt: skip
+_REPEATED: Final = frozenset({DATA, SEQUENCE})
+#: Types whose size stands in the byte after the constructor code.
+_SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
+#: Fields of the properties section.
+_PROPERTIES_MAX: Final = 13
+_MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
+
+_u32 = struct.Struct(">I").unpack_from
+_i64 = struct.Struct(">q").unpack_from
+
+#: Bytes after a constructor code (AMQP 1.0 part 1, section 1.2.2): a fixed number, or a size in 1 (_SIZE8) or 4 (_SIZE32) bytes.
+_SIZE8, _SIZE32, _NO_TYPE = -1, -4, -9
+_WIDTH_OF_CLASS: Final = {
+    0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16,
+    0xA: _SIZE8, 0xB: _SIZE32, 0xC: _SIZE8, 0xD: _SIZE32, 0xE: _SIZE8, 0xF: _SIZE32,
+}  # fmt: skip
+_WIDTH: Final = [_WIDTH_OF_CLASS.get(code >> 4, _NO_TYPE) for code in range(256)]
+
+
+class MalformedMessage(InvalidInput):
+    """Bytes that are no AMQP message; the text names section and byte."""
+
+    condition: ClassVar[str] = "amqp:decode-error"
+
+
+class Scan(NamedTuple):
+    """What routing and dispatch need of a message. Times are ms since the epoch, 0 for none.
+
+    ``body_start`` is where header and delivery annotations end: a delivery is a new header and the bytes from there on.
+    ``message_id`` is the id as encoded, type and all: it compares and hashes, and is not for show. ``delivery_delay_ms`` counts
+    from the moment the broker takes the message. ``to`` is the address, which matters on links that name none.
+    """
+
+    durable: bool
+    priority: int
+    ttl_ms: int
+    first_acquirer: bool
+    delivery_count: int
+    body_start: int
+    delivery_time_ms: int
+    delivery_delay_ms: int
+    message_id: bytes | None
+    user_id: bytes | None
+    to: str | None
+    absolute_expiry_ms: int
+    creation_time_ms: int
+    group_id: str | None
+
+
+#: Message id, user id, to, absolute expiry time, creation time and group id (AMQP 1.0 part 3, section 3.2.4), as in Scan.
+_Properties = tuple[bytes | None, bytes | None, str | None, int, int, str | None]
+
+_NO_HEADER: Final = (False, DEFAULT_PRIORITY, 0, False, 0)
+_NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
+_make_scan: Final = Scan._make
+
+
+def scan(data: bytes) -> Scan:
+    """The facts of a message. Raises MalformedMessage."""
+    size = len(data)
+    header = _NO_HEADER
+    properties = _NO_PROPERTIES
+    body_start = delivery_time = delay = 0
+    position = section = 0
+    try:
+        while position < size:
+            before = section
+            if data[position] == 0 and data[position + 1] == 0x53:
+                section = data[position + 2]
+                start = position + 3
+            else:
+                section, start = _descriptor(data, position)
+            if section <= before and not (section == before and section in _REPEATED):
+                raise ValueError(f"may not follow {NAMES[before]}")
+            code = data[start]
+            if code not in _FORMS[section]:
+                raise ValueError(f"type code 0x{code:02x}")
+            end = start + 2 + data[start + 1] if code in _SIZED8 else skip(data, start)
+            if end > size:
+                raise ValueError(f"runs {end - size} bytes past the end of the message")
+            if section == PROPERTIES:
+                properties = _properties(data, start, end)
+            elif section == MESSAGE_ANNOTATIONS:
+                if data.find(_DELIVERY, start, end) >= 0:
+                    delivery_time = _milliseconds(data, find_key(data, start, DELIVERY_TIME))
+                    delay = _milliseconds(data, find_key(data, start, DELIVERY_DELAY))
+            elif section == HEADER:
+                header = _header(data[start:end])
+                body_start = end
+            elif section == DELIVERY_ANNOTATIONS:
+                body_start = end
+            position = end
+    except _MALFORMED as error:
+        raise _malformed(section, position, error) from None
+    return _make_scan((*header, body_start, delivery_time, delay, *properties))
+
+
+def places(data: bytes) -> list[tuple[int, int, int]]:
+    """(section, start of its value, end) of each section, in order. Raises MalformedMessage."""
+    found = []
+    position = section = 0
+    try:
+        while position < len(data):
+            if data[position] == 0 and data[position + 1] == 0x53:
+                section = data[position + 2]
+                start = position + 3
+            else:
+                section, start = _descriptor(data, position)
+            end = skip(data, start)
+            if section not in NAMES or end > len(data):
+                raise ValueError("unknown" if section not in NAMES else f"runs {end - len(data)} bytes past the end of the message")
+            found.append((section, start, end))
+            position = end
+    except _MALFORMED as error:
+        raise _malformed(section, position, error) from None
+    return found
+
+
+def _malformed(section: int, position: int, error: Exception) -> MalformedMessage:
+    reason = "cut off" if isinstance(error, IndexError | struct.error) else "unknown" if isinstance(error, KeyError) else error
+    return MalformedMessage(f"no AMQP message: section {NAMES.get(section, hex(section))} at byte {position}: {reason}")
+
+
+def _descriptor(data: bytes, position: int) -> tuple[int, int]:
+    """(section, position of its value), whatever the form of the descriptor. Raises ValueError and what indexing does."""
+    if data[position] != 0:
+        raise ValueError(f"starts with 0x{data[position]:02x}, not with a descriptor")
+    descriptor, start = decode(data, position + 1)
+    section = _SECTION_OF_SYMBOL.get(descriptor) if isinstance(descriptor, str) else descriptor
+    if not isinstance(section, int) or section not in NAMES:
+        raise ValueError(f"unknown descriptor {descriptor!r:.60}")
+    return int(section), start
+
+
+def skip(data: bytes, position: int) -> int:
+    """Where the value at ``position`` ends by its own word, which may be beyond the data. Raises IndexError, struct.error, ValueError."""
+    while data[position] == DESCRIBED:
+        _, position = decode(data, position + 1)
+    width = _WIDTH[data[position]]
+    if width >= 0:
+        return position + 1 + width
+    if width == _SIZE8:
+        return position + 2 + data[position + 1]
+    if width == _SIZE32:
+        size: int = _u32(data, position + 1)[0]
+        return position + 5 + size
+    raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
+
+
+def items(data: bytes, start: int) -> tuple[int, int]:
+    """(number of items, position of the first) of the list or map at ``start``."""
+    code = data[start]
+    if code in (LIST8, MAP8):
+        return data[start + 2], start + 3
+    if code in (LIST32, MAP32):
+        return _u32(data, start + 5)[0], start + 9
+    return 0, start + 1
+
+
+def keys(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
+    """(key, position of its value) of the map at ``start`` whose keys are strings or symbols."""
+    count, position = items(data, start)
+    for _ in range(count // 2):
+        value = skip(data, position)
+        yield data[position + (2 if data[position] in _SIZED8 else 5) : value], value
+        position = skip(data, value)
+
+
+def find_key(data: bytes, start: int, name: bytes) -> int:
+    """Where the value of a key stands in the map at ``start``; -1 for nowhere."""
+    for key, value in keys(data, start):
+        if key == name:
+            return value
+    return -1
+
+
+def _milliseconds(data: bytes, position: int) -> int:
+    """A time, of whatever integer type; 0 where there is none or it lies before the epoch."""
+    if position < 0:
+        return 0
+    value, _ = decode(data, position)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"a delivery time of type {type(value).__name__}")
+    return max(0, int(value))
+
+
+@lru_cache(maxsize=1024)
+def _header(encoded: bytes) -> tuple[bool, int, int, bool, int]:
+    """The fields of a header section. Senders repeat themselves, so most headers have been read before."""
+    fields, _ = decode(encoded)
+    durable, priority, ttl_ms, first_acquirer, delivery_count = (*fields, *(None,) * 5)[:5]
+    given = ((durable, bool), (priority, UByte), (ttl_ms, UInt), (first_acquirer, bool), (delivery_count, UInt))
+    for value, kind in given:
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"{value!r:.60} where {kind.__name__} is right")
+    return (
+        bool(durable),
+        DEFAULT_PRIORITY if priority is None else min(int(priority), PRIORITY_MAX),
+        int(ttl_ms or 0),
+        bool(first_acquirer),
+        int(delivery_count or 0),
+    )
+
+
+def _properties(data: bytes, start: int, end: int) -> _Properties:
+    count, position = items(data, start)
+    if count > _PROPERTIES_MAX:
+        raise ValueError(f"{count} fields, there are {_PROPERTIES_MAX}")
+    at: list[int] = []
+    for _ in range(count):
+        at.append(position)
+        code = data[position]
+        if code == NULL:
+            position += 1
+        elif code == STRING8:
+            position += 2 + data[position + 1]
+        else:
+            position = skip(data, position)
+    if position != end:
+        raise ValueError(f"its fields end at byte {position}, the section at {end}")
+    # Where a field is left out, its value has no bytes.
+    at += [end] * (_PROPERTIES_MAX + 1 - count)
+    identity = data[at[0] : at[1]]
+    return (
+        identity if identity and identity[0] != NULL else None,
+        None if at[1] == at[2] else _typed(data, at[1], bytes),
+        None if at[2] == at[3] else _typed(data, at[2], str),
+        0 if at[8] == at[9] else _typed(data, at[8], int) or 0,
+        0 if at[9] == at[10] else _typed(data, at[9], int) or 0,
+        None if at[10] == at[11] else _typed(data, at[10], str),
+    )
+
+
+def _typed(data: bytes, position: int, kind: type) -> Any:
+    """A field that must be of a type, or None."""
+    code = data[position]
+    if code == NULL:
+        return None
+    if code == STRING8 and kind is str:
+        return data[position + 2 : position + 2 + data[position + 1]].decode()
+    if code == TIMESTAMP and kind is int:
+        return _i64(data, position + 1)[0]
+    value, _ = decode(data, position)
+    if not isinstance(value, kind):
+        raise ValueError(f"{type(value).__name__} at byte {position} where {kind.__name__} is right")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def header_bytes(
+    durable: bool, priority: int = DEFAULT_PRIORITY, ttl_ms: int = 0, first_acquirer: bool = False, delivery_count: int = 0
+) -> bytes:
+    """A header section. Fields that have their default value are left out, durable apart."""
+    fields: list[Any] = [
+        durable,
+        None if priority == DEFAULT_PRIORITY else UByte(priority),
+        UInt(ttl_ms) if ttl_ms else None,
+        first_acquirer or None,
+        UInt(delivery_count) if delivery_count else None,
+    ]
+    while fields[-1] is None:
+        fields.pop()
+    return section_bytes(HEADER, fields)
+
+
+def section_bytes(section: int, value: Any) -> bytes:
+    """A whole section. Raises EncodeError."""
+    return bytes((DESCRIBED, SMALL_ULONG, section)) + encode(value)
+
+
+def application_property(data: bytes, name: str) -> Any:
+    """One application property, None where the message has it not. Raises MalformedMessage."""
+    for section, start, end in places(data):
+        if section == APPLICATION_PROPERTIES:
+            key = name.encode()
+            if data.find(key, start, end) < 0:
+                return None
+            try:
+                position = find_key(data, start, key)
+                return decode(data, position)[0] if position >= 0 else None
+            except _MALFORMED as error:
+                raise _malformed(section, start, error) from None
+    return None
+
+
+class _Lookup:
+    """Reads of a message what a selector asks for, when it asks."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._places: dict[int, int] | None = None
+        self._fields: list[Any] | None = None
+        self._properties: dict[bytes, int] | None = None
+
+    def __call__(self, name: str) -> object:
+        field = _HEADER_FIELDS.get(name)
+        return field(self) if field is not None else self.application_property(name)
+
+    def start(self, section: int) -> int | None:
+        """Where a section's value begins."""
+        if self._places is None:
+            self._places = {code: start for code, start, _ in places(self.data)}
+        return self._places.get(section)
+
+    def header(self) -> tuple[bool, int, int, bool, int]:
+        start = self.start(HEADER)
+        return _NO_HEADER if start is None else _header(self.data[start : skip(self.data, start)])
+
+    def field(self, index: int) -> Any:
+        """A field of the properties section."""
+        if self._fields is None:
+            start = self.start(PROPERTIES)
+            self._fields = [] if start is None else decode(self.data, start)[0]
+        return self._fields[index] if index < len(self._fields) else None
+
+    def application_property(self, name: str) -> object:
+        if self._properties is None:
+            start = self.start(APPLICATION_PROPERTIES)
+            self._properties = {} if start is None else dict(keys(self.data, start))
+        position = self._properties.get(name.encode())
+        if position is None:
+            return None
+        value, _ = decode(self.data, position)
+        return value if isinstance(value, bool | int | float | str) else None
+
+
+def _id(index: int, text: Callable[[AmqpId], str]) -> Callable[[_Lookup], object]:
+    def read(lookup: _Lookup) -> object:
+        value = lookup.field(index)
+        return None if value is None else text(value)
+
+    return read
+
+
+def _user(lookup: _Lookup) -> object:
+    value = lookup.field(1)
+    return value.decode(errors="replace") if isinstance(value, bytes) else None
+
+
+def _group_sequence(lookup: _Lookup) -> object:
+    value = lookup.field(11)
+    return None if value is None else signed_sequence(value)
+
+
+def signed_sequence(value: int) -> Int:
+    """JMSXGroupSeq is an int, AMQP's group-sequence an unsigned one: beyond 2^31 it is negative."""
+    return Int(value - (1 << 32) if value >= 1 << 31 else value)
+
+
+_HEADER_FIELDS: Final[dict[str, Callable[[_Lookup], object]]] = {
+    "JMSDeliveryMode": lambda lookup: "PERSISTENT" if lookup.header()[0] else "NON_PERSISTENT",
+    "JMSPriority": lambda lookup: Int(lookup.header()[1]),
+    "JMSMessageID": _id(0, message_id_text),
+    "JMSTimestamp": lambda lookup: int(lookup.field(9) or 0),
+    "JMSCorrelationID": _id(5, correlation_id_text),
+    "JMSType": lambda lookup: lookup.field(3),
+    "JMSXUserID": _user,
+    "JMSXGroupID": lambda lookup: lookup.field(10),
+    "JMSXGroupSeq": _group_sequence,
+    "JMSXDeliveryCount": lambda lookup: Int(lookup.header()[4] + 1),
+    "JMS_AMQP_REPLY_TO_GROUP_ID": lambda lookup: lookup.field(12),
+}
+
+
+def selector_lookup(data: bytes) -> Callable[[str], object]:
+    """What a selector may ask of a message: its header fields and properties, with their types (bytes are no selector value).
+
+    Nothing is decoded before it is asked for. The function raises MalformedMessage where a message's sections are broken, and
+    DecodeError where one value is; neither happens for a message that ``scan`` and its sender's types are right about.
+    """
+    return _Lookup(data)
