@@ -1,0 +1,1 @@
+"""The broker engine: pure state and decisions."""

@@ -7,10 +7,12 @@ body store. Every decision about persistent things is an entry of a journal reco
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route
-from bascule.broker.duplicates import DuplicateWindow, digest_of
+from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS, DuplicateWindow, digest_of
 from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
@@ -22,15 +24,21 @@ from bascule.jms.sections import Scan, application_property, selector_lookup
 from bascule.jms.selector import Selector, compile_selector
 from bascule.journal.records import Op, Send, SendFlag, count_entry, ingress_entry, json_entry, queue_deleted_entry, reserve_entry
 
-#: After so many failed deliveries a message goes to the dead-letter address.
-DELIVERIES_MAX = 10
-DEAD_LETTER_ADDRESS = "DLQ"
-#: A transaction must fit into one journal record.
-TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 #: Queues a broker holds; each costs memory for good, and a peer can ask for any name.
 QUEUES_MAX = 100_000
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the broker's owner decides."""
+
+    deliveries_max: int = 10  # failed deliveries after which a message goes to the dead-letter address
+    dead_letter_address: str = "DLQ"
+    transaction_bytes_max: int = 64 << 20  # a transaction must fit into one journal record, which Kafka bounds
+    duplicate_count: int = WINDOW_COUNT
+    duplicate_ms: int = WINDOW_MS
 
 
 class SendPort(Protocol):
@@ -46,18 +54,20 @@ class SendPort(Protocol):
 class Engine:
     """All state of one broker and the commands on it. ``clock`` gives milliseconds since the epoch."""
 
-    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int]) -> None:
+    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
         self.journaling = journaling
+        self.policy = policy or Policy()
         self.bodies = bodies
         self.clock = clock
         self.addresses = AddressBook()
         self.windows: dict[str, DuplicateWindow] = {}
         self.ingress_positions: dict[int, int] = {}
+        self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.transactions: dict[bytes, Transaction] = {}
         self.stalled: JournalUnavailable | None = None
         self._dirty: dict[Queue, None] = {}
-        self._next_queue_id = 1
-        self._next_position = 1
+        self.next_queue_id = 1
+        self.next_position = 1
 
     # -- destinations ------------------------------------------------------------------------------------------------
 
@@ -74,9 +84,9 @@ class Engine:
         self, name: str, address: str, routing: Routing, *, durable: bool = True, selector: str = "", no_local: str = "", subscription: str = ""
     ) -> Queue:
         """A new queue, bound to its address. A durable one is there for good once the open record is stored."""
-        queue = Queue(self._next_queue_id, name, address, routing, durable=durable)
+        queue = Queue(self.next_queue_id, name, address, routing, durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
-        self._next_queue_id += 1
+        self.next_queue_id += 1
         self.addresses.add(queue)
         if durable:
             self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
@@ -93,7 +103,7 @@ class Engine:
         queue.deleted = True
         self.addresses.remove(queue)
         for message in (*queue.ready, *queue.unacked()):
-            self._release(message)
+            self.release(message)
         queue.consumers.clear()
         if queue.durable:
             self.journaling.add(queue_deleted_entry(queue.id))
@@ -148,8 +158,9 @@ class Engine:
     def _gather(self, transaction: Transaction, draft: Draft) -> None:
         transaction.drafts.append(draft)
         transaction.size_bytes += draft.message.size_bytes + 256
-        if transaction.size_bytes > TRANSACTION_BYTES_MAX and transaction.doomed is None:
-            transaction.doomed = ResourceLimit(f"transaction larger than {TRANSACTION_BYTES_MAX} bytes: commit more often")
+        limit = self.policy.transaction_bytes_max
+        if transaction.size_bytes > limit and transaction.doomed is None:
+            transaction.doomed = ResourceLimit(f"transaction larger than {limit} bytes: commit more often")
 
     def _store(self, draft: Draft, now_ms: int) -> None:
         """Decide about a message: a repeat, a journal entry, or a place in memory."""
@@ -181,11 +192,16 @@ class Engine:
             return ()
         return route.durable_ids if queues is route.queues else tuple(queue.id for queue in queues if queue.durable)
 
-    def _remember(self, address: str, duplicate_ids: tuple[bytes, ...], now_ms: int) -> bool:
-        """False when one of the ids has been seen: the message is a repeat."""
+    def window(self, address: str) -> DuplicateWindow:
+        """What has been accepted lately on an address."""
         window = self.windows.get(address)
         if window is None:
-            window = self.windows[address] = DuplicateWindow()
+            window = self.windows[address] = DuplicateWindow(self.policy.duplicate_count, self.policy.duplicate_ms)
+        return window
+
+    def _remember(self, address: str, duplicate_ids: tuple[bytes, ...], now_ms: int) -> bool:
+        """False when one of the ids has been seen: the message is a repeat."""
+        window = self.window(address)
         for digest in duplicate_ids:
             if digest in window:
                 return False
@@ -216,8 +232,8 @@ class Engine:
 
     def _stored(self, message: Message, queues: tuple[Queue, ...]) -> None:
         """A message is in its queues: the moment from which consumers may have it."""
-        message.position = self._next_position
-        self._next_position += 1
+        message.position = self.next_position
+        self.next_position += 1
         for queue in queues:
             if not queue.deleted:
                 queue.ready.append(message)
@@ -233,9 +249,13 @@ class Engine:
         consumer = Consumer(queue, port)
         if selector is not None:
             consumer.selector_text = selector.text
-            consumer.view = queue.ready.view(selector.text, lambda message: selector.matches(selector_lookup(self.bodies.read(message))))
+            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
         queue.consumers.append(consumer)
         return consumer
+
+    def matches(self, selector: Selector, message: Message) -> bool:
+        """Whether a selector wants a message."""
+        return selector.matches(selector_lookup(self.bodies.read(message)))
 
     def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again. ``failed`` counts that as a failed delivery."""
@@ -261,9 +281,10 @@ class Engine:
             queue.counts.pop(message.position, None)
         if queue.durable and message.mid >= 0:
             self.journaling.add_ack(queue, message.mid)
-        self._release(message)
+        self.release(message)
 
-    def _release(self, message: Message) -> None:
+    def release(self, message: Message) -> None:
+        """A queue holds the message no more."""
         message.references -= 1
         if not message.references:
             self.bodies.release(message)
@@ -289,7 +310,7 @@ class Engine:
                 queue.counts[message.position] = count
                 if message.mid >= 0:
                     counts.append((message.mid, count))
-                if count >= DELIVERIES_MAX:
+                if count >= self.policy.deliveries_max:
                     dead.append(message)
             if counts and queue.durable:
                 self.journaling.add(count_entry(queue.id, counts))
@@ -303,13 +324,13 @@ class Engine:
 
     def _dead_letter(self, queue: Queue, message: Message) -> None:
         """Move it: its copy in the dead-letter queue and its end in this one are one record."""
-        target = self.queue(DEAD_LETTER_ADDRESS)
+        target = self.queue(self.policy.dead_letter_address)
         if queue is target:
             self._return(queue, [message], failed=False)
             return
         body = self.bodies.read(message)
         copy = Message(body, message.priority)
-        draft = Draft(copy, DEAD_LETTER_ADDRESS, Routing.ANYCAST, body, message.journaled, "", (), 0)
+        draft = Draft(copy, self.policy.dead_letter_address, Routing.ANYCAST, body, message.journaled, "", (), 0)
         self.journaling.together(message.size_bytes)
         self._store(draft, self.clock())
         self._gone(queue, message)
@@ -434,6 +455,7 @@ class Engine:
             self._take_in(send, keep, now_ms)
         self.journaling.add(ingress_entry(partition, next_offset))
         self.journaling.part()
+        self.journaling.then(self.confirmed_ingress.__setitem__, partition, next_offset)
 
     def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
         routing = Routing(send.routing)

@@ -28,10 +28,11 @@ class Ready:
     and such an entry is dropped when its turn comes.
     """
 
-    __slots__ = ("count", "held", "lines", "stale", "views")
+    __slots__ = ("count", "held", "lines", "size_bytes", "stale", "views")
 
     def __init__(self) -> None:
         self.count = 0
+        self.size_bytes = 0
         self.lines: list[deque[Message] | None] = [None] * (PRIORITY_MAX + 1)
         self.views: dict[str, View] = {}
         self.held: set[int] | None = None  # positions that wait; kept while there are views
@@ -44,6 +45,7 @@ class Ready:
             line = self.lines[message.priority] = deque()
         line.append(message)
         self.count += 1
+        self.size_bytes += message.size_bytes
         if self.held is not None:
             self.held.add(message.position)
             for view in self.views.values():
@@ -54,6 +56,7 @@ class Ready:
         messages.sort(key=lambda message: message.position)
         self.count += len(messages)
         for message in messages:
+            self.size_bytes += message.size_bytes
             if message.position in self.stale:
                 self.stale.remove(message.position)
             else:
@@ -85,6 +88,7 @@ class Ready:
     def take(self, message: Message) -> None:
         """The message that a peek returned is taken."""
         self.count -= 1
+        self.size_bytes -= message.size_bytes
         line = self.lines[message.priority]
         assert line is not None
         if line[0] is message:

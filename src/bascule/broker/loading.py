@@ -1,0 +1,182 @@
+"""State = fold(records): an engine rebuilt from a snapshot and the journal behind it."""
+
+from __future__ import annotations
+
+from bascule.broker.engine import Engine
+from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.queue import Queue
+from bascule.broker.snapshot import Snapshot
+from bascule.journal.fence import Fence
+from bascule.journal.offsets import OffsetMap
+from bascule.journal.records import (
+    DamagedRecord,
+    Header,
+    Kind,
+    Op,
+    Send,
+    SendFlag,
+    decode_ack,
+    decode_count,
+    decode_header,
+    decode_ingress,
+    decode_json,
+    decode_queue_deleted,
+    decode_reserve,
+    decode_send,
+    entries,
+    mid_of,
+)
+
+
+class Loader:
+    """Applies journal records, in order, to an engine that serves nobody yet.
+
+    A replay decides nothing: which queues took a message is in its record; no selector and no configuration is looked at.
+    """
+
+    def __init__(self, engine: Engine, snapshot: Snapshot | None = None) -> None:
+        self.engine = engine
+        self.snapshot = snapshot
+        self.fence = Fence()
+        self.offsets = OffsetMap()
+        self.announced: set[str] = set()
+        self._live: dict[int, dict[int, Message]] = {}  # queue id -> mid -> message
+        self._counts: dict[int, dict[int, int]] = {}
+        self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
+        self._old_fence = Fence(sequence=-1)
+        self.first_offset = 0
+        if snapshot is not None:
+            self._restore(snapshot)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        engine = self.engine
+        self.fence = Fence(snapshot.epoch, snapshot.sequence)
+        self.offsets = snapshot.offsets
+        self.first_offset = snapshot.first_offset()
+        engine.next_queue_id = snapshot.next_queue_id
+        engine.ingress_positions = dict(snapshot.ingress)
+        for content, mids, counts in zip(snapshot.queues, snapshot.mids, snapshot.counts, strict=True):
+            reserved, recovered = content.pop("reserved"), content.pop("recovered")
+            queue = self._add(Queue.from_journal(content))
+            queue.reserved_mid, queue.recovered_mid = reserved, recovered
+            self._counts[queue.id].update(counts)
+            for mid in mids:
+                self._wanted.setdefault(mid, []).append(queue.id)
+        for address, pairs in snapshot.windows.items():
+            window = engine.window(address)
+            for digest, time_ms in pairs:
+                window.add(digest, time_ms)
+
+    def _add(self, queue: Queue) -> Queue:
+        self.engine.addresses.add(queue)
+        self._live[queue.id] = {}
+        self._counts[queue.id] = {}
+        return queue
+
+    def apply(self, offset: int, value: bytes | None) -> None:
+        """The record at ``offset``. Raises RecordError when it cannot be used (ForeignRecord: pass it over, with an alarm)."""
+        header = decode_header(value)
+        assert value is not None
+        if self.snapshot is not None and offset < self.snapshot.next_offset:
+            if self._old_fence.admits(offset, header) and header.kind is Kind.DATA:
+                self._fetch(header, value)
+            return
+        if not self.fence.admits(offset, header) or header.kind is Kind.EPOCH:
+            return
+        self.offsets.note(header.sequence, offset)
+        index = 0
+        for op, start, end in entries(value):
+            if op == Op.SEND:
+                self._send(mid_of(header.sequence, index), decode_send(value, start, end))
+                index += 1
+            else:
+                self._apply(op, value, start, end)
+
+    def _fetch(self, header: Header, value: bytes) -> None:
+        """Bodies of messages that the snapshot has as mids."""
+        index = 0
+        for op, start, end in entries(value):
+            if op == Op.SEND:
+                mid = mid_of(header.sequence, index)
+                index += 1
+                queue_ids = self._wanted.pop(mid, None)
+                if queue_ids is not None:
+                    self._hold(mid, decode_send(value, start, end), queue_ids)
+
+    def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms)
+        message.mid = mid
+        message.position = self.engine.next_position
+        self.engine.next_position += 1
+        for queue_id in queue_ids:
+            live = self._live.get(queue_id)
+            if live is not None:
+                live[mid] = message
+                message.references += 1
+        if message.references:
+            self.engine.bodies.hold(message)
+
+    def _send(self, mid: int, send: Send) -> None:
+        if send.duplicate_ids:
+            window = self.engine.window(send.address)
+            for digest in send.duplicate_ids:
+                window.add(digest, send.timestamp_ms)
+        if not send.flags & SendFlag.PIPELINES_ONLY:
+            self._hold(mid, send, send.queues)
+
+    def _apply(self, op: int, value: bytes, start: int, end: int) -> None:
+        engine = self.engine
+        if op == Op.ACK:
+            queue_id, mids = decode_ack(value, start, end)
+            live = self._live.get(queue_id, {})
+            for mid in mids:
+                message = live.pop(mid, None)
+                if message is not None:
+                    engine.release(message)
+        elif op == Op.COUNT:
+            queue_id, counts = decode_count(value, start, end)
+            self._counts.setdefault(queue_id, {}).update(counts)
+        elif op == Op.RESERVE:
+            queue_id, mid = decode_reserve(value, start)
+            queue = engine.addresses.queues.get(queue_id)
+            if queue is not None:
+                queue.reserved_mid = mid
+        elif op == Op.QUEUE_CREATED:
+            queue = self._add(Queue.from_journal(decode_json(value, start, end)))
+            engine.next_queue_id = max(engine.next_queue_id, queue.id + 1)
+        elif op == Op.QUEUE_DELETED:
+            self._delete(decode_queue_deleted(value, start))
+        elif op == Op.INGRESS:
+            partition, next_offset = decode_ingress(value, start)
+            engine.ingress_positions[partition] = next_offset
+        elif op == Op.SNAPSHOT:
+            self.announced.add(decode_json(value, start, end)["id"])
+        else:
+            raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
+
+    def _delete(self, queue_id: int) -> None:
+        queue = self.engine.addresses.queues.get(queue_id)
+        if queue is not None:
+            queue.deleted = True
+            self.engine.addresses.remove(queue)
+        for message in self._live.pop(queue_id, {}).values():
+            self.engine.release(message)
+
+    def finish(self) -> None:
+        """All records up to the epoch's start are applied: fill the queues. Raises DamagedRecord when bodies are missing."""
+        if self._wanted:
+            missing = sorted(self._wanted)
+            raise DamagedRecord(f"{len(missing)} messages of snapshot {self.snapshot and self.snapshot.id} are not in the journal: {missing[:3]}…")
+        for queue_id, live in self._live.items():
+            queue = self.engine.addresses.queues[queue_id]
+            counts = self._counts[queue_id]
+            for mid, message in live.items():
+                queue.ready.append(message)
+                if mid in counts:
+                    queue.counts[message.position] = counts[mid]
+            # What a reservation covers and is still here may have been delivered before the crash.
+            queue.recovered_mid = max(queue.recovered_mid, min(queue.reserved_mid, mid_of(self.fence.sequence, 0xFFFF)))
+            queue.reserving_mid = queue.reserved_mid
+        self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
+        self._live.clear()
+        self._counts.clear()

@@ -1,0 +1,122 @@
+"""A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
+
+Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed integers, then
+for each duplicate window its digests and times. All big endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from bascule.broker.engine import Engine
+from bascule.broker.queue import Queue
+from bascule.journal.offsets import OffsetMap
+from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord
+
+SNAPSHOT_VERSION = 1
+_LENGTH = struct.Struct(">I")
+_DIGEST = struct.Struct(f">{DIGEST_SIZE}sq")
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A decoded snapshot. ``next_offset`` is the first journal offset that it does not cover."""
+
+    epoch: int
+    sequence: int
+    next_offset: int
+    next_queue_id: int
+    offsets: OffsetMap
+    queues: list[dict[str, Any]]
+    ingress: dict[int, int]
+    mids: list[list[int]] = field(default_factory=list)  # by queue, ascending
+    counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
+    windows: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Its name in the snapshots topic and in its announcement."""
+        return f"{self.epoch}-{self.sequence}"
+
+    def first_offset(self) -> int:
+        """Where reading must begin to get the bodies of all messages that still wait."""
+        oldest = min((mids[0] for mids in self.mids if mids), default=None)
+        return self.next_offset if oldest is None else self.offsets.offset_of(oldest >> INDEX_BITS)
+
+
+def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
+    """The state as the confirmed part of the journal says it."""
+    journaling = engine.journaling
+    acked: dict[Queue, list[int]] = {}
+    for queue, mid in journaling.unconfirmed_acks():
+        acked.setdefault(queue, []).append(mid)
+    for transaction in engine.transactions.values():
+        for consumer, message in transaction.acks:
+            acked.setdefault(consumer.queue, []).append(message.mid)
+    sequence = journaling.confirmed_sequence
+    queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
+    unconfirmed = list(journaling.unconfirmed_digests())
+    snapshot = Snapshot(
+        journaling.epoch, sequence, offsets.offset_of(sequence) + 1, engine.next_queue_id, offsets,
+        [{**queue.describe(), "reserved": queue.reserved_mid, "recovered": queue.recovered_mid} for queue in queues],
+        dict(engine.confirmed_ingress),
+        windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.items()},
+    )  # fmt: skip
+    for queue in queues:
+        messages = [message for message in (*queue.ready, *queue.unacked()) if message.mid >= 0]
+        snapshot.mids.append(sorted([*(message.mid for message in messages), *(mid for mid in acked.get(queue, ()) if mid >= 0)]))
+        snapshot.counts.append(
+            sorted((message.mid, queue.counts[message.position]) for message in messages if message.position in queue.counts)
+        )
+    return snapshot
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot."""
+    head = {
+        "version": SNAPSHOT_VERSION, "epoch": snapshot.epoch, "sequence": snapshot.sequence, "next_offset": snapshot.next_offset,
+        "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
+        "queues": snapshot.queues, "ingress": sorted(snapshot.ingress.items()),
+        "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
+        "windows": [[address, len(pairs)] for address, pairs in snapshot.windows.items()],
+    }  # fmt: skip
+    encoded = json.dumps(head, separators=(",", ":")).encode()
+    parts = [_LENGTH.pack(len(encoded)), encoded]
+    for mids, counts in zip(snapshot.mids, snapshot.counts, strict=True):
+        parts.append(struct.pack(f">{len(mids)}Q", *mids))
+        parts.append(struct.pack(f">{2 * len(counts)}Q", *(number for pair in counts for number in pair)))
+    for pairs in snapshot.windows.values():
+        parts.extend(_DIGEST.pack(digest, time_ms) for digest, time_ms in pairs)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Snapshot:
+    """The snapshot that :func:`encode` wrote. Raises DamagedRecord."""
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        head = json.loads(data[4 : 4 + length])
+        if head["version"] > SNAPSHOT_VERSION:
+            raise DamagedRecord(f"snapshot format {head['version']}; this Bascule reads up to {SNAPSHOT_VERSION}")
+        position = 4 + length
+        snapshot = Snapshot(
+            head["epoch"], head["sequence"], head["next_offset"], head["next_queue_id"],
+            OffsetMap(head["starts"], head["deltas"]), head["queues"], dict(head["ingress"]),
+        )  # fmt: skip
+        for mid_count, count_count in zip(head["mids"], head["counts"], strict=True):
+            snapshot.mids.append(list(struct.unpack_from(f">{mid_count}Q", data, position)))
+            position += 8 * mid_count
+            numbers = struct.unpack_from(f">{2 * count_count}Q", data, position)
+            snapshot.counts.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
+            position += 16 * count_count
+        for address, pair_count in head["windows"]:
+            end = position + _DIGEST.size * pair_count
+            snapshot.windows[address] = list(_DIGEST.iter_unpack(data[position:end]))
+            position = end
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise DamagedRecord(f"snapshot: {error}") from error
+    if position != len(data):
+        raise DamagedRecord(f"snapshot: {len(data)} bytes, its head says {position}")
+    return snapshot

@@ -1,0 +1,27 @@
+"""Which Kafka offset a sequence has: a single writer's records lie one behind the other, but for the rare gap."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class OffsetMap:
+    """Runs of records whose offset and sequence differ by the same number."""
+
+    starts: list[int] = field(default_factory=list)  # first sequence of each run
+    deltas: list[int] = field(default_factory=list)  # offset - sequence in that run
+
+    def note(self, sequence: int, offset: int) -> None:
+        """The record of ``sequence`` lies at ``offset``. To be told in order."""
+        if not self.deltas or self.deltas[-1] != offset - sequence:
+            self.starts.append(sequence)
+            self.deltas.append(offset - sequence)
+
+    def offset_of(self, sequence: int) -> int:
+        """Where a record lies. Raises IndexError for one before the first noted."""
+        run = bisect_right(self.starts, sequence) - 1
+        if run < 0:
+            raise IndexError(sequence)
+        return sequence + self.deltas[run]

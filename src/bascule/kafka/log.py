@@ -1,0 +1,153 @@
+"""The journal's partition in Kafka: many appends in flight, confirmed in order; ranges read back."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from bascule.core.errors import Unavailable
+
+#: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
+POLL_S = 0.25
+#: How long Kafka may take to answer a question that is not an append.
+ANSWER_TIMEOUT_S = 30.0
+#: Largest record the producer sends: the largest transaction, and what stands around it.
+RECORD_BYTES_MAX = 70 << 20
+#: What a reader holds before it is taken; its default of 64 MiB would be most of a broker's memory.
+READ_AHEAD_KBYTES = 16 * 1024
+
+APPEND_SETTINGS: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 0,  # records are gathered by the broker already
+    # Never reported failed by time: after a stall librdkafka reported records failed that were stored, and later ones succeeded.
+    "message.timeout.ms": 0,
+    "message.max.bytes": RECORD_BYTES_MAX,
+    "queue.buffering.max.kbytes": 512 * 1024,  # the broker bounds what is in flight, by bytes
+    "socket.nagle.disable": True,
+    "retry.backoff.ms": 20,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+    "log_level": 3,
+}
+READ_SETTINGS: Mapping[str, Any] = {
+    "group.id": "bascule-reader",  # asked for by the client; nothing is committed
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
+    "fetch.wait.max.ms": 50,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+    "log_level": 3,
+}
+
+#: (offset, None) for a stored record, (-1, what went wrong) for one that will not be.
+Outcome = tuple[int, str | None]
+
+
+class JournalWriter:
+    """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
+        self._producer = Producer({**kafka, **APPEND_SETTINGS})
+        self._topic = topic
+        self._partition = partition
+        self._on_outcomes = on_outcomes
+        self._outcomes: deque[Outcome] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._poll, name="journal-delivery", daemon=True)
+        self._thread.start()
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """Send a record off; its outcome comes to ``on_outcomes``. Raises Unavailable when the client takes no more."""
+        try:
+            self._producer.produce(self._topic, value=value, key=key, partition=self._partition, on_delivery=self._delivered)
+        except (BufferError, KafkaException) as error:
+            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes not taken: {error}") from error
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            offset = message.offset()
+            assert offset is not None
+            self._outcomes.append((offset, None))
+        else:
+            self._outcomes.append((-1, str(error)))
+
+    def _poll(self) -> None:
+        producer, outcomes = self._producer, self._outcomes
+        while not self._closing:
+            producer.poll(POLL_S)
+            if outcomes:
+                taken = list(outcomes)
+                outcomes.clear()
+                self._on_outcomes(taken)
+
+    def close(self) -> None:
+        """Stop; what is in flight stays undecided."""
+        self._closing = True
+        self._thread.join()
+        self._producer.purge()
+        self._producer.poll(0)
+
+
+class PartitionReader:
+    """Reads one partition from an offset on, up to the high watermark if asked (never only to the last stable offset)."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False) -> None:
+        isolation = "read_committed" if committed_only else "read_uncommitted"
+        self._consumer = Consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
+        self._topic = topic
+        self._partition = partition
+        self.at_end = False  # the last read came to the end of what can be read
+
+    def range(self) -> tuple[int, int]:
+        """(first offset, high watermark). Raises Unavailable."""
+        try:
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), timeout=ANSWER_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
+        return low, high
+
+    def seek(self, offset: int = OFFSET_BEGINNING) -> None:
+        """The next read begins here."""
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
+        """What comes within the time, at most ``count`` records. Raises Unavailable."""
+        found: list[Message] = []
+        self.at_end = False
+        for message in self._consumer.consume(count, timeout_s):
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.at_end = True
+            else:
+                raise Unavailable(f"reading {self._topic}: {error}")
+        return found
+
+    def up_to(self, end_offset: int) -> Iterator[Message]:
+        """Every record before ``end_offset``, which must hold a record just before it. Raises Unavailable when nothing comes any more."""
+        position, idle_s = -1, 0.0
+        while position < end_offset - 1:
+            messages = self.read()
+            idle_s = 0.0 if messages else idle_s + POLL_S
+            if idle_s > ANSWER_TIMEOUT_S:
+                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position + 1} of {end_offset}")
+            for message in messages:
+                offset = message.offset()
+                assert offset is not None
+                position = offset
+                if position < end_offset:
+                    yield message
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()

@@ -1,0 +1,237 @@
+"""What an attach asks for, in JMS terms: producers, consumers, subscriptions, browsers, temporary destinations, coordinators.
+
+Link names, capabilities and filters are those of Qpid JMS (docs/reference/amqp.md has them in one table).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from typing import TYPE_CHECKING, NamedTuple
+
+from bascule.amqp.connection import Link, ReceiverLink, SenderLink
+from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
+from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
+from bascule.broker.queue import Queue
+from bascule.core.destination import Routing
+from bascule.jms.selector import Selector, SelectorError, compile_selector
+from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink, no_local_of, selector_of
+
+if TYPE_CHECKING:
+    from bascule.server.connection import ClientConnection
+
+PREFIXES = {"queue://": Routing.ANYCAST, "topic://": Routing.MULTICAST}
+ROUTING_OF_CAPABILITY = {
+    "queue": Routing.ANYCAST,
+    "topic": Routing.MULTICAST,
+    "temporary-queue": Routing.ANYCAST,
+    "temporary-topic": Routing.MULTICAST,
+}
+#: Link names of shared subscriptions carry a suffix: "name|2" for the second consumer, "name|global", "name|volatile3".
+NAME_DELIMITER = "|"
+TEMPORARY_PREFIX = "temp."
+
+
+class Place(NamedTuple):
+    """An address, and the routing that a peer asked for (None: it did not say)."""
+
+    address: str
+    routing: Routing | None
+
+
+def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
+    """The destination that a terminus names. Raises AmqpError for an address that is no string or empty."""
+    if not isinstance(address, str) or not address:
+        raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string that is not empty")
+    routing = next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), None)
+    for prefix, prefixed in PREFIXES.items():
+        if address.startswith(prefix):
+            return Place(address[len(prefix) :], routing if routing is not None else prefixed)
+    return Place(address, routing)
+
+
+def routing_at(connection: ClientConnection, place: Place) -> Routing:
+    """The routing of a place where the peer did not say: what is there, or a queue."""
+    if place.routing is not None:
+        return place.routing
+    addresses = connection.server.engine.addresses
+    if place.address not in addresses.anycast and place.address in addresses:
+        return Routing.MULTICAST
+    return Routing.ANYCAST
+
+
+def attach(connection: ClientConnection, link: Link) -> None:
+    """Answer a peer's attach. Raises AmqpError: the link is refused."""
+    if isinstance(link, ReceiverLink):
+        _attach_producer(connection, link)
+    else:
+        assert isinstance(link, SenderLink)
+        _attach_consumer(connection, link)
+
+
+# -- producers ---------------------------------------------------------------------------------------------------------
+
+
+def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
+    target = link.remote_target
+    limit = connection.server.max_message_bytes
+    if isinstance(target, Coordinator):
+        link.context = CoordinatorLink(connection, link)
+        link.accept(max_message_size=limit)
+        link.flow(PRODUCER_CREDIT)
+        return
+    if not isinstance(target, Target):
+        raise AmqpError(NOT_IMPLEMENTED, "a producer without a target")
+    if target.dynamic:
+        queue = _temporary(connection, link, target.capabilities)
+        producer = ProducerLink(connection, link, queue.address, queue.routing)
+        link.accept(target=dataclasses.replace(target, address=queue.address), max_message_size=limit)
+    elif target.address is None:
+        producer = ProducerLink(connection, link, None, None)
+        link.accept(max_message_size=limit)
+    else:
+        place = place_of(target.address, target.capabilities)
+        producer = ProducerLink(connection, link, place.address, routing_at(connection, place))
+        link.accept(max_message_size=limit)
+    link.context = producer
+    producer.top_up()
+
+
+def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str, ...]) -> Queue:
+    """A temporary destination: it goes when its link goes, and with it what it holds."""
+    routing = next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), Routing.ANYCAST)
+    name = f"{TEMPORARY_PREFIX}{uuid.uuid4()}"
+    if routing is Routing.ANYCAST:
+        queue = connection.server.engine.create_queue(name, name, routing, durable=False)
+        connection.temporary[link] = queue
+        return queue
+    return Queue(0, name, name, routing, durable=False)  # a topic needs nothing but its name
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def _attach_consumer(connection: ClientConnection, link: SenderLink) -> None:
+    source = link.remote_source
+    if source is None:
+        _find_subscription(connection, link)
+        return
+    if source.dynamic:
+        queue = _temporary(connection, link, source.capabilities)
+        _consume(connection, link, queue, None, source=dataclasses.replace(source, address=queue.address))
+        return
+    place = place_of(source.address, source.capabilities)
+    selector = _selector(link)
+    if routing_at(connection, place) is Routing.MULTICAST:
+        _subscribe(connection, link, source, place.address, selector)
+        return
+    queue = connection.server.engine.queue(place.address)
+    if source.distribution_mode == "copy":
+        _browse(connection, link, queue, selector)
+    else:
+        _consume(connection, link, queue, selector)
+
+
+def _selector(link: Link) -> Selector | None:
+    text = selector_of(link)
+    try:
+        return compile_selector(text) if text else None
+    except SelectorError as error:
+        raise AmqpError(INVALID_FIELD, str(error)) from error
+
+
+def _consume(
+    connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None
+) -> ConsumerLink:
+    engine = connection.server.engine
+    consumer = ConsumerLink(connection, link, settled=link.snd_settle_mode == SenderSettleMode.SETTLED)
+    link.context = consumer
+    consumer.consumer = engine.attach(queue, consumer, selector)
+    # The queue, or a subscription, is there for good before the client is told so.
+    engine.journaling.then(_accept, connection, link, source)
+    return consumer
+
+
+def _accept(connection: ClientConnection, link: SenderLink, source: Source | None) -> None:
+    if link.context is not None and not connection.lost:
+        link.accept(source=source)
+        connection.touch()
+
+
+def _browse(connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None) -> None:
+    engine = connection.server.engine
+    messages = [message for message in queue.ready if selector is None or engine.matches(selector, message)]
+    messages.reverse()
+    link.context = BrowserLink(connection, link, messages)
+    link.accept()
+
+
+def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
+    """A consumer of a topic: the subscription is a queue of its own, which takes what its selector wants."""
+    engine = connection.server.engine
+    shared = "shared" in source.capabilities
+    durable = bool(source.durable) or source.expiry_policy == "never"
+    text = selector.text if selector is not None else ""
+    no_local = connection.container if no_local_of(link) else ""
+    if not shared and not durable:
+        queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local)
+        _consume(connection, link, queue, None).on_close = queue
+        return
+    name = subscription_name(connection, link)
+    existing = engine.addresses.subscriptions.get(name)
+    if existing is not None and (existing.address, existing.selector_text, existing.no_local_container) != (address, text, no_local):
+        if existing.consumers:
+            raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use, with another topic or selector")
+        engine.delete_queue(existing)  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
+        existing = None
+    if existing is not None and existing.consumers and not shared:
+        raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
+    queue = existing or engine.create_queue(
+        name, address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local, subscription=name
+    )
+    consumer = _consume(connection, link, queue, None)
+    if not durable:
+        consumer.on_close = queue
+
+
+def subscription_name(connection: ClientConnection, link: Link) -> str:
+    """The queue behind a durable or shared subscription: its client's own, or everybody's."""
+    name, _, suffix = link.name.partition(NAME_DELIMITER)
+    own = "" if suffix.startswith("global") else f"{connection.container}."
+    kind = "volatile." if "volatile" in suffix else ""
+    return f"{kind}{own}{name}"
+
+
+def _find_subscription(connection: ClientConnection, link: SenderLink) -> None:
+    """A null source asks for a subscription by its link's name; closing that link deletes it (unsubscribe)."""
+    name = subscription_name(connection, link)
+    queue = connection.server.engine.addresses.subscriptions.get(name)
+    if queue is None:
+        raise AmqpError(NOT_FOUND, f"no subscription {name!r}")
+    if queue.consumers:
+        raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
+    connection.unsubscribing[link] = queue
+    link.accept(source=Source(address=queue.address, durable=2, expiry_policy="never", distribution_mode="copy", capabilities=("topic",)))
+
+
+# -- the end of a link -------------------------------------------------------------------------------------------------
+
+
+def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
+    """A link is gone, by its client's word or with its session."""
+    engine = connection.server.engine
+    context, link.context = link.context, None
+    if isinstance(context, ProducerLink):
+        connection.server.starved.pop(context, None)
+    elif isinstance(context, CoordinatorLink):
+        connection.roll_back_all()
+    elif isinstance(context, ConsumerLink) and context.consumer is not None:
+        engine.detach(context.consumer)
+        if context.on_close is not None and not context.on_close.consumers:
+            engine.delete_queue(context.on_close)
+    queue = connection.unsubscribing.pop(link, None)
+    if queue is not None and closed:
+        engine.delete_queue(queue)
+    temporary = connection.temporary.pop(link, None)
+    if temporary is not None:
+        engine.delete_queue(temporary)

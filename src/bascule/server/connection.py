@@ -1,0 +1,331 @@
+"""One client connection: a socket on one side, the AMQP engine in the middle, the broker engine on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import bascule
+from bascule.amqp import events
+from bascule.amqp.connection import Connection, Link, Session
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, MESSAGE_SIZE_EXCEEDED, AmqpError
+from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role, TransactionalState
+from bascule.amqp.types import Symbol
+from bascule.broker.errors import UnknownTransaction
+from bascule.broker.message import Message
+from bascule.broker.queue import Queue
+from bascule.broker.transactions import Transaction
+from bascule.core.errors import BasculeError
+from bascule.jms.sections import scan
+from bascule.server.attach import attach, detached, place_of, routing_at
+from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink
+
+if TYPE_CHECKING:
+    from bascule.server.node import Node
+
+log = logging.getLogger(__name__)
+
+#: What waits in a socket's buffer before its consumers count as slow: they get nothing more until it has drained.
+WRITE_BUFFER_BYTES = 1 << 20
+CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "SHARED-SUBS")
+#: How often heartbeats and idle time are looked at, at least.
+TICK_S = 10.0
+
+_transaction_ids = itertools.count(1)
+
+
+class ClientConnection(asyncio.Protocol):
+    """Turns AMQP events into broker commands; what the broker answers goes out once per turn of the loop."""
+
+    def __init__(self, server: Node) -> None:
+        self.server = server
+        self.amqp = Connection(
+            Role.SERVER, container_id=server.container_id, sasl=server.sasl(), idle_timeout_s=server.idle_timeout_s, require_sasl=True
+        )
+        self.container = ""
+        self.peer = ""
+        self.paused = False
+        self.lost = False
+        self.links: dict[Link, None] = {}
+        self.temporary: dict[Link, Queue] = {}
+        self.unsubscribing: dict[Link, Queue] = {}
+        self.transactions: dict[bytes, Transaction] = {}
+        self._transport: asyncio.Transport | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    # -- the socket --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)  # type: ignore[attr-defined]
+        self.peer = str(transport.get_extra_info("peername"))
+        self.server.connections[self] = None
+        self._ticking()
+
+    def data_received(self, data: bytes) -> None:
+        """Take frames in."""
+        try:
+            for event in self.amqp.receive(data, time.monotonic()):
+                HANDLERS[type(event)](self, event)
+        except Exception:
+            # A fault of ours in one connection must not reach the others.
+            log.exception("connection %s (%s)", self.peer, self.container)
+            self.amqp.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
+            self.release()
+        self.touch()
+        self.server.engine.dispatch()
+        self.server.send_output()
+
+    def touch(self) -> None:
+        """There may be output."""
+        self.server.touched[self] = None
+
+    def send_output(self) -> None:
+        """Write what the engine has to say."""
+        data = self.amqp.data_to_send()
+        if self._transport is not None and not self.lost:
+            if data:
+                self._transport.write(data)
+            if self.amqp.closed:
+                self._transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self.paused = False
+        for link in self.links:
+            self._wake(link)
+        self.server.engine.dispatch()
+        self.server.send_output()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The client is gone, with or without a word."""
+        self.lost = True
+        if self._tick is not None:
+            self._tick.cancel()
+        self.server.connections.pop(self, None)
+        self.server.touched.pop(self, None)
+        self.release()
+        self.server.engine.dispatch()
+        self.server.send_output()
+
+    def close(self, error: AmqpError | None) -> None:
+        """End the connection from our side."""
+        self.amqp.close(error)
+        self.release()
+        self.send_output()
+
+    def _ticking(self) -> None:
+        now_s = time.monotonic()
+        deadline_s = self.amqp.tick(now_s)
+        self.send_output()
+        delay_s = min(TICK_S, max(deadline_s - now_s, 0.05))
+        self._tick = asyncio.get_running_loop().call_later(delay_s, self._ticking)
+
+    def release(self) -> None:
+        """Give everything back that the client held."""
+        for link in list(self.links):
+            detached(self, link, closed=False)
+        self.links.clear()
+        self.roll_back_all()
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Transaction:
+        """A new transaction of this connection."""
+        transaction = self.server.engine.begin(b"%x" % next(_transaction_ids))
+        self.transactions[transaction.id] = transaction
+        return transaction
+
+    def roll_back_all(self) -> None:
+        """The coordinator link or the connection is gone: so is what was open."""
+        for transaction in self.transactions.values():
+            self.server.engine.rollback(transaction)
+        self.transactions.clear()
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _opened(self, event: events.Opened) -> None:
+        self.container = event.open.container_id
+        properties: dict[Any, Any] = {
+            Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
+        }  # fmt: skip
+        if self.server.failover:
+            properties[Symbol("failover-server-list")] = self.server.failover
+        taken = any(other.container == self.container and other is not self and not other.amqp.closed for other in self.server.connections)
+        if taken and "sole-connection-for-container" in event.open.desired_capabilities:
+            properties[Symbol("amqp:connection-establishment-failed")] = True
+            self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+            info = {Symbol("invalid-field"): Symbol("container-id")}
+            self.amqp.close(AmqpError(INVALID_FIELD, f"client id {self.container!r} is connected already", info))
+            return
+        self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+
+    def _attached(self, event: events.Attached) -> None:
+        link = event.link
+        try:
+            self.links[link] = None
+            attach(self, link)
+        except BasculeError as error:
+            self.links.pop(link, None)
+            link.context = None
+            link.refuse(error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error)))
+
+    def _detached(self, event: events.Detached) -> None:
+        self.links.pop(event.link, None)
+        detached(self, event.link, closed=event.closed)
+
+    def _session_ended(self, event: events.SessionEnded) -> None:
+        self._forget(lambda link: link.session is event.session)
+
+    def _forget(self, which: Callable[[Link], bool]) -> None:
+        for link in [link for link in self.links if which(link)]:
+            del self.links[link]
+            detached(self, link, closed=False)
+
+    def _closed(self, event: events.ConnectionClosed) -> None:
+        if event.error is not None:
+            log.info("connection %s (%s): %s", self.peer, self.container, event.error)
+        self.release()
+
+    def _transferred(self, event: events.Transferred) -> None:
+        producer = event.link.context
+        if not isinstance(producer, ProducerLink):
+            return
+        token = None if event.settled else (event.delivery_id, event.txn_id)
+        try:
+            if len(event.payload) > self.server.max_message_bytes:
+                raise AmqpError(MESSAGE_SIZE_EXCEEDED, f"message of {len(event.payload)} bytes; the limit is {self.server.max_message_bytes}")
+            facts = scan(event.payload)
+            transaction = None if event.txn_id is None else self._transaction(event.txn_id)
+            address, routing = producer.address, producer.routing
+            if address is None or routing is None:
+                place = place_of(facts.to, ())
+                address, routing = place.address, routing_at(self, place)
+        except BasculeError as error:
+            producer.refused(token, error)
+        else:
+            self.server.engine.send(address, routing, event.payload, facts, self.container, producer, token, transaction)
+        if event.link.credit < PRODUCER_CREDIT_LOW:
+            producer.top_up()
+
+    def _transaction(self, txn_id: bytes) -> Transaction:
+        transaction = self.transactions.get(txn_id)
+        if transaction is None:
+            raise UnknownTransaction(f"no transaction {txn_id.hex()} on this connection")
+        return transaction
+
+    def _dispositioned(self, event: events.Dispositioned) -> None:
+        state = event.state
+        transaction: Transaction | None = None
+        if event.txn_id is not None:
+            transaction = self.transactions.get(event.txn_id)
+            if isinstance(state, TransactionalState):
+                state = state.outcome
+        if state is None and not event.settled:
+            return
+        settle = OUTCOMES.get(type(state), _return_failed)
+        for link, delivery_id, context in event.deliveries:
+            if context is None:
+                continue
+            consumer, message = context
+            if consumer.consumer is None:
+                continue
+            if transaction is not None and isinstance(state, Accepted):
+                self.server.engine.acknowledge_in(transaction, consumer.consumer, message)
+            else:
+                settle(self, consumer, message, state)
+            if not event.settled:
+                self.server.engine.journaling.then(self._settled, event.session, link, delivery_id, event.state)
+
+    def _settled(self, session: Session, link: Link, delivery_id: int, state: Any) -> None:
+        if link in self.links:
+            session.settle_outgoing(delivery_id, state)
+            self.touch()
+
+    def _flowed(self, event: events.Flowed) -> None:
+        if event.link is None:
+            for link in self.links:
+                self._wake(link)
+        else:
+            self._wake(event.link)
+
+    def _wake(self, link: Link) -> None:
+        context = link.context
+        if isinstance(context, ConsumerLink) and context.consumer is not None:
+            self.server.engine.wake(context.consumer.queue)
+        elif isinstance(context, BrowserLink):
+            context.pump()
+
+    def _declared(self, event: events.Declared) -> None:
+        if isinstance(event.link.context, CoordinatorLink):
+            event.link.context.declare(event.delivery_id)
+
+    def _discharged(self, event: events.Discharged) -> None:
+        if isinstance(event.link.context, CoordinatorLink):
+            event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
+
+    def _nothing(self, event: object) -> None:
+        """Nothing to do."""
+
+
+def _accept(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
+    assert consumer.consumer is not None
+    connection.server.engine.acknowledge(consumer.consumer, message)
+
+
+def _reject(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
+    assert consumer.consumer is not None
+    connection.server.engine.reject(consumer.consumer, message)
+
+
+def _release(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
+    assert consumer.consumer is not None
+    connection.server.engine.give_back(consumer.consumer, message, failed=False)
+
+
+def _modify(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Modified) -> None:
+    assert consumer.consumer is not None
+    if state.undeliverable_here:
+        connection.server.engine.reject(consumer.consumer, message)
+    else:
+        connection.server.engine.give_back(consumer.consumer, message, failed=bool(state.delivery_failed))
+
+
+def _return_failed(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
+    """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
+    assert consumer.consumer is not None
+    connection.server.engine.give_back(consumer.consumer, message, failed=True)
+
+
+OUTCOMES: dict[type, Callable[[ClientConnection, ConsumerLink, Message, Any], None]] = {
+    Accepted: _accept,
+    Rejected: _reject,
+    Released: _release,
+    Modified: _modify,
+}
+
+HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
+    events.Opened: ClientConnection._opened,
+    events.SessionBegun: ClientConnection._nothing,
+    events.SessionEnded: ClientConnection._session_ended,
+    events.Attached: ClientConnection._attached,
+    events.Detached: ClientConnection._detached,
+    events.ConnectionClosed: ClientConnection._closed,
+    events.Transferred: ClientConnection._transferred,
+    events.Dispositioned: ClientConnection._dispositioned,
+    events.Flowed: ClientConnection._flowed,
+    events.Declared: ClientConnection._declared,
+    events.Discharged: ClientConnection._discharged,
+}
+#: What clients are told when the broker goes: a failover client turns to another one.
+GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is going down")

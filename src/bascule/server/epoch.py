@@ -1,0 +1,301 @@
+"""One epoch of the journal: from its start record over the load of the state to the first append that fails.
+
+Everything here runs on the event loop but what its name says: the delivery thread of the log posts outcomes, loads run in an executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import bascule
+from bascule.broker import snapshot as snapshots
+from bascule.broker.addresses import Diverts
+from bascule.broker.engine import Engine, Policy
+from bascule.broker.errors import JournalUnavailable
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.message import Bodies, BodyStore
+from bascule.core.errors import BasculeError
+from bascule.journal.offsets import OffsetMap
+from bascule.journal.records import (
+    KEY_OF_KIND,
+    DamagedRecord,
+    ForeignRecord,
+    Kind,
+    Op,
+    RecordError,
+    decode_header,
+    encode_record,
+    json_entry,
+)
+from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
+from bascule.kafka.snapshots import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+#: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
+IN_FLIGHT_MAX = 4
+#: Bytes on their way at which producers get no more credit.
+IN_FLIGHT_BYTES_MAX = 32 << 20
+#: How often the age of the oldest append is looked at.
+WATCH_S = 0.5
+
+
+class SteppedDown(BasculeError):
+    """Another broker started a newer epoch: this one must not answer anybody any more."""
+
+    exit_code: ClassVar[int] = 4
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlace:
+    """Where the journal is, and what bounds it."""
+
+    kafka: dict[str, Any]
+    topic: str
+    snapshots_topic: str
+    partition: int
+    append_timeout_s: float
+    snapshot_records: int
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Epoch:
+    """A loaded engine and its way into the journal.
+
+    ``on_ended(error)`` is called once, when the epoch cannot go on; ``on_confirmed()`` after each round of confirmations;
+    ``on_stalled(error)`` when appends have been out for too long.
+    """
+
+    def __init__(
+        self, place: JournalPlace, policy: Policy, diverts: Diverts, bodies: BodyStore | None, memory_bytes: int,
+        *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_stalled: Callable[[BasculeError], None],
+    ) -> None:  # fmt: skip
+        self.place = place
+        self._policy = policy
+        self._diverts = diverts
+        self._bodies = bodies
+        self._memory_bytes = memory_bytes
+        self._on_ended = on_ended
+        self._on_confirmed = on_confirmed
+        self._on_stalled = on_stalled
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-load")
+        self._store = SnapshotStore(place.kafka, place.snapshots_topic)
+        self._writer = JournalWriter(place.kafka, place.topic, place.partition, self._post)
+        self._started: asyncio.Future[int] | None = None
+        self._next_offset = -1
+        self._flush_due = False
+        self._oldest_since_s = 0.0
+        self._since_snapshot = 0
+        self._snapshot_busy = False
+        self._snapshots: list[str] = []
+        self._watch: asyncio.TimerHandle | None = None
+        self.ended = False
+        self.offsets = OffsetMap()
+        self.engine = self._fresh_engine()
+
+    def _fresh_engine(self) -> Engine:
+        bodies = Bodies(self._bodies, self._memory_bytes)
+        return Engine(Journaling(self._writer.append, on_work=self._work), bodies, _now_ms, self._policy)
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Write the start record and load everything before it. Raises Unavailable, RecordError or SteppedDown."""
+        offset = await self._write_start()
+        started_s = time.monotonic()
+        loader = await self._loop.run_in_executor(self._executor, self._load, offset)
+        self.offsets = loader.offsets
+        self.engine.journaling.begin(offset, loader.fence.sequence)
+        self.engine.addresses.use(self._diverts)
+        self._next_offset = offset + 1
+        self._watch = self._loop.call_later(WATCH_S, self._look)
+        waiting = sum(queue.ready.count for queue in self.engine.addresses.queues.values())
+        log.info("epoch %d: %d queues, %d messages, loaded in %.2f s", offset, len(self.engine.addresses.queues), waiting, time.monotonic() - started_s)
+
+    async def _write_start(self) -> int:
+        self._started = self._loop.create_future()
+        content = {
+            "exclusive": [divert.name for divert in self._diverts.exclusive], "host": socket.gethostname(), "pid": os.getpid(),
+            "version": bascule.__version__,
+        }  # fmt: skip
+        value = encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, content))
+        self._writer.append(KEY_OF_KIND[Kind.EPOCH], value)
+        try:
+            return await asyncio.wait_for(self._started, self.place.append_timeout_s)
+        except TimeoutError:
+            raise JournalUnavailable(f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s") from None
+
+    def _load(self, epoch: int) -> Loader:
+        """In the executor: the newest snapshot that the journal announces, and what follows."""
+        candidates: list[snapshots.Snapshot | None] = []
+        for name, data in self._store.read().items():
+            try:
+                candidates.append(snapshots.decode(data))
+            except DamagedRecord as error:
+                log.error("snapshot %s cannot be used: %s", name, error)
+        self._snapshots = [snapshot.id for snapshot in candidates if snapshot is not None]
+        candidates.sort(key=lambda snapshot: snapshot.sequence if snapshot else -1, reverse=True)
+        reader = PartitionReader(self.place.kafka, self.place.topic, self.place.partition)
+        try:
+            first, _ = reader.range()
+            for snapshot in [*candidates, None]:
+                self.engine = self._fresh_engine()
+                loader = Loader(self.engine, snapshot)
+                if loader.first_offset < first:
+                    if snapshot is None:
+                        raise DamagedRecord(f"journal {self.place.topic} begins at offset {first}, and no usable snapshot covers what was before")
+                    log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
+                    continue
+                self._replay(reader, loader, epoch)
+                if snapshot is None or snapshot.id in loader.announced:
+                    loader.finish()
+                    return loader
+                log.warning("snapshot %s was never announced: not used", snapshot.id)
+        finally:
+            reader.close()
+        raise AssertionError("the whole journal is always a candidate")
+
+    def _replay(self, reader: PartitionReader, loader: Loader, epoch: int) -> None:
+        reader.seek(loader.first_offset)
+        for message in reader.up_to(epoch + 1):
+            offset = message.offset()
+            assert offset is not None
+            value = message.value()
+            try:
+                loader.apply(offset, None if value is None else bytes(value))
+            except ForeignRecord as error:
+                log.error("journal %s, offset %d: foreign record passed over: %s", self.place.topic, offset, error)
+            except RecordError as error:
+                raise type(error)(f"journal {self.place.topic}, offset {offset}: {error}") from error
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Append what has gathered, unless enough is on its way already."""
+        in_flight = self.engine.journaling.in_flight
+        if self.ended:
+            return
+        if len(in_flight) >= IN_FLIGHT_MAX:
+            self._flush_due = True
+            return
+        self._flush_due = False
+        if not in_flight:
+            self._oldest_since_s = time.monotonic()
+        try:
+            self.engine.journaling.flush()
+        except BasculeError as error:
+            self.end(error)
+
+    def _post(self, outcomes: list[Outcome]) -> None:
+        self._loop.call_soon_threadsafe(self._settle, outcomes)
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        for offset, error in outcomes:
+            if self.ended:
+                return
+            if error is not None:
+                self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
+            elif self._started is not None and not self._started.done():
+                self._started.set_result(offset)
+            elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
+                self._next_offset = offset + 1
+                self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
+                self.engine.confirm()
+                self._since_snapshot += 1
+        if self.ended:
+            return
+        self._oldest_since_s = time.monotonic()
+        self.engine.stalled = None
+        if self._flush_due:
+            self.flush()
+        if self._since_snapshot >= self.place.snapshot_records and not self._snapshot_busy:
+            self._loop.create_task(self.snapshot())
+        self._on_confirmed()
+
+    def _own_gap(self, start: int, end: int) -> bool:
+        """Somebody else wrote between our records: a newer epoch ends this one, anything else is alarmed and passed over."""
+        reader = PartitionReader(self.place.kafka, self.place.topic, self.place.partition)
+        try:
+            reader.seek(start)
+            for message in reader.up_to(end):
+                value = message.value()
+                try:
+                    kind = decode_header(None if value is None else bytes(value)).kind
+                except RecordError as error:
+                    log.error("journal %s, offset %s: foreign record: %s", self.place.topic, message.offset(), error)
+                    continue
+                if kind is Kind.EPOCH:
+                    self.end(SteppedDown(f"another broker started epoch {message.offset()} of journal {self.place.topic}"))
+                    return False
+        finally:
+            reader.close()
+        return True
+
+    def _look(self) -> None:
+        """Appends that Kafka has not answered for too long: nobody must wait for them."""
+        self._watch = self._loop.call_later(WATCH_S, self._look)
+        age_s = time.monotonic() - self._oldest_since_s
+        if self.engine.journaling.in_flight and age_s > self.place.append_timeout_s and self.engine.stalled is None:
+            size = self.engine.journaling.in_flight_bytes
+            self.engine.stalled = JournalUnavailable(
+                f"journal {self.place.topic}: Kafka has not stored {size} bytes in {age_s:.0f} s; nothing persistent is taken until it does"
+            )
+            self._on_stalled(self.engine.stalled)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> None:
+        """Store the state, announce it in the journal, forget the older ones."""
+        self._snapshot_busy = True
+        try:
+            taken = snapshots.take(self.engine, self.offsets)
+            self._since_snapshot = 0
+            data = snapshots.encode(taken)
+            await self._loop.run_in_executor(self._executor, self._store.write, taken.id, data)
+            if self.ended:
+                return
+            stored: asyncio.Future[None] = self._loop.create_future()
+            journaling = self.engine.journaling
+            journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id, "bytes": len(data)}))
+            journaling.then(stored.set_result, None)
+            await stored
+            older, self._snapshots = [name for name in self._snapshots if name != taken.id], [taken.id]
+            for name in older:
+                await self._loop.run_in_executor(self._executor, self._store.delete, name)
+        except BasculeError as error:
+            log.warning("no snapshot this time: %s", error)
+        finally:
+            self._snapshot_busy = False
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def end(self, error: BasculeError) -> None:
+        """The epoch cannot go on: nothing is answered any more."""
+        if not self.ended:
+            self.ended = True
+            self._on_ended(error)
+
+    async def close(self) -> None:
+        """Release what the epoch holds."""
+        self.ended = True
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._loop.run_in_executor(None, self._writer.close)
+        self._executor.shutdown(wait=False)
+

@@ -1,0 +1,106 @@
+"""The tail of ``bascule.ingress``: what pipelines (and user jobs) wrote for JMS destinations, into the journal with its position."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from bascule.broker.engine import Engine
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
+from bascule.kafka.log import PartitionReader
+
+log = logging.getLogger(__name__)
+
+#: Bytes taken in one journal record: they are atomic with the position behind them.
+CHUNK_BYTES = 256 * 1024
+#: Chunks on their way into the journal before reading pauses.
+CHUNKS_MAX = 8
+#: How long the reader waits for records before it looks whether it should end.
+READ_S = 0.1
+
+Chunk = tuple[int, list[tuple[Send, bool]]]
+
+
+class IngressTail:
+    """Reads one partition, ``read_committed``, in a thread; hands chunks to the engine on the loop."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._partition = partition
+        self._engine = engine
+        self._loop = loop
+        self._ending = threading.Event()
+        self._room = threading.Semaphore(CHUNKS_MAX)
+        self._thread = threading.Thread(target=self._run, name="ingress-tail", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        position = self._engine.ingress_positions.get(self._partition, 0)
+        while not self._ending.is_set():
+            reader = PartitionReader(self._kafka, self._topic, self._partition, committed_only=True)
+            try:
+                reader.seek(position)
+                while not self._ending.is_set():
+                    for next_offset, sends in self._chunks(reader):
+                        self._hand_over(next_offset, sends)
+                        position = next_offset
+            except Unavailable as error:
+                log.warning("ingress: %s; reading on from offset %d", error, position)
+                self._ending.wait(1.0)
+            except (BasculeError, RuntimeError) as error:
+                # Nothing is passed over silently: the tail stands still here until somebody looks.
+                log.error("ingress %s stops at offset %d: %s", self._topic, position, error)
+                return
+            finally:
+                reader.close()
+
+    def _chunks(self, reader: PartitionReader) -> list[Chunk]:
+        """What has come, gathered to chunks."""
+        chunks: list[Chunk] = []
+        sends: list[tuple[Send, bool]] = []
+        size_bytes = 0
+        next_offset = -1
+        for message in reader.read(1000, READ_S):
+            offset = message.offset()
+            assert offset is not None
+            keep = dict(message.headers() or ()).get("unbound") == b"keep"
+            found = self._sends(offset, message.value())
+            sends.extend((send, keep) for send in found)
+            size_bytes += sum(len(send.body) for send in found)
+            next_offset = offset + 1
+            if size_bytes > CHUNK_BYTES:
+                chunks.append((next_offset, sends))
+                sends, size_bytes, next_offset = [], 0, -1
+        if next_offset >= 0:
+            chunks.append((next_offset, sends))
+        return chunks
+
+    def _sends(self, offset: int, value: bytes | None) -> list[Send]:
+        try:
+            decode_header(value)
+        except ForeignRecord as error:
+            log.error("ingress %s, offset %d: foreign record passed over: %s", self._topic, offset, error)
+            return []
+        assert value is not None
+        return [decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND]
+
+    def _hand_over(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
+        while not self._room.acquire(timeout=READ_S):
+            if self._ending.is_set():
+                return
+        self._loop.call_soon_threadsafe(self._take_in, next_offset, sends)
+
+    def _take_in(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
+        if not self._ending.is_set():
+            self._engine.take_in(self._partition, next_offset, sends)
+            self._engine.journaling.then(self._room.release)
+
+    def close(self) -> None:
+        """Stop reading; what is on its way goes on."""
+        self._ending.set()
+        self._thread.join()

@@ -1,0 +1,177 @@
+"""AMQP links bound to the broker engine: where AMQP nouns become JMS ones.
+
+How Qpid JMS asks for things (terminus capabilities, link names, filters) is in docs/reference/amqp.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bascule.amqp.connection import Link, ReceiverLink, SenderLink
+from bascule.amqp.errors import AmqpError
+from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected, TransactionalState
+from bascule.broker.errors import UnknownTransaction
+from bascule.broker.message import Message
+from bascule.broker.queue import Consumer, Queue
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.jms.sections import header_bytes, scan
+
+if TYPE_CHECKING:
+    from bascule.server.connection import ClientConnection
+
+#: Messages a producer may have on their way: hides a round trip at full speed, bounds what one connection can make the broker hold.
+PRODUCER_CREDIT = 1000
+#: A producer's credit is topped up when half is used: one flow frame for so many messages.
+PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
+
+
+class ProducerLink:
+    """A client's producer; the broker's :class:`~bascule.broker.engine.SendPort`. ``address`` None takes each message's own ``to``."""
+
+    __slots__ = ("address", "connection", "link", "routing")
+
+    def __init__(self, connection: ClientConnection, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
+        self.connection = connection
+        self.link = link
+        self.address = address
+        self.routing = routing
+
+    def accepted(self, token: Any) -> None:
+        """The message is taken: tell the client, with the outcome inside its transaction where it has one."""
+        if token is None:
+            return
+        delivery_id, txn_id = token
+        self.link.settle(delivery_id, ACCEPTED if txn_id is None else TransactionalState(txn_id, ACCEPTED))
+        self.connection.touch()
+
+    def refused(self, token: Any, error: BasculeError) -> None:
+        """The message is not taken, and the client is told why; one it would not hear of closes the link."""
+        if token is None:
+            self.link.detach(AmqpError(error.condition, str(error)))
+        else:
+            delivery_id, txn_id = token
+            outcome = Rejected(Error(error.condition, str(error)))
+            self.link.settle(delivery_id, outcome if txn_id is None else TransactionalState(txn_id, outcome))
+        self.connection.touch()
+
+    def top_up(self) -> None:
+        """Give credit, unless the broker has as much on its way as it may."""
+        if self.connection.server.congested:
+            self.connection.server.starved[self] = None
+        else:
+            self.link.flow(PRODUCER_CREDIT)
+            self.connection.touch()
+
+
+class ConsumerLink:
+    """A client's consumer; the broker's :class:`~bascule.broker.queue.ConsumerPort`."""
+
+    __slots__ = ("connection", "consumer", "link", "on_close", "settled")
+
+    def __init__(self, connection: ClientConnection, link: SenderLink, *, settled: bool) -> None:
+        self.connection = connection
+        self.link = link
+        self.settled = settled
+        self.consumer: Consumer | None = None
+        self.on_close: Queue | None = None  # a queue that goes with its last consumer
+
+    @property
+    def credit(self) -> int:
+        """Messages it may be sent now: none while the client does not read."""
+        return 0 if self.connection.paused else self.link.credit
+
+    def deliver(self, message: Message, delivery_count: int) -> None:
+        """Send a message, with its header as it is now."""
+        connection = self.connection
+        engine = connection.server.engine
+        body = engine.bodies.read(message)
+        parts: bytes | tuple[bytes, ...] = body
+        if delivery_count:
+            if message.body_start < 0:
+                message.body_start = scan(body).body_start
+            header = header_bytes(message.mid >= 0, message.priority, 0, False, delivery_count)
+            parts = (header, body[message.body_start :])
+        self.link.send(parts, context=(self, message), settled=self.settled)
+        if self.settled:
+            assert self.consumer is not None
+            engine.acknowledge(self.consumer, message)
+        connection.touch()
+
+    def dispatched(self) -> None:
+        """Nothing more for now: answer a drain."""
+        if self.link.drain and self.link.credit > 0 and not self.connection.paused:
+            self.link.drained()
+            self.connection.touch()
+
+
+class BrowserLink:
+    """A queue browser: a stable pass over what waits when it comes, each message once, nothing taken."""
+
+    __slots__ = ("connection", "link", "messages")
+
+    def __init__(self, connection: ClientConnection, link: SenderLink, messages: list[Message]) -> None:
+        self.connection = connection
+        self.link = link
+        self.messages = messages
+
+    def pump(self) -> None:
+        """Send what credit allows."""
+        engine = self.connection.server.engine
+        while self.messages and self.link.credit > 0:
+            message = self.messages.pop()
+            if message.references:  # still there
+                self.link.send(engine.bodies.read(message), context=None, settled=True)
+        if self.link.drain and self.link.credit > 0:
+            self.link.drained()
+        self.connection.touch()
+
+
+class CoordinatorLink:
+    """A client's link to the transaction coordinator (AMQP 1.0 part 4)."""
+
+    __slots__ = ("connection", "link")
+
+    def __init__(self, connection: ClientConnection, link: ReceiverLink) -> None:
+        self.connection = connection
+        self.link = link
+
+    def declare(self, delivery_id: int) -> None:
+        """Begin a transaction."""
+        self.link.settle(delivery_id, Declared(self.connection.begin().id))
+        self.link.flow(PRODUCER_CREDIT)
+
+    def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
+        """Commit, or roll back. The answer to a commit comes when it is stored."""
+        transaction = self.connection.transactions.pop(txn_id, None)
+        engine = self.connection.server.engine
+        if transaction is None:
+            self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
+        elif fail:
+            engine.rollback(transaction)
+            self._answer(delivery_id, None)
+        else:
+            engine.commit(transaction, lambda error: self._answer(delivery_id, error))
+
+    def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
+        self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))
+        self.connection.touch()
+
+
+def selector_of(link: Link) -> str:
+    """The JMS selector that a consumer's source asks for, "" for none."""
+    value = _filter(link, ("apache.org:selector-filter:string", 0x0000468C00000004))
+    return "" if value is None else str(value)
+
+
+def no_local_of(link: Link) -> bool:
+    """Whether a consumer does not want what its own connection sends."""
+    return _filter(link, ("apache.org:no-local-filter:list", 0x0000468C00000003)) is not None
+
+
+def _filter(link: Link, descriptors: tuple[str, int]) -> Any:
+    source = link.remote_source
+    for described in (source.filter or {}).values() if source is not None else ():
+        if getattr(described, "descriptor", None) in descriptors:
+            return described.value
+    return None

@@ -1,0 +1,282 @@
+"""A broker process: topics, epochs, listener, admin server, and the clients in between."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+import bascule
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.engine import Engine, Policy
+from bascule.config import Settings
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.embedded.process import PortInUse
+from bascule.jms.sections import selector_lookup
+from bascule.jms.selector import Selector, compile_selector
+from bascule.kafka.admin import Topics
+from bascule.server.admin import AdminServer, QueueStatus, Status
+from bascule.server.connection import GOING_DOWN, ClientConnection
+from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
+from bascule.server.ingress import IngressTail
+from bascule.server.links import ProducerLink
+from bascule.server.spill import SpillFiles
+
+log = logging.getLogger(__name__)
+
+#: The loop and the Kafka client's thread hand the interpreter to each other for every record: the default of 5 ms would be felt.
+SWITCH_INTERVAL_S = 0.0002
+#: Between two tries to start an epoch while Kafka is away.
+RETRY_S = 1.0
+#: A record holds a whole transaction, and its largest message.
+JOURNAL_RECORD_BYTES = 70 << 20
+PARTITION = 0
+
+_FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+_SAFE = {"unclean.leader.election.enable": "false", "max.message.bytes": str(JOURNAL_RECORD_BYTES)}
+#: Settings of Bascule's own topics that its promises rest on.
+TOPIC_SETTINGS: dict[str, dict[str, str]] = {
+    "journal": {"cleanup.policy": "delete", **_FOREVER, **_SAFE},
+    "ingress": {"cleanup.policy": "delete", **_FOREVER, **_SAFE},
+    "snapshots": {"cleanup.policy": "compact", **_SAFE},
+}
+
+
+def kafka_client(settings: Settings) -> dict[str, Any]:
+    """The settings of every Kafka client of this process."""
+    return {"bootstrap.servers": settings.kafka.bootstrap_servers, **settings.kafka.client}
+
+
+def diverts_of(settings: Settings) -> Diverts:
+    """What the broker must know of the configured diverts."""
+    enabled = [divert for divert in settings.divert if divert.enabled]
+    exclusive = tuple(
+        ExclusiveDivert(divert.name, divert.from_address, partial(_wants, compile_selector(divert.selector)), divert.from_kafka)
+        for divert in enabled
+        if divert.exclusive
+    )
+    return Diverts(exclusive, tuple(divert.from_address for divert in enabled))
+
+
+def _wants(selector: Selector, body: bytes) -> bool:
+    return selector.matches(selector_lookup(body))
+
+
+class Node:
+    """One broker: an epoch after another, and the clients of the present one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.container_id = f"bascule-{settings.bridge.id}-{uuid.uuid4().hex[:8]}"
+        self.max_message_bytes = int(settings.broker.max_message_bytes)
+        self.idle_timeout_s = settings.broker.idle_timeout_s
+        self.failover = _failover_list(settings.broker.failover)
+        self.connections: dict[ClientConnection, None] = {}
+        self.touched: dict[ClientConnection, None] = {}
+        self.starved: dict[ProducerLink, None] = {}
+        self.reason = "starting"
+        self._kafka = kafka_client(settings)
+        self._diverts = diverts_of(settings)
+        self._policy = Policy(
+            settings.broker.max_delivery_attempts, settings.broker.dead_letter_address,
+            duplicate_count=settings.broker.duplicate_window_count, duplicate_ms=int(settings.broker.duplicate_window_s * 1000),
+        )  # fmt: skip
+        self._spill = SpillFiles(Path(settings.embedded.data_dir) / "spill")
+        self._mechanisms = self._sasl_mechanisms()
+        self._ended: asyncio.Future[BasculeError | None] | None = None
+        self._epoch: Epoch | None = None
+        self.accepted_connections = 0
+
+    # -- what connections need ---------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the present epoch."""
+        assert self._epoch is not None
+        return self._epoch.engine
+
+    @property
+    def congested(self) -> bool:
+        """So much is on its way into the journal that producers must wait."""
+        return self.engine.journaling.in_flight_bytes > IN_FLIGHT_BYTES_MAX
+
+    def sasl(self) -> SaslServer:
+        """A fresh exchange."""
+        return SaslServer(self._mechanisms)
+
+    def _sasl_mechanisms(self) -> dict[str, Callable[[], ServerMechanism]]:
+        mechanisms: dict[str, Callable[[], ServerMechanism]] = {}
+        if self.settings.broker.users:
+            check = password_check(self.settings.broker.passwords)
+            mechanisms["PLAIN"] = lambda: PlainServer(check)
+        if self.settings.broker.anonymous_allowed:
+            mechanisms["ANONYMOUS"] = AnonymousServer
+        return mechanisms
+
+    def send_output(self) -> None:
+        """Write what all connections have to say."""
+        while self.touched:
+            connection, _ = self.touched.popitem()
+            connection.send_output()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, on_ready: Callable[[int, int], None]) -> None:
+        """Serve until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
+        loop = asyncio.get_running_loop()
+        stopping = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: stopping.done() or stopping.set_result(None))
+        await loop.run_in_executor(None, self._ensure_topics)
+        admin = AdminServer(self, host=self.settings.admin.host, port=self.settings.admin.port)
+        listener: asyncio.Server | None = None
+        try:
+            while not stopping.done():
+                try:
+                    tail = await self._start_epoch()
+                except Unavailable as error:
+                    if listener is None:
+                        raise
+                    self.reason = str(error)
+                    await self._close_epoch()
+                    await asyncio.wait([stopping], timeout=RETRY_S)
+                    continue
+                if listener is None:
+                    listener = await self._listen()
+                    admin.start()
+                    on_ready(listener.sockets[0].getsockname()[1], admin.port)
+                assert self._ended is not None
+                self.reason = ""
+                await asyncio.wait([stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
+                await self._leave_epoch(tail, self._ended.result() if self._ended.done() else None)
+        finally:
+            if listener is not None:
+                listener.close()
+            await admin.stop()
+            self._spill.close()
+
+    def _ensure_topics(self) -> None:
+        topics = Topics(self._kafka)
+        journal = self.settings.journal
+        for name, config in TOPIC_SETTINGS.items():
+            topics.create(
+                journal.topic(name),  # type: ignore[arg-type]
+                1,
+                {**config, "min.insync.replicas": str(journal.min_insync_replicas)},
+                replication_factor=journal.replication_factor,
+            )
+
+    async def _listen(self) -> asyncio.Server:
+        host, port = self.settings.broker.host, self.settings.broker.port
+        try:
+            return await asyncio.get_running_loop().create_server(partial(ClientConnection, self), host, port, backlog=1024)
+        except OSError as error:
+            raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({error.strerror}); choose another by --amqp-port") from error
+
+    async def _start_epoch(self) -> IngressTail:
+        journal = self.settings.journal
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[BasculeError | None] = loop.create_future()
+        self._ended = ended
+        place = JournalPlace(
+            self._kafka, journal.topic("journal"), journal.topic("snapshots"), PARTITION, journal.append_timeout_s, journal.snapshot_records
+        )
+        epoch = self._epoch = Epoch(
+            place, self._policy, self._diverts, self._spill, int(self.settings.broker.memory_bytes),
+            on_ended=lambda error: ended.done() or ended.set_result(error),
+            on_confirmed=self._confirmed, on_stalled=self._stalled,
+        )  # fmt: skip
+        await epoch.start()
+        # What a load leaves behind lives long: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        return IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
+
+    async def _leave_epoch(self, tail: IngressTail, error: BasculeError | None) -> None:
+        self.reason = str(error) if error is not None else "stopping"
+        if error is not None:
+            log.error("the epoch ends: %s", error)
+        await asyncio.get_running_loop().run_in_executor(None, tail.close)
+        for connection in list(self.connections):
+            connection.close(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
+        assert self._epoch is not None
+        if error is None:
+            self._epoch.flush()
+            await self._epoch.snapshot()
+        await self._close_epoch()
+        if isinstance(error, SteppedDown):
+            raise error
+
+    async def _close_epoch(self) -> None:
+        if self._epoch is not None:
+            await self._epoch.close()
+
+    def _confirmed(self) -> None:
+        if self.starved and not self.congested:
+            starved, self.starved = self.starved, {}
+            for producer in starved:
+                producer.top_up()
+        self.send_output()
+
+    def _stalled(self, error: BasculeError) -> None:
+        """Kafka does not answer: nobody must hang on us. A failover client comes back, and its repeated sends are recognised."""
+        self.reason = str(error)
+        log.error("%s", error)
+        for connection in list(self.connections):
+            connection.close(AmqpError(CONNECTION_FORCED, str(error)))
+
+    # -- status ------------------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """How the broker stands now."""
+        epoch = self._epoch
+        serving = epoch is not None and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
+        gauges: dict[str, float] = {"connections": len(self.connections)}
+        if epoch is not None:
+            journaling, bodies = epoch.engine.journaling, epoch.engine.bodies
+            gauges |= {
+                "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
+                "journal_in_flight_bytes": journaling.in_flight_bytes,
+                "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
+            }  # fmt: skip
+        return Status(
+            bridge=self.settings.bridge.id, version=bascule.__version__, state="serving" if serving else "waiting", serving=serving,
+            reason=self.reason, queues=list(self._queue_statuses()), gauges=gauges, counters={},
+        )  # fmt: skip
+
+    def _queue_statuses(self) -> Iterator[QueueStatus]:
+        if self._epoch is None:
+            return
+        for queue in self._epoch.engine.addresses.queues.values():
+            yield QueueStatus(
+                name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.ready.count,
+                bytes=queue.ready.size_bytes, delivering=queue.delivering_count, consumers=len(queue.consumers),
+            )  # fmt: skip
+
+
+def _failover_list(addresses: list[str]) -> list[dict[Any, Any]]:
+    found = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        found.append({"network-host": host, "hostname": host, "port": int(port), "scheme": "amqp"})
+    return found
+
+
+def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None]) -> None:
+    """Run a broker until it is told to stop. ``on_ready(amqp_port, admin_port)`` is called once. Raises BasculeError."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    node = Node(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(node.run(on_ready))
