@@ -179,7 +179,11 @@ class JarStore:
                     _receive(url, file, jar.size_bytes, advance)
                 break
             except (OSError, http.client.HTTPException) as error:
-                if attempt == ATTEMPTS or (isinstance(error, urllib.error.HTTPError) and error.code not in PASSING_STATUS):
+                hopeless = attempt == ATTEMPTS
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+                    hopeless |= error.code not in PASSING_STATUS
+                if hopeless:
                     raise JarUnavailable(
                         f"{jar.coordinates} could not be fetched from {url}: {error}. Check the network and its proxy settings, "
                         "or set BASCULE_MAVEN_REPOSITORY to a mirror; what has arrived is kept."

@@ -1,0 +1,101 @@
+"""Fixtures for all tests: one Kafka and one Java peer for a run, unique names, and no process left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bascule.embedded import process
+from bascule.embedded.jars import classpath
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import QpidPeer
+
+TESTS = Path(__file__).parent
+#: Tests in these directories run real processes.
+SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
+SERVICE_TIMEOUT_S = 300
+#: In the environment of every process of a run, and so in that of every descendant.
+RUN_VARIABLE = "BASCULE_TEST_RUN"
+LEAVE_TIMEOUT_S = 10.0
+
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in SERVICE_DIRECTORIES:
+            item.add_marker(pytest.mark.services)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S))
+
+
+def _processes_of_run(run: str) -> dict[int, str]:
+    """Process id and command line of whatever else carries this run's mark in its environment."""
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(directory.name) != os.getpid() and mark in (directory / "environ").read_bytes().split(b"\0"):
+                found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()[-200:]
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    run = uuid.uuid4().hex
+    os.environ[RUN_VARIABLE] = run
+    yield
+    deadline = time.monotonic() + LEAVE_TIMEOUT_S
+    while (left := _processes_of_run(run)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"the tests left processes behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A Kafka for the whole run: use names of your own (``topic_prefix``), and never stop it."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def qpid_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QpidPeer]:
+    """The unmodified Java client, for the whole run: open connections of your own."""
+    with QpidPeer(tmp_path_factory.mktemp("qpid") / "peer.log") as peer:
+        yield peer
+
+
+@pytest.fixture(scope="session")
+def qpid_jms_classpath() -> str:
+    """For ``java -cp``."""
+    return os.pathsep.join(map(str, classpath("qpid-jms")))
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A directory that does not exist yet."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def free_port() -> int:
+    return process.free_port()
+
+
+@pytest.fixture
+def topic_prefix(request: pytest.FixtureRequest) -> str:
+    """For Kafka topics, groups and transactional ids that no other test of the run has."""
+    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
+    return f"{name[:60]}-{next(_numbers)}"

@@ -1,0 +1,99 @@
+"""Kafka as a child process: its data outlive it, it outlives nobody."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bascule.embedded.kafka import EmbeddedKafka, serves
+from bascule.embedded.process import NotStarted, PortInUse
+
+
+def produce(kafka: EmbeddedKafka, topic: str, values: list[bytes]) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    if topic not in admin.list_topics(timeout=10).topics:
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "message.max.bytes": 70 << 20})
+    errors = []
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(30) == 0
+    assert errors == [None] * len(values)
+
+
+def read(kafka: EmbeddedKafka, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        return [message.value() for message in consumer.consume(count, 30)]
+    finally:
+        consumer.close()
+
+
+def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(data_dir: Path) -> None:
+    kafka = EmbeddedKafka(data_dir)
+    try:
+        kafka.start()
+        port, first_pid = kafka.port, kafka.pid
+        produce(kafka, "t", [b"1", b"2"])
+        kafka.kill()
+        assert not kafka.running
+        kafka.start()
+        assert kafka.port == port
+        assert kafka.pid != first_pid
+        assert read(kafka, "t", 2) == [b"1", b"2"]
+        produce(kafka, "t", [b"3"])
+    finally:
+        kafka.stop()
+    assert kafka.pid is None
+    assert not serves(port)
+    with EmbeddedKafka(data_dir, port=port, fsync=True) as again:
+        assert read(again, "t", 3) == [b"1", b"2", b"3"]
+
+
+def test_a_record_of_64_mib_is_taken(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    large = os.urandom(1 << 20) * 64
+    produce(kafka, topic_prefix, [large])
+    assert read(kafka, topic_prefix, 1) == [large]
+
+
+def test_a_port_in_use_is_named_with_its_setting(data_dir: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"port {port} for Kafka .*--kafka-port"):
+            EmbeddedKafka(data_dir, port=port).start()
+
+
+def test_a_second_kafka_on_the_same_data_fails_with_the_reason_from_its_log(kafka: EmbeddedKafka) -> None:
+    second = EmbeddedKafka(kafka.data_dir)
+    with pytest.raises(NotStarted, match=r"(?s)ended with 1 before it was ready.*lock"):
+        second.start()
+    assert second.pid is None
+
+
+def test_kafka_ends_when_its_parent_is_killed(data_dir: Path) -> None:
+    command = [sys.executable, "-m", "bascule.embedded.kafka", "--data-dir", str(data_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        ready = re.fullmatch(r"ready kafka=127\.0\.0\.1:(\d+) pid=(\d+)\n", parent.stdout.readline())
+        assert ready
+        assert serves(int(ready[1]))
+        parent.kill()
+    pid, deadline = int(ready[2]), time.monotonic() + 30
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("Kafka outlived its parent")

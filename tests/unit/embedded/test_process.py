@@ -1,0 +1,94 @@
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from bascule.embedded.process import Child, NotStarted, PortInUse, check_port, free_port
+
+
+def python(tmp_path: Path, program: str) -> Child:
+    return Child([sys.executable, "-c", program], log_file=tmp_path / "logs" / "child.log", name="Part")
+
+
+SLEEPS = "import time; print('here', flush=True); time.sleep(60)"
+
+
+def said(child: Child, text: str) -> bool:
+    return text in child.log_file.read_text()
+
+
+def test_a_child_is_ready_runs_and_stops(tmp_path: Path) -> None:
+    child = python(tmp_path, SLEEPS)
+    assert child.pid is None
+    child.start()
+    child.wait_ready(lambda: said(child, "here"), 20)
+    assert child.running
+    assert child.pid
+    child.stop()
+    assert child.returncode == -signal.SIGTERM
+    assert child.pid is None
+
+
+def test_a_killed_child_starts_again(tmp_path: Path) -> None:
+    child = python(tmp_path, SLEEPS)
+    child.start()
+    first = child.pid
+    child.kill()
+    assert child.returncode == -signal.SIGKILL
+    child.start()
+    assert child.pid not in (None, first)
+    child.kill()
+
+
+def test_a_child_that_ends_too_early_shows_its_own_words_only(tmp_path: Path) -> None:
+    child = python(tmp_path, "raise SystemExit('no heart for it')")
+    child.log_file.parent.mkdir()
+    child.log_file.write_text("words of an earlier run\n")
+    child.start()
+    with pytest.raises(NotStarted, match=r"(?s)Part ended with 1 before it was ready; end of .*child\.log:\nno heart for it") as caught:
+        child.wait_ready(lambda: False, 20)
+    assert "earlier run" not in str(caught.value)
+
+
+def test_a_child_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    child = python(tmp_path, SLEEPS)
+    child.start()
+    with pytest.raises(NotStarted, match=r"was not ready after 0\.1 s"):
+        child.wait_ready(lambda: False, 0.1)
+    assert not child.running
+
+
+def test_a_child_that_ignores_sigterm_is_killed_when_the_time_is_up(tmp_path: Path) -> None:
+    child = python(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS)
+    child.start()
+    child.wait_ready(lambda: said(child, "here"), 20)
+    child.stop(timeout_s=0.1)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_child_gets_an_unblocked_sigterm_from_a_parent_that_blocks_it(tmp_path: Path) -> None:
+    child = python(tmp_path, SLEEPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child.wait_ready(lambda: said(child, "here"), 20)
+    child.stop()
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotStarted, match="/no/such/program"):
+        Child(["/no/such/program"], log_file=tmp_path / "log").start()
+
+
+def test_a_port_in_use_is_refused_and_a_free_one_taken() -> None:
+    check_port(free_port(), "Kafka", "--kafka-port")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(PortInUse, match="choose another by --kafka-port"):
+            check_port(other.getsockname()[1], "Kafka", "--kafka-port")
