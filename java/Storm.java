@@ -1,0 +1,291 @@
+import jakarta.jms.*;
+import jakarta.jms.IllegalStateException;
+import java.io.BufferedReader;
+import java.io.FileOutputStream;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.net.URI;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
+import java.util.stream.Collectors;
+import org.apache.qpid.jms.JmsConnection;
+import org.apache.qpid.jms.JmsConnectionFactory;
+import org.apache.qpid.jms.JmsConnectionListener;
+import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
+
+/**
+ * Clients that work on through crashes of their broker and write down what they saw, for a checker to judge.
+ *
+ * <pre>java -cp JARS java/Storm.java --url 'failover:(amqp://127.0.0.1:5672)' --history FILE
+ *     --clients 'send:orders send-tx:orders move:orders>moved take:moved' [--rate 0] [--batch 10] [--name storm] [--resend false]
+ *     [--quiet-s 5]</pre>
+ *
+ * Roles: send:TO (one persistent message at a time), send-tx:TO (transactions of --batch messages), move:FROM>TO (receive and send in one
+ * transaction), take:FROM (receive, in transactions of up to --batch). A destination is a queue's name or topic:NAME, taken by a durable subscription.
+ * --rate is messages per second of each sender. With --resend true a transaction in doubt is sent again, its messages' _AMQ_DUPL_ID the same.
+ *
+ * A message's id is its text and its property storm_id. The history has one JSON line per operation: {"t": ms since the epoch, "client", "op",
+ * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}; a broken connection makes an operation
+ * indeterminate, never failed. Standard output has {"event": "ready"} and, last, {"event": "end"} with the counts of outcomes. Senders stop when
+ * standard input says "stop" or ends; the others once they have got nothing for --quiet-s after that.
+ */
+public final class Storm {
+    /**
+     * Qpid JMS reports a commit whose answer got lost as rolled back, too. Only with this text does it know: the connection broke before the commit,
+     * so that the broker was never asked to keep anything.
+     */
+    static final String SURELY_ROLLED_BACK = "Transaction failed and has been rolled back.";
+    /** While the connection is down, every commit fails at once. */
+    static final long PAUSE_MS = 50;
+
+    enum Outcome { ok, fail, indeterminate }
+
+    interface Role {
+        boolean work(Client client) throws Exception;
+    }
+
+    static final Map<String, Role> ROLES = Map.of("send", Client::send, "send-tx", Client::sendTransaction, "move", Client::take, "take", Client::take);
+
+    final Map<String, String> options = new HashMap<>();
+    final PrintStream history;
+    final Map<Outcome, AtomicInteger> outcomes = new HashMap<>();
+    final AtomicInteger senders = new AtomicInteger();
+    volatile boolean stopping;
+
+    public static void main(String[] arguments) throws Exception {
+        new Storm(arguments).run();
+    }
+
+    Storm(String[] arguments) throws Exception {
+        for (int i = 0; i + 1 < arguments.length; i += 2) options.put(arguments[i].substring(2), arguments[i + 1]);
+        for (Outcome each : Outcome.values()) outcomes.put(each, new AtomicInteger());
+        history = new PrintStream(new FileOutputStream(options.get("history"), true), false, StandardCharsets.UTF_8);
+    }
+
+    void run() throws Exception {
+        List<Client> clients = new ArrayList<>();
+        for (String each : options.get("clients").split(" ")) clients.add(new Client(each, options.getOrDefault("name", "storm") + "-" + clients.size()));
+        System.out.println("{\"event\":\"ready\"}");
+        System.out.flush();
+        for (Client each : clients) each.start();
+        BufferedReader input = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = ""; line != null && !line.equals("stop"); ) line = input.readLine();
+        stopping = true;
+        for (Client each : clients) each.join();
+        System.out.println("{\"event\":\"end\"," + outcomes.entrySet().stream().map(each -> "\"" + each.getKey() + "\":" + each.getValue())
+                .collect(Collectors.joining(",")) + "}");
+        System.out.flush();
+        System.exit(0);
+    }
+
+    final class Client extends Thread implements JmsConnectionListener {
+        final String name, from, to;
+        final Role role;
+        final boolean transacted, sender, resend = Boolean.parseBoolean(options.get("resend"));
+        final int batch = number("batch", 10), rate = number("rate", 0);
+        final AtomicInteger interruptions = new AtomicInteger();
+        volatile boolean connected;
+        JmsConnection connection;
+        Session session;
+        MessageConsumer consumer;
+        MessageProducer producer;
+        int next;
+
+        Client(String text, String name) throws JMSException {
+            this.name = name;
+            String[] parts = text.split(":", 2), route = parts[1].split(">");
+            role = ROLES.get(parts[0]);
+            sender = parts[0].startsWith("send");
+            transacted = !parts[0].equals("send");
+            from = sender ? null : route[0];
+            to = sender ? route[0] : route.length > 1 ? route[1] : null;
+            if (sender) senders.incrementAndGet();
+            open();
+        }
+
+        void open() throws JMSException {
+            connection = (JmsConnection) new JmsConnectionFactory(options.get("url")).createConnection();
+            connection.setClientID(name);
+            connection.addConnectionListener(this);
+            session = connection.createSession(transacted ? Session.SESSION_TRANSACTED : Session.AUTO_ACKNOWLEDGE);
+            if (to != null) producer = session.createProducer(destination(to));
+            if (from != null) {
+                consumer = destination(from) instanceof Topic topic ? session.createDurableConsumer(topic, "storm") : session.createConsumer(destination(from));
+            }
+            connection.start();
+            connected = true;
+        }
+
+        Destination destination(String text) throws JMSException {
+            return text.startsWith("topic:") ? session.createTopic(text.substring(6)) : session.createQueue(text);
+        }
+
+        @Override
+        public void run() {
+            long quiet = TimeUnit.SECONDS.toNanos(number("quiet-s", 5)), lastWork = System.nanoTime(), due = lastWork;
+            while (!stopping || !sender && (senders.get() > 0 || !connected || System.nanoTime() - lastWork < quiet)) {
+                try {
+                    if (role.work(this) || senders.get() > 0 || !connected) lastWork = System.nanoTime();
+                    if (sender && rate > 0) LockSupport.parkNanos((due += TimeUnit.SECONDS.toNanos(transacted ? batch : 1) / rate) - System.nanoTime());
+                } catch (IllegalStateException closed) {
+                    reopen(closed);
+                } catch (Exception error) {
+                    event("error", error);
+                    LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(PAUSE_MS));
+                }
+            }
+            if (sender) senders.decrementAndGet();
+            try {
+                connection.close();
+            } catch (JMSException error) {
+                event("error", error);
+            }
+        }
+
+        /** The broker, or failover, gave the session up; an application would start over, too. */
+        void reopen(Exception cause) {
+            event("reopen", cause);
+            try {
+                connection.close();
+                open();
+            } catch (JMSException error) {
+                event("error", error);
+                LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(PAUSE_MS));
+            }
+        }
+
+        boolean send() throws JMSException {
+            List<String> ids = newIds(1);
+            try {
+                producer.send(message(ids.get(0)));
+                operation("send", ids, List.of(), Outcome.ok, null);
+            } catch (JMSException error) {
+                operation("send", ids, List.of(), rejected(error) ? Outcome.fail : Outcome.indeterminate, error);
+                if (error instanceof IllegalStateException) throw error;
+            }
+            return true;
+        }
+
+        boolean sendTransaction() throws Exception {
+            List<String> ids = newIds(batch);
+            while (true) {
+                JMSException failure = null;
+                try {
+                    for (String id : ids) producer.send(message(id));
+                    session.commit();
+                    operation("send", ids, List.of(), Outcome.ok, null);
+                    return true;
+                } catch (JMSException error) {
+                    failure = error;
+                }
+                boolean again = resend && failure instanceof TransactionRolledBackException && !stopping;
+                if (!again) operation("send", ids, List.of(), surelyRolledBack(failure) ? Outcome.fail : Outcome.indeterminate, failure);
+                if (failure instanceof IllegalStateException) throw failure;
+                Thread.sleep(PAUSE_MS);
+                if (!again) return true;
+            }
+        }
+
+        /** Receives up to a batch and, for a move, sends it on; one transaction. */
+        boolean take() throws Exception {
+            int interruptionsBefore = interruptions.get();
+            List<String> ids = new ArrayList<>(), redelivered = new ArrayList<>();
+            try {
+                for (Message message; ids.size() < batch && (message = consumer.receive(200)) != null; ) {
+                    ids.add(message.getStringProperty("storm_id"));
+                    if (message.getJMSRedelivered()) redelivered.add(message.getStringProperty("storm_id"));
+                    if (to != null) producer.send(message(message.getStringProperty("storm_id")));
+                }
+                if (ids.isEmpty()) return false;
+                if (interruptions.get() != interruptionsBefore) {
+                    session.rollback(); // some acknowledgements may have gone to the connection that is no more
+                    operation("receive", ids, redelivered, Outcome.fail, null);
+                } else {
+                    session.commit();
+                    operation("receive", ids, redelivered, Outcome.ok, null);
+                }
+            } catch (JMSException error) {
+                operation("receive", ids, redelivered, surelyRolledBack(error) ? Outcome.fail : Outcome.indeterminate, error);
+                if (error instanceof IllegalStateException) throw error;
+                Thread.sleep(PAUSE_MS);
+            }
+            return true;
+        }
+
+        List<String> newIds(int count) {
+            List<String> ids = new ArrayList<>();
+            for (int i = 0; i < count; i++) ids.add(name + "-" + next++);
+            return ids;
+        }
+
+        Message message(String id) throws JMSException {
+            TextMessage message = session.createTextMessage(id);
+            message.setStringProperty("storm_id", id);
+            if (resend && sender) message.setStringProperty("_AMQ_DUPL_ID", id);
+            return message;
+        }
+
+        void operation(String kind, List<String> ids, List<String> redelivered, Outcome outcome, Exception error) {
+            outcomes.get(outcome).addAndGet(ids.size());
+            write("\"op\":\"" + (from != null && to != null ? "move" : kind) + "\"" + field("from", from) + field("to", to) + ",\"ids\":" + array(ids)
+                    + ",\"redelivered\":" + array(redelivered) + ",\"outcome\":\"" + outcome + "\"" + field("error", error));
+        }
+
+        void event(String event, Object error) {
+            write("\"event\":\"" + event + "\"" + field("error", error));
+        }
+
+        void write(String fields) {
+            String line = "{\"t\":" + System.currentTimeMillis() + ",\"client\":\"" + name + "\"," + fields + "}\n";
+            synchronized (history) {
+                history.print(line);
+                history.flush();
+            }
+        }
+
+        @Override public void onConnectionInterrupted(URI uri) {
+            connected = false;
+            interruptions.incrementAndGet();
+            event("interrupted", null);
+        }
+
+        @Override public void onConnectionRestored(URI uri) {
+            connected = true;
+            event("restored", null);
+        }
+
+        @Override public void onConnectionFailure(Throwable cause) { event("failed", cause); }
+        @Override public void onConnectionEstablished(URI uri) {}
+        @Override public void onInboundMessage(JmsInboundMessageDispatch envelope) {}
+        @Override public void onSessionClosed(Session closed, Throwable cause) { event("session-closed", cause); }
+        @Override public void onConsumerClosed(MessageConsumer closed, Throwable cause) { event("consumer-closed", cause); }
+        @Override public void onProducerClosed(MessageProducer closed, Throwable cause) { event("producer-closed", cause); }
+    }
+
+    /** The broker said no: the message was not taken. Anything else may have been. */
+    static boolean rejected(JMSException error) {
+        return error instanceof ResourceAllocationException || error instanceof InvalidDestinationException || error instanceof JMSSecurityException;
+    }
+
+    static boolean surelyRolledBack(JMSException error) {
+        return error instanceof TransactionRolledBackException && SURELY_ROLLED_BACK.equals(error.getMessage());
+    }
+
+    static String array(List<String> ids) {
+        return ids.isEmpty() ? "[]" : "[\"" + String.join("\",\"", ids) + "\"]";
+    }
+
+    static String field(String name, Object value) {
+        return value == null ? "" : ",\"" + name + "\":\"" + value.toString().replaceAll("[\"\\\\\\p{Cntrl}]", " ") + '"';
+    }
+
+    int number(String option, int otherwise) {
+        return options.containsKey(option) ? Integer.parseInt(options.get(option)) : otherwise;
+    }
+}
