@@ -1,4 +1,4 @@
-"""Finding a Java that can run Kafka and Spark."""
+"""Finding a Java that can run Kafka and Spark; ``python -m bascule.embedded.java`` says which it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +93,18 @@ def _ask(home: Path, option: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoJdk(f"{home}/bin/java does not run ({error}): {_HINT}") from error
     return answer.stdout
+
+
+def main() -> int:
+    """Name the JDK on standard output, or say what is missing."""
+    try:
+        java = find_jdk()
+    except NoJdk as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(f"JDK {java.version} in {java.home}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+# What a developer runs; `make` alone lists it. Needs Python 3.11 or newer, a JDK 17 or 21, and nothing else.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup up demo test test-fast check format bench soak lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JAR_SETS := kafka spark-kafka qpid-jms
+# More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
+ARGS ?=
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.jars ## create .venv from the lock, fetch the jars; nothing to do when nothing changed
+
+$(VENV)/.python: requirements-build.lock requirements-dev.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH (or: make PYTHON=/path/to/python3)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
+	@echo "installing Python packages (PySpark comes as source: a few minutes the first time)"
+	@$(PIP) --require-hashes -r requirements-build.lock
+	@$(PIP) --require-hashes --no-build-isolation -r requirements-dev.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.jars: $(VENV)/.python src/bascule/embedded/jars.lock
+	@$(BIN)/python -m bascule.embedded.java
+	@$(BIN)/python -m bascule.embedded.jars fetch $(JAR_SETS)
+	@touch $@
+
+up: setup ## start Kafka, broker and pipelines on this machine
+	$(BIN)/bascule up $(ARGS)
+
+demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO_ROWS=N for fewer)
+	$(BIN)/python demo/run.py $(ARGS)
+
+test: setup ## every test except the slow ones
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-fast: setup ## the tests without services: under a minute
+	$(BIN)/pytest -m "not slow" $(wildcard tests/unit tests/property tests/tidy) $(ARGS)
+
+check: setup ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## put the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## load against Bascule and against Artemis, in one run
+	$(BIN)/python bench/run.py $(ARGS)
+
+soak: setup ## the slow tests
+	$(BIN)/pytest -m slow $(ARGS)
+
+UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
+lock: ## resolve all locks anew (needs uv and mvn)
+	$(UV_COMPILE) --upgrade -o requirements.lock
+	$(UV_COMPILE) --extra demo --group dev --group build -c requirements.lock -o requirements-dev.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		--group build -c requirements-dev.lock -o requirements-build.lock
+	.ci/lock-jars
+
+clean: ## remove what tools and builds left (not .venv, not the cache of jars)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse artifacts

@@ -1,0 +1,80 @@
+"""Imports go one way, engines stay pure, and only one package knows the Kafka client."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "bascule"
+#: A package imports only from itself and from those before it.
+ORDER = ("core", "amqp", "jms", "journal", "config", "broker", "kafka", "embedded", "pipelines", "client", "server", "cli")
+#: Shipped fakes and peers may use everything that a user's own test would.
+TESTING_MAY_NOT = ("server", "cli")
+#: Bytes and state only: no third party, and none of the ways to the world outside.
+ENGINES = ("core", "amqp", "jms", "journal", "broker")
+IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Every module that a file imports, wherever in the file it does so."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    package = ("bascule", *path.relative_to(SOURCE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, (base, node.module)))
+            # `from bascule import jms` names the package in the alias.
+            yield from ([f"{name}.{alias.name}" for alias in node.names] if name == "bascule" else [name])
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def in_packages(*names: str) -> list[Path]:
+    return [path for path in MODULES if package_of(path) in names]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
+    package = package_of(path)
+    if path.parent == SOURCE:
+        allowed = {"__main__": set(ORDER)}.get(package, set())
+    elif package == "testing":
+        allowed = {*ORDER, "testing"}.difference(TESTING_MAY_NOT)
+    else:
+        allowed = set(ORDER[: ORDER.index(package) + 1])
+    ours = {name.split(".")[1] for name in imports(path) if name.startswith("bascule.")}
+    assert ours - allowed - {"__version__"} == set()
+
+
+@pytest.mark.parametrize("path", in_packages(*ENGINES), ids=named)
+def test_an_engine_has_no_third_party_and_no_way_to_the_world(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports(path)}
+    assert roots - sys.stdlib_module_names - {"bascule"} == set()
+    assert roots & IMPURE == set()
+
+
+@pytest.mark.parametrize(("library", "home"), [("confluent_kafka", "kafka"), ("pyspark", "pipelines"), ("starlette", "server")])
+def test_a_library_has_one_home(library: str, home: str) -> None:
+    users = {package_of(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))}
+    assert users <= {home}
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert packages - {"testing"} <= set(ORDER)

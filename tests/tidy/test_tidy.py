@@ -1,0 +1,68 @@
+"""The habits of this repository, as far as a machine can see them."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "bascule"
+MODULES = sorted(SOURCE.rglob("*.py"))
+FILE_LINES_MAX = 500
+#: A function fits on a screen.
+FUNCTION_LINES_MAX = 70
+#: Anything larger than this is data or a build's output; both have better places.
+FILE_BYTES_MAX = 512 << 10
+TEXT_SUFFIXES = frozenset({".cfg", ".java", ".json", ".lock", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_module_is_a_few_hundred_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= FILE_LINES_MAX
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {node.name: lines for node in functions if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX}
+    assert long == {}
+
+
+def test_no_module_is_called_by_what_it_is_not() -> None:
+    assert [named(path) for path in MODULES if re.fullmatch(r"_?(utils?|helpers?|misc|common)", path.stem)] == []
+
+
+def test_texts_end_with_a_newline_and_have_no_odd_characters() -> None:
+    texts = [path for path in tracked() if path.suffix in TEXT_SUFFIXES]
+    odd = [named(path) for path in texts if (text := path.read_text()) and (not text.endswith("\n") or "\r" in text or "\t\n" in text)]
+    assert odd == []
+
+
+def test_nothing_large_is_tracked() -> None:
+    assert [named(path) for path in tracked() if path.stat().st_size > FILE_BYTES_MAX] == []
+
+
+def test_nothing_points_outside_the_repository() -> None:
+    outside = re.compile(r"\bshared/(design|anchors|seeds)")
+    ours = [path for path in tracked() if path.suffix in TEXT_SUFFIXES and path != Path(__file__)]
+    assert [named(path) for path in ours if outside.search(path.read_text())] == []
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    broken = []
+    for page in (path for path in tracked() if path.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
+                broken.append(f"{named(page)}: {target}")
+    assert broken == []
