@@ -1,0 +1,1 @@
+"""The command ``bascule``. Commands import what they run only when they run: ``--help`` must be quick."""

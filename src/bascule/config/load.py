@@ -97,7 +97,8 @@ def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None
     try:
         settings = Settings(**merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_paragraphs(error, merged, layers))) from None
+        paragraphs = sorted(_paragraphs(error, merged, layers), key=lambda paragraph: paragraph.line)
+        raise ConfigError("\n".join(paragraph.text for paragraph in paragraphs)) from None
     return Configuration(settings, file, tuple(layers))
 
 
@@ -138,7 +139,14 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[_Layer]) -> Iterator[str]:
+class _Paragraph(NamedTuple):
+    """One error; ``line`` is that in the file, 0 where it has none."""
+
+    line: int
+    text: str
+
+
+def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[_Layer]) -> Iterator[_Paragraph]:
     """One paragraph for each error: place, key, value, what is wrong."""
     for found in error.errors(include_url=False):
         context = found.get("ctx", {})
@@ -153,7 +161,8 @@ def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[
         what = _what(found["type"], found["msg"], path, context)
         value = _shown(path, merged)
         first, *more = what.splitlines()
-        yield "\n".join([f"{place}: {display_key(path, merged)}{value}: {first}", *("    " + line for line in more)])
+        text = "\n".join([f"{place}: {display_key(path, merged)}{value}: {first}", *("    " + line for line in more)])
+        yield _Paragraph(line_of(path, layer.lines) or 0 if layer else 0, text)
 
 
 def _what(kind: str, message: str, path: Path, context: Mapping[str, Any]) -> str:

@@ -1,0 +1,47 @@
+"""``bascule config``: check the settings, and show where each comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bascule.cli.output import Format, FormatOption, as_json, line, table
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The file of settings [default: $BASCULE_CONFIG, else ./bascule.toml if there]", show_default=False),
+]
+
+commands = typer.Typer(help="Check and show the settings.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(commands, name="config")
+
+
+@commands.command(epilog="Example:  bascule config check --config bascule.toml")
+def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Say whether the settings can be used; if not, everything that is wrong, and exit with 2."""
+    from bascule.config import load
+
+    loaded = load(config)
+    diverts, ingresses = loaded.settings.divert, loaded.settings.ingress
+    if output is Format.JSON:
+        line(as_json({"file": loaded.file, "diverts": [each.name for each in diverts], "ingresses": [each.name for each in ingresses]}))
+    else:
+        line(f"{loaded.file or 'no file'}: good ({len(diverts)} diverts, {len(ingresses)} ingresses)")
+
+
+@commands.command(epilog="Example:  bascule config show --format json")
+def show(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show every setting with its value and the source it comes from; secrets are masked."""
+    from bascule.config import load
+
+    values = load(config).explain()
+    if output is Format.JSON:
+        line(as_json([value._asdict() for value in values], indent=2))
+    else:
+        table(("setting", "value", "source"), ((key, as_json(value), source) for key, value, source in values))

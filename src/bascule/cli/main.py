@@ -1,0 +1,53 @@
+"""Entry point: the commands, and how their errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from bascule import __version__
+from bascule.cli import config, inspect, messages, run
+from bascule.cli.output import fail, line
+from bascule.core.errors import BasculeError
+
+app = typer.Typer(
+    name="bascule",
+    help="A JMS broker whose journal is Kafka and whose bridge to Kafka is Spark.",
+    epilog="Example:  bascule up --amqp-port 5672  (then point any JMS client at amqp://127.0.0.1:5672)",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for register in (run.register, messages.register, inspect.register, config.register):
+    register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        line(f"bascule {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version_wanted: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command. An error raised on purpose is one message on standard error and its exit code, never a traceback."""
+    try:
+        app()
+    except BasculeError as error:
+        fail(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about that when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

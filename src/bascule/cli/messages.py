@@ -1,0 +1,246 @@
+"""Commands with messages: ``send``, ``receive``, ``browse``."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from bascule.client.blocking import Address
+    from bascule.core.destination import Routing
+
+#: A table shows so much of a body; JSON shows all.
+BODY_SHOWN = 80
+#: Messages asked for at once by a browser, and by a consumer of many.
+AHEAD = 100
+PROPERTY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", "double")
+
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of the queue or topic")]
+BrokerOption = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="URL", help="amqp://[USER:PASSWORD@]HOST[:PORT] [default: broker.host and .port]", show_default=False),
+]
+UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME:PASSWORD", help="As whom to connect", show_default=False)]
+TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
+SelectorOption = Annotated[str, typer.Option("--selector", help="Only messages that this JMS selector matches")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(epilog="Example:  bascule send flights --text '{\"n\": 1}' --property carrier=UA --property dep_delay:int=45")(send)
+    app.command(epilog="Example:  bascule receive flights --count 10 --timeout-s 5 --format json")(receive)
+    app.command(epilog="Example:  bascule browse flights --selector \"carrier = 'UA'\"")(browse)
+
+
+def send(
+    destination: Destination,
+    text: Annotated[str | None, typer.Option("--text", help="Text of the message", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="File whose bytes are the message", show_default=False)] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a text message")] = False,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property", metavar="NAME[:TYPE]=VALUE", help=f"JMS property; TYPE is {', '.join(PROPERTY_TYPES)}", show_default=False
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Send each message so often")] = 1,
+    topic: TopicOption = False,
+    non_persistent: Annotated[bool, typer.Option("--non-persistent", help="The message need not survive a crash")] = False,
+    priority: Annotated[int, typer.Option("--priority", min=0, max=9)] = 4,
+    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Life of the message; 0 = for ever")] = 0,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", show_default=False)] = None,
+    group_id: Annotated[str | None, typer.Option("--group-id", show_default=False)] = None,
+    broker: BrokerOption = None,
+    user: UserOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send messages to a queue or topic; returns when the broker has stored all of them."""
+    if sum((text is not None, file is not None, lines)) != 1:
+        raise InvalidInput("give one of --text, --file and --lines")
+    fields: dict[str, Any] = {
+        "destination": destination,
+        "destination_kind": "topic" if topic else "queue",
+        "delivery_mode": "NON_PERSISTENT" if non_persistent else "PERSISTENT",
+        "priority": priority,
+        "correlation_id": correlation_id,
+        "group_id": group_id,
+        "properties": dict(_property(each) for each in properties or ()),
+    }
+    from bascule.client.blocking import Client
+    from bascule.jms.message import JmsMessage, encode_message
+
+    with Client(_address(broker, user, config)) as client:
+        sender = client.sender(destination, _routing(topic))
+        for kind, body in _bodies(text, file):
+            for _ in range(count):
+                now_ms = time.time_ns() // 1_000_000
+                message = JmsMessage(
+                    **fields, message_id=f"ID:{uuid.uuid4()}", timestamp_ms=now_ms, expiration_ms=now_ms + ttl_ms if ttl_ms else 0,
+                    body_kind=kind, body=body,
+                )  # fmt: skip
+                sender.send(encode_message(message))
+        sender.flush()
+    line(as_json({"sent": sender.accepted}) if output is Format.JSON else f"sent {sender.accepted}")
+
+
+def receive(
+    destination: Destination,
+    count: Annotated[int, typer.Option("--count", min=1, help="So many messages")] = 1,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="How long to wait for each")] = 5.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Until Ctrl-C, one line of JSON for each message")] = False,
+    topic: TopicOption = False,
+    selector: SelectorOption = "",
+    broker: BrokerOption = None,
+    user: UserOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Receive messages; each is acknowledged once it is printed. Exit code 1 when fewer came than asked for."""
+    from bascule.client.blocking import Client
+
+    streaming = follow or output is Format.JSON
+    rows: list[dict[str, Any]] = []
+    taken = 0
+    with Client(_address(broker, user, config)) as client:
+        receiver = client.receiver(destination, _routing(topic), selector=selector)
+        while follow or taken < count:
+            wanted = AHEAD if follow else min(AHEAD, count - taken)
+            delivery = receiver.receive(math.inf if follow else timeout_s, ahead=wanted)
+            if delivery is None:
+                break
+            row = _row(delivery.data)
+            if streaming:
+                line(as_json(row))
+            else:
+                rows.append(row)
+            receiver.accept(delivery)
+            taken += 1
+        if not streaming:
+            _show(rows)
+    if taken < count and not follow:
+        note(f"{taken} of {count} came")
+        raise typer.Exit(1)
+
+
+def browse(
+    destination: Destination,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="So many at most; all when not given", show_default=False)] = None,
+    selector: SelectorOption = "",
+    broker: BrokerOption = None,
+    user: UserOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the messages of a queue without taking them."""
+    from bascule.client.blocking import Client
+
+    rows: list[dict[str, Any]] = []
+    with Client(_address(broker, user, config)) as client:
+        receiver = client.receiver(destination, selector=selector, browse=True)
+        for delivery in receiver.drain(AHEAD):
+            if output is Format.JSON:
+                line(as_json(_row(delivery.data)))
+            else:
+                rows.append(_row(delivery.data))
+            count = None if count is None else count - 1
+            if count == 0:
+                break
+    if output is Format.TABLE:
+        _show(rows)
+
+
+def _address(broker: str | None, user: str | None, config: Path | None) -> Address:
+    from bascule.client.blocking import Address
+
+    if broker is not None:
+        address = Address.parse(broker)
+    else:
+        from bascule.config import load
+
+        settings = load(config).settings.broker
+        address = Address(settings.host, settings.port)
+    if user is not None:
+        name, colon, password = user.partition(":")
+        if not (name and colon):
+            raise InvalidInput("--user must be NAME:PASSWORD")
+        address = address._replace(user=name, password=password)
+    return address
+
+
+def _routing(topic: bool) -> Routing:
+    from bascule.core.destination import Routing
+
+    return Routing.MULTICAST if topic else Routing.ANYCAST
+
+
+def _bodies(text: str | None, file: Path | None) -> Iterator[tuple[str, str | bytes]]:
+    if text is not None:
+        yield "text", text
+    elif file is not None:
+        try:
+            yield "bytes", file.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"{file}: {error.strerror}") from error
+    else:
+        for each in sys.stdin:
+            yield "text", each.rstrip("\n")
+
+
+def _property(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` or ``NAME:TYPE=VALUE``. Raises InvalidInput."""
+    from bascule.amqp import types
+
+    makers: dict[str, Callable[[str], Any]] = {
+        "string": str, "boolean": _boolean, "byte": types.Byte, "short": types.Short, "int": types.Int, "long": int,
+        "float": types.Float, "double": float,
+    }  # fmt: skip
+    left, equals, value = text.partition("=")
+    name, _, kind = left.partition(":")
+    if not equals or not name or (kind or "string") not in makers:
+        raise InvalidInput(f"--property {text!r}: must be NAME=VALUE or NAME:TYPE=VALUE with a TYPE of {', '.join(PROPERTY_TYPES)}")
+    try:
+        return name, makers[kind or "string"](value)
+    except ValueError as error:
+        raise InvalidInput(f"--property {text!r}: {value!r} is no {kind}") from error
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _row(data: bytes) -> dict[str, Any]:
+    """A message as JSON has it; fields that it has not are left out."""
+    from bascule.jms.message import decode_message
+
+    message = decode_message(data)
+    fields = {name: getattr(message, name) for name in (
+        "message_id", "correlation_id", "destination", "reply_to", "type", "delivery_mode", "priority", "timestamp_ms", "expiration_ms",
+        "redelivered", "delivery_count", "group_id", "properties", "body_kind", "body",
+    )}  # fmt: skip
+    return {name: value for name, value in fields.items() if value not in (None, "", {})}
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    def short(row: dict[str, Any]) -> str:
+        body = row.get("body", "")
+        text = body if isinstance(body, str) else as_json(body)
+        return text if len(text) <= BODY_SHOWN else text[: BODY_SHOWN - 1] + "…"
+
+    table(
+        ("message id", "properties", "kind", "body"),
+        ((row.get("message_id"), as_json(row.get("properties", {})), row["body_kind"], short(row)) for row in rows),
+    )

@@ -1,0 +1,70 @@
+"""What commands print: data on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+
+class Format(enum.StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print: a table to read, or JSON to process.")]
+
+
+def line(text: str) -> None:
+    """One line of data, out at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """One line for whoever watches."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def fail(text: str) -> None:
+    """What went wrong, red on a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"error: {text}", style="red", markup=False)
+
+
+def as_json(data: Any, *, indent: int | None = None) -> str:
+    """JSON text; bytes as UTF-8 where they are, else as hexadecimal digits."""
+    return json.dumps(data, ensure_ascii=False, default=_plain, indent=indent)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return bytes(value).hex()
+    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """A table without wrapping when it goes into a pipe."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(drawn)

@@ -1,0 +1,240 @@
+"""Commands that serve: ``up``, ``broker``, ``pipelines``, ``kafka``."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import line, note
+from bascule.core.errors import InvalidInput, Unavailable
+
+if TYPE_CHECKING:
+    from bascule.config import Configuration, Settings
+    from bascule.server.supervisor import Part
+
+DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Where everything is kept (embedded.data_dir)", show_default=False)]
+AmqpPortOption = Annotated[
+    int | None, typer.Option("--amqp-port", help="Port for JMS clients; 0 = any free one (broker.port)", show_default=False)
+]
+KafkaPortOption = Annotated[
+    int | None, typer.Option("--kafka-port", help="Port of the embedded Kafka; 0 = any free one (embedded.port)", show_default=False)
+]
+AdminPortOption = Annotated[
+    int | None, typer.Option("--admin-port", help="Port for health, status and metrics; 0 = any free one (admin.port)", show_default=False)
+]
+UserOption = Annotated[
+    list[str] | None,
+    typer.Option("--user", metavar="NAME:PASSWORD", help="A user who may connect; may be repeated (broker.users)", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(epilog="Example:  bascule up --config bascule.toml --data-dir bascule-data --amqp-port 0")(up)
+    app.command(epilog="Example:  BASCULE_KAFKA__BOOTSTRAP_SERVERS=kafka1:9092 bascule broker --config bascule.toml")(broker)
+    app.command(epilog="Example:  BASCULE_KAFKA__BOOTSTRAP_SERVERS=kafka1:9092 bascule pipelines --config bascule.toml")(pipelines)
+    app.command(epilog="Example:  bascule kafka --data-dir bascule-data --kafka-port 9092")(kafka)
+
+
+def up(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    amqp_port: AmqpPortOption = None,
+    kafka_port: KafkaPortOption = None,
+    admin_port: AdminPortOption = None,
+    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run the broker and Kafka alone (pipelines.enabled)")] = False,
+    user: UserOption = None,
+) -> None:
+    """Run everything on this machine: an embedded Kafka (unless one is configured), the broker, the pipelines.
+
+    Prints one line, `ready amqp://HOST:PORT kafka=HOST:PORT admin=http://HOST:PORT`, when it serves, and runs until SIGTERM or Ctrl-C.
+    A part that dies is started again. The process ids are in DIR/pids.json, the ports in DIR/ports.json, what the parts say in DIR/logs.
+    """
+    from bascule.config import load
+    from bascule.server.supervisor import Supervisor, choose_ports
+
+    flags = _flags(data_dir=data_dir, amqp_port=amqp_port, kafka_port=kafka_port, admin_port=admin_port, users=user)
+    if no_pipelines:
+        flags["pipelines"] = {"enabled": False}
+    configuration = load(config, flags=flags)
+    settings = configuration.settings
+    directory = settings.embedded.data_dir.absolute()
+    with _stop_signals() as stop, _only_one(directory):
+        listeners = {
+            "amqp": (settings.broker.port, "--amqp-port", settings.broker.host),
+            "admin": (settings.admin.port, "--admin-port", settings.admin.host),
+        }
+        if settings.kafka.bootstrap_servers is None:
+            listeners["kafka"] = (settings.embedded.port, "--kafka-port", "127.0.0.1")
+        ports = choose_ports(directory / "ports.json", listeners)
+        bootstrap = settings.kafka.bootstrap_servers or f"127.0.0.1:{ports['kafka']}"
+        supervisor = Supervisor(_parts(configuration, directory, ports, bootstrap), pids_file=directory / "pids.json", tell=note)
+        ready = f"ready amqp://{settings.broker.host}:{ports['amqp']} kafka={bootstrap} admin=http://{settings.admin.host}:{ports['admin']}"
+        supervisor.run(stop, lambda: line(ready))
+
+
+def broker(
+    config: ConfigOption = None, amqp_port: AmqpPortOption = None, admin_port: AdminPortOption = None, user: UserOption = None
+) -> None:
+    """Run the broker alone, against a Kafka that is there (`kafka.bootstrap_servers`).
+
+    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves.
+    """
+    from bascule.config import load
+
+    settings = load(config, flags=_flags(amqp_port=amqp_port, admin_port=admin_port, users=user)).settings
+    _need_kafka(settings)
+    from bascule.server.node import run_broker
+
+    run_broker(
+        settings,
+        on_ready=lambda amqp, admin: line(f"ready amqp://{settings.broker.host}:{amqp} admin=http://{settings.admin.host}:{admin}"),
+    )
+
+
+def pipelines(config: ConfigOption = None) -> None:
+    """Run the Spark driver with all diverts and ingresses, against a Kafka that is there (`kafka.bootstrap_servers`).
+
+    Prints `ready pipelines=N` when they run.
+    """
+    from bascule.config import load
+
+    settings = load(config).settings
+    _need_kafka(settings)
+    from bascule.pipelines.driver import run
+
+    count = sum(pipeline.enabled for pipeline in (*settings.divert, *settings.ingress))
+    run(settings, on_ready=lambda: line(f"ready pipelines={count}"))
+
+
+def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_port: KafkaPortOption = None) -> None:
+    """Run the embedded Kafka alone, on the data of `bascule up`.
+
+    Prints `ready kafka=HOST:PORT` when it serves.
+    """
+    from bascule.config import load
+
+    settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
+    directory = settings.embedded.data_dir.absolute()
+    with _stop_signals() as stop, _only_one(directory):
+        node = _embedded_kafka(settings, directory, settings.embedded.port)
+        try:
+            node.start()
+            line(f"ready kafka={node.bootstrap}")
+            while not stop.wait(0.2):
+                if not node.running:
+                    raise Unavailable(f"kafka ended; see {node.log_file}")
+        finally:
+            node.stop()
+
+
+def _flags(
+    *,
+    data_dir: Path | None = None,
+    amqp_port: int | None = None,
+    kafka_port: int | None = None,
+    admin_port: int | None = None,
+    users: list[str] | None = None,
+) -> dict[str, Any]:
+    """Flags as a tree of settings; those not given are not in it."""
+    tree: dict[str, dict[str, Any]] = {}
+    for section, key, value in (
+        ("embedded", "data_dir", data_dir),
+        ("embedded", "port", kafka_port),
+        ("broker", "port", amqp_port),
+        ("admin", "port", admin_port),
+        ("broker", "users", dict(map(_user, users)) if users else None),
+    ):
+        if value is not None:
+            tree.setdefault(section, {})[key] = value
+    return tree
+
+
+def _user(text: str) -> tuple[str, str]:
+    name, colon, password = text.partition(":")
+    if not (name and colon and password):
+        raise InvalidInput(f"--user {name!r}...: must be NAME:PASSWORD")
+    return name, password
+
+
+def _parts(configuration: Configuration, directory: Path, ports: dict[str, int], bootstrap: str) -> list[Part]:
+    from bascule.server.supervisor import CommandPart, KafkaPart
+
+    settings = configuration.settings
+    env = _environment(configuration, ports, bootstrap)
+    logs = directory / "logs"
+    parts: list[Part] = []
+    if settings.kafka.bootstrap_servers is None:
+        parts.append(KafkaPart(_embedded_kafka(settings, directory, ports["kafka"])))
+    names = ("broker", "pipelines") if settings.pipelines.enabled else ("broker",)
+    parts += [CommandPart(name, [sys.executable, "-m", "bascule.cli", name], log_file=logs / f"{name}.log", env=env) for name in names]
+    return parts
+
+
+def _environment(configuration: Configuration, ports: dict[str, int], bootstrap: str) -> dict[str, str]:
+    """What was decided here, for the parts; by the environment, which other users of the machine cannot read as they can a command line."""
+    settings = configuration.settings
+    env = {
+        "BASCULE_BROKER__PORT": str(ports["amqp"]),
+        "BASCULE_ADMIN__PORT": str(ports["admin"]),
+        "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "BASCULE_EMBEDDED__DATA_DIR": str(settings.embedded.data_dir),
+        "BASCULE_BROKER__USERS": json.dumps(settings.broker.passwords),
+    }
+    return env | ({"BASCULE_CONFIG": str(configuration.file)} if configuration.file else {})
+
+
+def _embedded_kafka(settings: Settings, directory: Path, port: int) -> Any:
+    from bascule.embedded.kafka import EmbeddedKafka
+
+    return EmbeddedKafka(directory / "kafka", port=port, fsync=settings.embedded.fsync, heap_mb=settings.embedded.heap_mb)
+
+
+def _need_kafka(settings: Settings) -> None:
+    if settings.kafka.bootstrap_servers is None:
+        raise InvalidInput("kafka.bootstrap_servers is not set: name a Kafka there, or run `bascule up`, which brings its own")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second signal does not wait for an orderly end."""
+    stop = threading.Event()
+
+    def asked(_signal: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """One process at a time uses the directory; the kernel lets go of it when that process ends, however it ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+    except OSError as error:
+        raise InvalidInput(f"the data directory {directory} cannot be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(f"{directory} is in use by another `bascule up` or `bascule kafka`; choose another by --data-dir") from None
+        yield

@@ -1,0 +1,1 @@
+"""JMS for Python, on the AMQP engine of the broker."""

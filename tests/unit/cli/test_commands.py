@@ -1,0 +1,95 @@
+"""Commands from the outside: help, formats, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = [
+    ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
+    ["config", "show"],
+]  # fmt: skip
+
+
+def bascule(*arguments: str, directory: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BASCULE_")} | environment
+    return subprocess.run(
+        [sys.executable, "-m", "bascule.cli", *arguments],
+        cwd=directory, env=env | {"COLUMNS": "200", "NO_COLOR": "1"}, input=stdin, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_each_command_shows_an_example(command: list[str], tmp_path: Path) -> None:
+    done = bascule(*command, "--help", directory=tmp_path)
+    assert done.returncode == 0
+    assert "Example:" in done.stdout
+    assert f"bascule {' '.join(command)}" in done.stdout
+
+
+def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_path: Path) -> None:
+    program = (
+        "import sys; from bascule.cli.main import app; app(['up', '--help'], standalone_mode=False); "
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'confluent_kafka', 'pydantic_settings', 'uvicorn'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_good_settings_are_said_to_be_good(tmp_path: Path) -> None:
+    (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
+    assert bascule("config", "check", directory=tmp_path).stdout == "bascule.toml: good (1 diverts, 0 ingresses)\n"
+    done = bascule("config", "check", "--format", "json", directory=tmp_path)
+    assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": []}
+
+
+def test_wrong_settings_are_told_on_standard_error_without_a_traceback_and_the_exit_code_is_2(tmp_path: Path) -> None:
+    (tmp_path / "bascule.toml").write_text("[broker]\nprot = 1\n")
+    for command in (["config", "check"], ["up"], ["broker"]):
+        done = bascule(*command, directory=tmp_path)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr == "error: bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?\n"
+
+
+def test_settings_are_shown_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "bascule.toml").write_text("[broker.users]\nann = 'hush'\n")
+    done = bascule("config", "show", "--format", "json", directory=tmp_path, BASCULE_ADMIN__PORT="1")
+    shown = {each["key"]: each for each in json.loads(done.stdout)}
+    assert shown["broker.users.ann"] == {"key": "broker.users.ann", "value": "********", "source": "bascule.toml:2"}
+    assert shown["admin.port"] == {"key": "admin.port", "value": 1, "source": "environment BASCULE_ADMIN__PORT"}
+    assert "hush" not in bascule("config", "show", directory=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["status", "--admin", "http://127.0.0.1:1"], 3, "no broker answers at http://127.0.0.1:1/status: "),
+        (["receive", "q", "--broker", "amqp://127.0.0.1:1"], 3, "no broker at 127.0.0.1:1: Connection refused"),
+        (["receive", "q", "--broker", "http://127.0.0.1"], 2, "a broker is given as amqp://[USER:PASSWORD@]HOST[:PORT]"),
+        (["send", "q"], 2, "give one of --text, --file and --lines"),
+        (["send", "q", "--text", "a", "--property", "n:int=x"], 2, "--property 'n:int=x': 'x' is no int"),
+        (["send", "q", "--text", "a", "--property", "n"], 2, "--property 'n': must be NAME=VALUE or NAME:TYPE=VALUE"),
+        (["broker"], 2, "kafka.bootstrap_servers is not set"),
+        (["pipelines"], 2, "kafka.bootstrap_servers is not set"),
+        (["up", "--user", "ann"], 2, "--user 'ann'...: must be NAME:PASSWORD"),
+        (["up", "--config", "nowhere.toml"], 2, "nowhere.toml: No such file or directory"),
+        (
+            ["up", "--data-dir", "/proc/nowhere", "--kafka-port", "0", "--amqp-port", "0"],
+            2,
+            "the data directory /proc/nowhere cannot be used: ",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: int, text: str, tmp_path: Path) -> None:
+    done = bascule(*arguments, directory=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"error: {text}")
+    assert "Traceback" not in done.stderr
