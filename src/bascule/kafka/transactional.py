@@ -86,6 +86,8 @@ class TransactionalWriter:
             "linger.ms": 5,
             "queue.buffering.max.messages": 1_000_000,
             "message.max.bytes": 70_000_000,
+            # Half of it is how long a new client waits between its first two connections.
+            "reconnect.backoff.ms": 10,
             **kafka,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
@@ -205,6 +207,10 @@ class TransactionalWriter:
             time.sleep(_SETTLE_S)
         # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
         producer = Producer({**self._producer_settings, **({"batch.num.messages": 1} if self._careful else {})})
+        # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again. The bootstrap connection
+        # answers the first request and is then replaced by the broker's own, which answers the second: 20 ms instead of 60 or 510.
+        for _ in range(2):
+            producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
         # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
         return _Incarnation(producer, self._reader.read())
