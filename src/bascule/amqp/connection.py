@@ -1,0 +1,525 @@
+"""A connection without IO: bytes in and events out, calls in and bytes out (part 2, section 2.4).
+
+    connection = Connection(Role.SERVER, container_id="bascule", sasl=SaslServer(...), require_sasl=True)
+    for event in connection.receive(data, now_s): ...      # answer by methods of connection, sessions and links
+    transport.write(connection.data_to_send())             # after every round
+    if connection.closed: transport.close()
+    wake_at_s = connection.tick(now_s)                     # at the time that the last tick returned, at the latest
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from bascule.amqp import hot
+from bascule.amqp.errors import (
+    FRAMING_ERROR,
+    ILLEGAL_STATE,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    RESOURCE_LIMIT_EXCEEDED,
+    AmqpError,
+    ConnectionFault,
+    HostileLoad,
+    IllegalUse,
+    SessionFault,
+)
+from bascule.amqp.events import ConnectionClosed, Event, Opened
+from bascule.amqp.frames import (
+    AMQP_FRAME,
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    FRAME_HEADER,
+    FRAME_HEADER_SIZE,
+    PROTOCOL_HEADER_SIZE,
+    SASL_FRAME,
+    SASL_HEADER,
+    performative_frame,
+)
+from bascule.amqp.limits import (
+    FRAME_SIZE_BYTES_DEFAULT,
+    FRAME_SIZE_BYTES_MIN,
+    HEARTBEAT_INTERVAL_S_MIN,
+    PRE_OPEN_FRAME_SIZE_BYTES_MAX,
+    Limits,
+)
+from bascule.amqp.link import Link, ReceiverLink, SenderLink
+from bascule.amqp.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Composite,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Role,
+    Transfer,
+    decode_composite,
+)
+from bascule.amqp.sasl import SaslClient, SaslServer
+from bascule.amqp.session import Session
+from bascule.amqp.states import CONNECTION, ConnectionInput, ConnectionState
+
+__all__ = ["Connection", "Link", "ReceiverLink", "SenderLink", "Session"]
+
+_NEVER: Final = float("inf")
+#: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
+_HEARTBEATS_PER_TIMEOUT: Final = 3
+_HEADER_DUE: Final = frozenset({ConnectionState.START, ConnectionState.AUTHENTICATED})
+#: No frame but SASL's can be sent: an error has no way to the peer.
+_SPEECHLESS: Final = frozenset({ConnectionState.START, ConnectionState.SASL, ConnectionState.AUTHENTICATED})
+_PEER_NOT_OPEN: Final = _SPEECHLESS | {ConnectionState.HEADERS, ConnectionState.OPEN_SENT, ConnectionState.CLOSE_PIPED}
+_CLOSING: Final = frozenset({ConnectionState.CLOSE_PIPED, ConnectionState.CLOSE_SENT})
+
+
+class Connection:
+    """One AMQP connection, as a server or a client.
+
+    ``max_frame_size`` in bytes, ``idle_timeout_s`` is how long the peer may be silent (None: for ever). ``closed`` says that nothing
+    more will come or go, once ``data_to_send`` has been sent; ``error`` then says why, where there was a reason.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        *,
+        container_id: str,
+        sasl: SaslServer | SaslClient | None = None,
+        max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT,
+        channel_max: int | None = None,
+        idle_timeout_s: float | None = 60.0,
+        limits: Limits | None = None,
+        require_sasl: bool = False,
+    ) -> None:
+        """A client speaks first: fetch ``data_to_send``."""
+        self.role = role
+        self.container_id = container_id
+        self.limits = limits or Limits()
+        self.state = ConnectionState.START
+        self.remote_open = Open()
+        self.remote_max_frame_size = FRAME_SIZE_BYTES_MIN
+        self.user: str | None = None
+        self.error: AmqpError | None = None
+        self.context: Any = None
+        self.out: list[bytes] = []
+        self.unflushed: list[Session] = []  # sessions with dispositions to write
+        self.sessions: dict[int, Session] = {}  # by the peer's channel
+        self._own_channels: dict[int, Session] = {}
+        self._sasl = sasl
+        self._require_sasl = require_sasl
+        self._max_frame_size = max(max_frame_size, FRAME_SIZE_BYTES_MIN)
+        self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
+        self._channel_max = self.limits.channel_max if channel_max is None else channel_max
+        self._idle_timeout_s = idle_timeout_s
+        self._events: list[Event] = []
+        self.emit = self._events.append
+        self._held: list[bytes] = []  # frames that wait for our open, which comes before all others
+        self._open: Open | None = None
+        self._open_sent = False
+        self._chunks: list[bytes] = []  # of a frame that is not whole yet
+        self._buffered = 0
+        self._needed = PROTOCOL_HEADER_SIZE
+        self._pre_open_bytes = 0
+        self._started_s: float | None = None
+        self._received_s = 0.0
+        self._close_due_s: float | None = None
+        self._heartbeat_due_s = 0.0
+        self._sent = False  # since the last heartbeat was due
+        if role is Role.CLIENT:
+            self.out.append(SASL_HEADER if sasl else AMQP_HEADER)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.state is ConnectionState.ENDED
+
+    # --- what the application does -----------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        *,
+        hostname: str | None = None,
+        offered_capabilities: tuple[str, ...] = (),
+        desired_capabilities: tuple[str, ...] = (),
+        properties: dict[Any, Any] | None = None,
+    ) -> None:
+        """Open, or answer Opened. A client may call it at once. Nothing happens where the peer is gone already."""
+        if self.closed:
+            return
+        if self._open is not None:
+            raise IllegalUse("the connection was opened before")
+        self._open = Open(
+            self.container_id,
+            hostname,
+            self._max_frame_size,
+            self._channel_max,
+            # Half of what we bear, as the standard advises: a peer that is just in time must not be cut off.
+            int(self._idle_timeout_s * 500) if self._idle_timeout_s else None,
+            offered_capabilities=offered_capabilities,
+            desired_capabilities=desired_capabilities,
+            properties=properties,
+        )
+        if self.state not in _SPEECHLESS:
+            self._send_open()
+
+    def begin(self) -> Session:
+        """Begin a session; SessionBegun follows. Raises IllegalUse where the peer allows no more."""
+        session = self._new_session(None)
+        session.begin()
+        return session
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Close in order: ConnectionClosed follows when the peer answers. Nothing happens where a close was sent before."""
+        if self.closed or self.state in _CLOSING:
+            return
+        if self.state in _SPEECHLESS:
+            self._end(error, by_peer=False)
+            return
+        self.error = error
+        self._send_close(error)
+
+    def data_to_send(self) -> bytes:
+        """All bytes due, b"" for none."""
+        if self.unflushed:
+            for session in self.unflushed:
+                session.flush_settled()
+            self.unflushed.clear()
+        if not self.out:
+            return b""
+        self._sent = True
+        data = b"".join(self.out)
+        self.out.clear()
+        return data
+
+    def tick(self, now_s: float) -> float:
+        """Heartbeats and timeouts; may end the connection (see ``closed``). Returns when to call again, at the latest."""
+        if self._started_s is None:
+            self._started_s = now_s
+        due_s = _NEVER
+        if self.closed:
+            return due_s
+        if self.state in _CLOSING:
+            if self._close_due_s is None:
+                self._close_due_s = now_s + self.limits.close_timeout_s
+            due_s = self._close_due_s
+            if now_s >= due_s:
+                self._end(self.error, by_peer=False)
+        elif self.state in _PEER_NOT_OPEN:
+            due_s = self._started_s + self.limits.handshake_timeout_s
+            if now_s >= due_s:
+                self._fail(HostileLoad(f"not open after {self.limits.handshake_timeout_s} s"))
+        elif self._idle_timeout_s:
+            due_s = self._received_s + self._idle_timeout_s
+            if now_s >= due_s:
+                self._fail(ConnectionFault(RESOURCE_LIMIT_EXCEEDED, f"nothing heard for {self._idle_timeout_s} s"))
+        return _NEVER if self.closed else min(due_s, self._beat(now_s))
+
+    def _beat(self, now_s: float) -> float:
+        if not self._open_sent or not self.remote_open.idle_time_out:
+            return _NEVER
+        interval_s = max(self.remote_open.idle_time_out / 1000 / _HEARTBEATS_PER_TIMEOUT, HEARTBEAT_INTERVAL_S_MIN)
+        if now_s >= self._heartbeat_due_s:
+            if not self._sent and not self.out:
+                self.out.append(EMPTY_FRAME)
+            self._sent = False
+            self._heartbeat_due_s = now_s + interval_s
+        return self._heartbeat_due_s
+
+    # --- what the peer does ------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now_s: float) -> list[Event]:
+        """Take bytes; returns what they mean to the application. Whatever the peer does wrong becomes a close, end or detach."""
+        self._received_s = now_s
+        if self._started_s is None:
+            self._started_s = now_s
+        if not self.closed and data:
+            if self._chunks:
+                self._chunks.append(data)
+                self._buffered += len(data)
+                data = b""
+                if self._buffered >= self._needed:
+                    data = b"".join(self._chunks)
+                    self._chunks.clear()
+            if data:
+                try:
+                    self._consume(data)
+                except AmqpError as fault:
+                    self._fail(fault)
+        events = self._events.copy()
+        self._events.clear()
+        return events
+
+    def _consume(self, data: bytes) -> None:
+        if self.state in _PEER_NOT_OPEN:
+            self._pre_open_bytes += len(data)
+        position, size = 0, len(data)
+        while not self.closed:
+            if self.state in _HEADER_DUE:
+                if not self._take_header(data[position : position + PROTOCOL_HEADER_SIZE]):
+                    self._needed = PROTOCOL_HEADER_SIZE
+                    break
+                position += PROTOCOL_HEADER_SIZE
+            else:
+                position = self._take_frames(data, position, size)
+                if self.state not in _HEADER_DUE:
+                    break
+        if self.closed:
+            return
+        if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in _PEER_NOT_OPEN:
+            raise HostileLoad(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
+        if position < size:
+            self._chunks.append(data[position:] if position else data)
+            self._buffered = size - position
+
+    def _take_header(self, header: bytes) -> bool:
+        """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
+        allowed: tuple[bytes, ...] = (AMQP_HEADER,)
+        if self.state is ConnectionState.START and self._sasl is not None:
+            sasl_only = self.role is Role.CLIENT or self._require_sasl
+            allowed = (SASL_HEADER,) if sasl_only else (SASL_HEADER, AMQP_HEADER)
+        if header not in allowed:
+            if any(known.startswith(header) for known in allowed):
+                return False
+            if self.role is Role.SERVER:
+                self.out.append(allowed[0])  # says what would be right (part 2, section 2.2)
+            raise ConnectionFault(FRAMING_ERROR, f"the peer began with {header!r}, not with {allowed[0]!r}")
+        if header == SASL_HEADER:
+            self._move(ConnectionInput.SASL_HEADER)
+            if self.role is Role.SERVER:
+                self.out.append(SASL_HEADER)
+            assert self._sasl is not None
+            self._send_sasl(self._sasl.first())
+        else:
+            self._move(ConnectionInput.AMQP_HEADER)
+            if self.role is Role.SERVER:
+                self.out.append(AMQP_HEADER)
+            if self._open is not None:
+                self._send_open()
+        return True
+
+    def _take_frames(self, data: bytes, position: int, size: int) -> int:
+        """Take the whole frames from ``position`` on; returns where they end."""
+        while size - position >= FRAME_HEADER_SIZE:
+            length, offset, kind, channel = FRAME_HEADER.unpack_from(data, position)
+            if length > self._frame_limit or offset < 2 or length < offset << 2:
+                raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken (offset {offset})")
+            end = position + length
+            if end > size:
+                self._needed = length
+                return position
+            start = position + (offset << 2)
+            position = end
+            if kind == AMQP_FRAME and self.state is ConnectionState.OPENED:
+                if start < end and not self._take_hot(data, start, end, channel):
+                    self._take_performative(data[start:end], channel)
+            elif kind == SASL_FRAME and self.state is ConnectionState.SASL:
+                self._take_sasl(data[start:end])
+                if self.state is not ConnectionState.SASL:
+                    return position
+            elif kind != AMQP_FRAME or self.state is ConnectionState.SASL:
+                raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
+            elif start < end:
+                self._take_performative(data[start:end], channel)
+                if self.closed:
+                    return position
+        self._needed = FRAME_HEADER_SIZE
+        return position
+
+    def _take_hot(self, data: bytes, start: int, end: int, channel: int) -> bool:
+        """Transfer, flow and disposition in their usual encodings; False leaves the frame to the general decoder."""
+        if end - start < 4 or data[start] != 0x00 or data[start + 1] != 0x53:
+            return False
+        code = data[start + 2]
+        reader = _HOT.get(code)
+        session = self.sessions.get(channel)
+        if reader is None or session is None:
+            return False
+        try:
+            frame = reader(data, start + 3, end)
+        except (IndexError, struct.error):
+            return False
+        if frame is None:
+            return False
+        try:
+            if code == hot.TRANSFER:
+                session.on_transfer(frame, data, end)
+            elif code == hot.DISPOSITION:
+                session.on_disposition(frame)
+            else:
+                session.on_flow(frame)
+        except SessionFault as fault:
+            session.fail(fault)
+        return True
+
+    def _take_performative(self, body: bytes, channel: int) -> None:
+        performative, payload = decode_composite(body)
+        handler = _HANDLERS.get(type(performative))
+        if handler is None:
+            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
+        step = _STEPS.get(type(performative), ConnectionInput.RECV_FRAME)
+        before = self._move(step)
+        if before in _CLOSING and step is ConnectionInput.RECV_FRAME:
+            return
+        if type(performative) is Transfer:
+            session = self._session(channel, performative)
+            try:
+                session.on_transfer(hot.transfer_frame(performative, payload), body, len(body))
+            except SessionFault as fault:
+                session.fail(fault)
+            return
+        if payload != len(body):
+            raise ConnectionFault(FRAMING_ERROR, f"{performative.SYMBOL} followed by {len(body) - payload} more bytes")
+        handler(self, performative, channel)
+
+    def _session(self, channel: int, performative: Composite) -> Session:
+        session = self.sessions.get(channel)
+        if session is None:
+            raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} on channel {channel}, which has no session")
+        return session
+
+    def _on_open(self, opened: Open, _channel: int) -> None:
+        if opened.max_frame_size < FRAME_SIZE_BYTES_MIN:
+            raise ConnectionFault(INVALID_FIELD, f"max-frame-size {opened.max_frame_size} below {FRAME_SIZE_BYTES_MIN}")
+        self.remote_open = opened
+        self.remote_max_frame_size = opened.max_frame_size
+        if self.state is not ConnectionState.CLOSE_SENT:
+            self.emit(Opened(opened))
+
+    def _on_begin(self, begin: Begin, channel: int) -> None:
+        if channel > self._channel_max:
+            raise ConnectionFault(FRAMING_ERROR, f"channel {channel} beyond the agreed {self._channel_max}")
+        if channel in self.sessions:
+            raise ConnectionFault(NOT_ALLOWED, f"channel {channel} has a session")
+        if begin.remote_channel is None:
+            session = self._new_session(channel)
+        else:
+            own = self._own_channels.get(begin.remote_channel)
+            if own is None or own.remote_channel is not None:
+                raise ConnectionFault(NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which asked nothing")
+            session = own
+        self.sessions[channel] = session
+        session.on_begin(begin, channel)
+
+    def _on_session_frame(self, performative: Composite, channel: int) -> None:
+        session = self._session(channel, performative)
+        try:
+            session.on_performative(performative)
+        except SessionFault as fault:
+            session.fail(fault)
+
+    def _on_end(self, end: End, channel: int) -> None:
+        self._session(channel, end).on_end(end)
+
+    def _on_close(self, close: Close, _channel: int) -> None:
+        error = close.error.exception() if close.error else None
+        asked = self.state is ConnectionState.ENDED
+        if not asked:
+            self._send_close(None)
+        self._end(error or (self.error if asked else None), by_peer=not asked)
+
+    def _take_sasl(self, body: bytes) -> None:
+        sasl = self._sasl
+        assert sasl is not None
+        frame, _ = decode_composite(body)
+        self._send_sasl(sasl.receive(frame))
+        if not sasl.done:
+            return
+        if sasl.error is not None:
+            raise sasl.error
+        self.user = sasl.user
+        self._move(ConnectionInput.SASL_DONE)
+        if self.role is Role.CLIENT:
+            self.out.append(AMQP_HEADER)
+
+    # --- inside ------------------------------------------------------------------------------------------------------------------
+
+    def _move(self, step: ConnectionInput) -> ConnectionState:
+        """Take a step of the state machine; returns the state before it."""
+        before = self.state
+        after = CONNECTION.get((before, step))
+        if after is None:
+            raise ConnectionFault(ILLEGAL_STATE, f"{step.name.lower()} in state {before.name.lower()}")
+        self.state = after
+        return before
+
+    def send(self, channel: int, performative: Composite) -> None:
+        """Write a frame; frames before our open wait for it."""
+        if not self.closed:
+            (self.out if self._open_sent else self._held).append(performative_frame(channel, performative))
+
+    def _send_sasl(self, frame: Composite | None) -> None:
+        if frame is not None:
+            self.out.append(performative_frame(0, frame, SASL_FRAME))
+
+    def _send_open(self) -> None:
+        assert self._open is not None
+        self._move(ConnectionInput.SEND_OPEN)
+        self._open_sent = True
+        self._frame_limit = self._max_frame_size
+        self.out.append(performative_frame(0, self._open))
+        self.out.extend(self._held)
+        self._held.clear()
+
+    def _send_close(self, error: AmqpError | None) -> None:
+        if not self._open_sent:
+            self.open()  # a close comes after an open, whatever happens
+        for session in self.unflushed:
+            session.flush_settled()
+        self.send(0, Close(Error.of(error)))
+        self._move(ConnectionInput.SEND_CLOSE)
+
+    def _fail(self, fault: AmqpError) -> None:
+        """End for a breach of the protocol by the peer, and say so where it can hear it."""
+        if self.state not in _SPEECHLESS and self.state not in _CLOSING and not self.closed:
+            if not self._open_sent:
+                self._open = self._open or Open(self.container_id)
+                self.out.append(performative_frame(0, self._open))
+                self._open_sent = True
+            self.send(0, Close(Error.of(fault)))
+        self._end(fault, by_peer=False)
+
+    def _end(self, error: AmqpError | None, by_peer: bool) -> None:
+        self.state = ConnectionState.ENDED
+        self.error = error
+        self._chunks.clear()
+        self._held.clear()
+        for session in self._own_channels.values():
+            session.on_connection_end()
+        self.sessions.clear()
+        self._own_channels.clear()
+        self.emit(ConnectionClosed(error, by_peer))
+
+    def _new_session(self, channel: int | None) -> Session:
+        """A session on our channel of the same number as the peer's, or on the first that is free."""
+        own = self._own_channels
+        if channel is None or channel in own:
+            channel = next((number for number in range(len(own) + 1) if number not in own), len(own))
+        if channel > self.remote_open.channel_max:
+            raise ConnectionFault(NOT_ALLOWED, f"the peer takes no more than {self.remote_open.channel_max + 1} sessions")
+        own[channel] = session = Session(self, channel)
+        return session
+
+    def forget(self, session: Session) -> None:
+        """Both ends of the session ended: its channels are free."""
+        self._own_channels.pop(session.channel, None)
+        if session.remote_channel is not None:
+            self.sessions.pop(session.remote_channel, None)
+
+
+_HOT: Final[dict[int, Any]] = {hot.TRANSFER: hot.read_transfer, hot.DISPOSITION: hot.read_disposition, hot.FLOW: hot.read_flow}
+_STEPS: Final[dict[type[Composite], ConnectionInput]] = {Open: ConnectionInput.RECV_OPEN, Close: ConnectionInput.RECV_CLOSE}
+_HANDLERS: Final[dict[type[Composite], Any]] = {
+    Open: Connection._on_open,
+    Begin: Connection._on_begin,
+    Attach: Connection._on_session_frame,
+    Flow: Connection._on_session_frame,
+    Transfer: Connection._on_session_frame,
+    Disposition: Connection._on_session_frame,
+    Detach: Connection._on_session_frame,
+    End: Connection._on_end,
+    Close: Connection._on_close,
+}

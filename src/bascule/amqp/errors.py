@@ -1,0 +1,81 @@
+"""AMQP error conditions, and exceptions that know which endpoint they end (AMQP 1.0 part 2, section 2.8.14 to 2.8.18)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bascule.core.errors import BasculeError
+
+INTERNAL_ERROR: Final = "amqp:internal-error"
+NOT_FOUND: Final = "amqp:not-found"
+UNAUTHORIZED_ACCESS: Final = "amqp:unauthorized-access"
+DECODE_ERROR: Final = "amqp:decode-error"
+RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
+NOT_ALLOWED: Final = "amqp:not-allowed"
+INVALID_FIELD: Final = "amqp:invalid-field"
+NOT_IMPLEMENTED: Final = "amqp:not-implemented"
+ILLEGAL_STATE: Final = "amqp:illegal-state"
+FRAME_SIZE_TOO_SMALL: Final = "amqp:frame-size-too-small"
+CONNECTION_FORCED: Final = "amqp:connection:forced"
+FRAMING_ERROR: Final = "amqp:connection:framing-error"
+WINDOW_VIOLATION: Final = "amqp:session:window-violation"
+ERRANT_LINK: Final = "amqp:session:errant-link"
+HANDLE_IN_USE: Final = "amqp:session:handle-in-use"
+UNATTACHED_HANDLE: Final = "amqp:session:unattached-handle"
+DETACH_FORCED: Final = "amqp:link:detach-forced"
+TRANSFER_LIMIT_EXCEEDED: Final = "amqp:link:transfer-limit-exceeded"
+MESSAGE_SIZE_EXCEEDED: Final = "amqp:link:message-size-exceeded"
+TRANSACTION_UNKNOWN_ID: Final = "amqp:transaction:unknown-id"
+TRANSACTION_ROLLBACK: Final = "amqp:transaction:rollback"
+
+
+class AmqpError(BasculeError):
+    """An error as AMQP states it; ``info`` is the error's map of details."""
+
+    condition: str  # type: ignore[misc]  # one class serves every condition that a peer may name
+
+    def __init__(self, condition: str, description: str = "", info: dict[Any, Any] | None = None) -> None:
+        super().__init__(f"{condition}: {description}" if description else condition)
+        self.condition = condition
+        self.description = description
+        self.info = info
+
+
+class ConnectionFault(AmqpError):
+    """Ends the connection."""
+
+
+class SessionFault(AmqpError):
+    """Ends the session it happens in."""
+
+
+class LinkFault(AmqpError):
+    """Detaches the link it happens on."""
+
+
+class IllegalUse(AmqpError):
+    """The application called what the endpoint's state does not allow: a bug on our side, never the peer's doing."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(ILLEGAL_STATE, description)
+
+
+class DecodeError(ConnectionFault):
+    """Bytes that are no AMQP value, or not the value that must stand there."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(DECODE_ERROR, description)
+
+
+class EncodeError(AmqpError):
+    """A Python value that has no encoding in the AMQP type asked for."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(INTERNAL_ERROR, description)
+
+
+class HostileLoad(ConnectionFault):
+    """A peer went beyond a limit of ``limits.py``."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(RESOURCE_LIMIT_EXCEEDED, description)

@@ -1,0 +1,36 @@
+"""Protocol headers and frames (part 2, sections 2.2 and 2.3)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from bascule.amqp.performatives import Composite, encode_composite
+
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
+SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
+PROTOCOL_HEADER_SIZE: Final = 8
+
+#: size, data offset in words of 4 bytes, type, channel
+FRAME_HEADER: Final = struct.Struct(">IBBH")
+FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
+AMQP_FRAME: Final = 0
+SASL_FRAME: Final = 1
+EMPTY_FRAME: Final = FRAME_HEADER.pack(8, 2, AMQP_FRAME, 0)
+
+
+def frame(channel: int, body: bytes, kind: int = AMQP_FRAME) -> bytes:
+    """A frame around an encoded body."""
+    return FRAME_HEADER.pack(FRAME_HEADER_SIZE + len(body), 2, kind, channel) + body
+
+
+def frame_head(channel: int, performative: Composite, payload_size_bytes: int) -> bytes:
+    """A frame up to its payload."""
+    body = encode_composite(performative)
+    return FRAME_HEADER.pack(FRAME_HEADER_SIZE + len(body) + payload_size_bytes, 2, AMQP_FRAME, channel) + body
+
+
+def performative_frame(channel: int, performative: Composite, kind: int = AMQP_FRAME) -> bytes:
+    """A frame without payload."""
+    return frame(channel, encode_composite(performative), kind)

@@ -1,0 +1,58 @@
+"""Limits on everything that a peer could make grow, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: Values nested in one another: performatives need 6, JMS messages 4; Python's own stack ends near 1,000.
+DEPTH_MAX: Final = 32
+#: Items of one list, map or array, beyond the check against the bytes that are there: an item costs 8 bytes, a null one on the wire.
+ITEMS_MAX: Final = 1 << 20
+#: Items of an array whose elements have no bytes at all (null, true, list0): nothing on the wire bounds their number.
+ZERO_WIDTH_ITEMS_MAX: Final = 256
+#: Symbols name things: capabilities, conditions, mechanisms. The longest in the registries has 60 characters.
+SYMBOL_SIZE_BYTES_MAX: Final = 4096
+
+#: The size that every peer must take (AMQP 1.0 part 2, section 2.8.9, MIN-MAX-FRAME-SIZE).
+FRAME_SIZE_BYTES_MIN: Final = 512
+#: Before the open: SASL and the open frame itself. The standard says 512, but tokens and open frames with many properties are larger.
+PRE_OPEN_FRAME_SIZE_BYTES_MAX: Final = 16 * 1024
+#: What may arrive before the peer has opened; the whole handshake of Qpid JMS takes under 2 KiB.
+PRE_OPEN_BYTES_MAX: Final = 64 * 1024
+#: Challenges of one SASL exchange: SCRAM needs 2, GSSAPI 3.
+SASL_ROUNDS_MAX: Final = 8
+#: Time for SASL and open; a peer that is silent longer holds a socket for nothing.
+HANDSHAKE_TIMEOUT_S: Final = 30.0
+#: Time that a peer has to answer our close.
+CLOSE_TIMEOUT_S: Final = 10.0
+#: Heartbeats go no more often than this, whatever idle timeout a peer asks for.
+HEARTBEAT_INTERVAL_S_MIN: Final = 0.1
+
+#: Frame size offered: 128 KiB carries nearly every message in one frame, and one connection's partial frame costs no more than that.
+FRAME_SIZE_BYTES_DEFAULT: Final = 128 * 1024
+#: Sessions of one connection: a JMS client opens one per JMS session and two of its own.
+CHANNEL_MAX_DEFAULT: Final = 1023
+#: Links of one session: JMS clients have one per producer and consumer.
+HANDLE_MAX_DEFAULT: Final = 1023
+#: Transfer frames that a peer may send before we renew its window: memory is bounded by link credit, this only has to be no brake.
+INCOMING_WINDOW_FRAMES: Final = 8192
+#: Deliveries of one session, each way, that nobody has settled. A Qpid JMS consumer prefetches 1,000.
+UNSETTLED_PER_SESSION_MAX: Final = 100_000
+#: A message as a whole, over all its frames, where the application states no limit of its own.
+MESSAGE_SIZE_BYTES_DEFAULT: Final = 100 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one connection that an operator may change."""
+
+    channel_max: int = CHANNEL_MAX_DEFAULT
+    handle_max: int = HANDLE_MAX_DEFAULT
+    incoming_window_frames: int = INCOMING_WINDOW_FRAMES
+    unsettled_per_session_max: int = UNSETTLED_PER_SESSION_MAX
+    message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT
+    pre_open_bytes_max: int = PRE_OPEN_BYTES_MAX
+    sasl_rounds_max: int = SASL_ROUNDS_MAX
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    close_timeout_s: float = CLOSE_TIMEOUT_S

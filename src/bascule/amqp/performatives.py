@@ -1,0 +1,542 @@
+"""The composite types of AMQP 1.0: frame bodies, termini, delivery states, transactions, SASL (parts 2 to 5).
+
+Each class is its own field table: attributes in wire order, each with its wire type, default and whether it must be there.
+Decoding accepts numeric and symbolic descriptors, encoding writes numeric ones and leaves out trailing defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
+
+from bascule.amqp.codec import decode, encode, symbol_array
+from bascule.amqp.errors import AmqpError, DecodeError
+from bascule.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
+
+UINT_MAX: Final = 0xFFFFFFFF
+USHORT_MAX: Final = 0xFFFF
+
+
+class Role(enum.IntEnum):
+    """Who opens a connection, and thereby who offers SASL mechanisms."""
+
+    CLIENT = 0
+    SERVER = 1
+
+
+class SenderSettleMode(enum.IntEnum):
+    """Part 2, section 2.8.2."""
+
+    UNSETTLED = 0
+    SETTLED = 1
+    MIXED = 2
+
+
+class ReceiverSettleMode(enum.IntEnum):
+    """Part 2, section 2.8.3."""
+
+    FIRST = 0
+    SECOND = 1
+
+
+class Wire(NamedTuple):
+    """A field's type on the wire: ``load`` takes what the codec decoded, ``dump`` makes what the codec encodes."""
+
+    name: str
+    load: Callable[[Any], Any]
+    dump: Callable[[Any], Any]
+
+
+class Field(NamedTuple):
+    """One row of a composite's table."""
+
+    name: str
+    wire: Wire
+    default: Any
+    mandatory: bool
+
+
+class Composite:
+    """Root of the described lists."""
+
+    __slots__ = ()
+    CODE: ClassVar[int]
+    SYMBOL: ClassVar[str]
+    FIELDS: ClassVar[tuple[Field, ...]]
+
+
+_BY_DESCRIPTOR: Final[dict[Any, type[Composite]]] = {}
+C = TypeVar("C", bound=Composite)
+
+
+@dataclass_transform()
+def composite(code: int, symbol: str) -> Callable[[type[C]], type[C]]:
+    """Make a class a composite type with its two descriptors."""
+
+    def register(cls: type[C]) -> type[C]:
+        made = dataclasses.dataclass(slots=True)(cls)
+        made.CODE, made.SYMBOL = code, symbol
+        made.FIELDS = tuple(Field(field.name, **field.metadata) for field in dataclasses.fields(made))  # type: ignore[arg-type]
+        _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[symbol] = made
+        return made
+
+    return register
+
+
+def field(wire: Wire, default: Any = None, *, mandatory: bool = False) -> Any:
+    """A row of the table: a mandatory field must be there and is always written."""
+    return dataclasses.field(default=default, metadata={"wire": wire, "default": default, "mandatory": mandatory})
+
+
+def load(value: Any) -> Any:
+    """A decoded value with known descriptors made composites; others stay Described. Raises DecodeError."""
+    if type(value) is not Described:
+        return value
+    try:
+        cls = _BY_DESCRIPTOR.get(value.descriptor)
+    except TypeError:
+        raise DecodeError("a descriptor is a list, map or array") from None
+    if cls is None:
+        return value
+    rows, values = cls.FIELDS, value.value
+    if type(values) is not list or len(values) > len(rows):
+        raise DecodeError(f"{cls.SYMBOL} with a body that is no list of at most {len(rows)} fields")
+    loaded = cls()
+    for row, item in zip(rows, values, strict=False):
+        if item is not None:
+            try:
+                setattr(loaded, row.name, row.wire.load(item))
+            except (TypeError, ValueError):
+                raise DecodeError(f"{cls.SYMBOL} field {row.name} must be {row.wire.name}, not {type(item).__name__}") from None
+    for row, item in zip(rows, values + [None] * (len(rows) - len(values)), strict=True):
+        if row.mandatory and item is None:
+            raise DecodeError(f"{cls.SYMBOL} without its field {row.name}")
+    return loaded
+
+
+def dump(value: Any) -> Any:
+    """A composite as the Described list that the codec encodes; other values as they are."""
+    if not isinstance(value, Composite):
+        return value
+    values: list[Any] = []
+    filled = 0
+    for row in value.FIELDS:
+        item = getattr(value, row.name)
+        if item is None or (item == row.default and not row.mandatory):
+            values.append(None)
+        else:
+            values.append(row.wire.dump(item))
+            filled = len(values)
+    return Described(ULong(value.CODE), values[:filled])
+
+
+def encode_composite(value: Composite) -> bytes:
+    """The bytes of a composite. Raises EncodeError."""
+    return encode(dump(value))
+
+
+def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
+    """The composite at ``position`` and the position after it. Raises DecodeError, for unknown descriptors, too."""
+    value, position = decode(buffer, position)
+    loaded = load(value)
+    if not isinstance(loaded, Composite):
+        raise DecodeError(f"no performative of AMQP 1.0: {getattr(loaded, 'descriptor', type(loaded).__name__)!r:.60}")
+    return loaded, position
+
+
+# --- wire types of fields --------------------------------------------------------------------------------------------------------
+
+
+def _of(cls: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not isinstance(value, cls):
+            raise TypeError
+        return value
+
+    return check
+
+
+def _whole(bits: int) -> Callable[[Any], int]:
+    top = 1 << bits
+
+    def check(value: Any) -> int:
+        if type(value) is bool or not isinstance(value, int) or not 0 <= value < top:
+            raise TypeError
+        return int(value)
+
+    return check
+
+
+def _symbols(value: Any) -> tuple[Symbol, ...]:
+    items = value.items if type(value) is Array else (value,)
+    if not all(type(item) is Symbol for item in items):
+        raise TypeError
+    return tuple(items)
+
+
+def _dump_symbols(value: tuple[str, ...]) -> Array:
+    return symbol_array([Symbol(item) for item in value])
+
+
+def _fields(value: Any) -> dict[Any, Any]:
+    return {key: load(item) for key, item in _of(dict)(value).items()}
+
+
+def _dump_fields(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {Symbol(key) if type(key) is str else key: dump(item) for key, item in value.items()}
+
+
+def _a_composite(value: Any) -> Any:
+    if type(value) is not Described:
+        raise TypeError
+    return load(value)
+
+
+def _the_error(value: Any) -> Error:
+    loaded = _a_composite(value)
+    if type(loaded) is not Error:
+        raise TypeError
+    return loaded
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+STRING = Wire("a string", _of(str), str)
+SYMBOL = Wire("a symbol", _of(str), Symbol)
+SYMBOLS = Wire("symbols", _symbols, _dump_symbols)
+BOOLEAN = Wire("a boolean", _of(bool), bool)
+BINARY = Wire("binary", _of(bytes), bytes)
+UBYTE = Wire("a ubyte", _whole(8), UByte)
+USHORT = Wire("a ushort", _whole(16), UShort)
+UINT = Wire("a uint", _whole(32), UInt)
+ULONG = Wire("a ulong", _whole(64), ULong)
+FIELDS = Wire("a map", _fields, _dump_fields)
+ERROR = Wire("an error", _the_error, dump)
+COMPOSITE = Wire("a described type", _a_composite, dump)
+ANY = Wire("any type", _same, _same)
+
+
+# --- transport, part 2 section 2.7 -----------------------------------------------------------------------------------------------
+
+
+@composite(0x10, "amqp:open:list")
+class Open(Composite):
+    """Negotiate connection parameters. ``idle_time_out`` in milliseconds."""
+
+    container_id: str = field(STRING, "", mandatory=True)
+    hostname: str | None = field(STRING)
+    max_frame_size: int = field(UINT, UINT_MAX)
+    channel_max: int = field(USHORT, USHORT_MAX)
+    idle_time_out: int | None = field(UINT)
+    outgoing_locales: tuple[Symbol, ...] = field(SYMBOLS, ())
+    incoming_locales: tuple[Symbol, ...] = field(SYMBOLS, ())
+    offered_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    desired_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    properties: dict[Any, Any] | None = field(FIELDS)
+
+
+@composite(0x11, "amqp:begin:list")
+class Begin(Composite):
+    """Begin a session on a channel."""
+
+    remote_channel: int | None = field(USHORT)
+    next_outgoing_id: int = field(UINT, 0, mandatory=True)
+    incoming_window: int = field(UINT, 0, mandatory=True)
+    outgoing_window: int = field(UINT, 0, mandatory=True)
+    handle_max: int = field(UINT, UINT_MAX)
+    offered_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    desired_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    properties: dict[Any, Any] | None = field(FIELDS)
+
+
+@composite(0x12, "amqp:attach:list")
+class Attach(Composite):
+    """Attach a link to a session. ``role`` is True for a receiver."""
+
+    name: str = field(STRING, "", mandatory=True)
+    handle: int = field(UINT, 0, mandatory=True)
+    role: bool = field(BOOLEAN, False, mandatory=True)
+    snd_settle_mode: int = field(UBYTE, SenderSettleMode.MIXED)
+    rcv_settle_mode: int = field(UBYTE, ReceiverSettleMode.FIRST)
+    source: Source | Described | None = field(COMPOSITE)
+    target: Target | Coordinator | Described | None = field(COMPOSITE)
+    unsettled: dict[Any, Any] | None = field(FIELDS)
+    incomplete_unsettled: bool = field(BOOLEAN, False)
+    initial_delivery_count: int | None = field(UINT)
+    max_message_size: int = field(ULONG, 0)
+    offered_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    desired_capabilities: tuple[str, ...] = field(SYMBOLS, ())
+    properties: dict[Any, Any] | None = field(FIELDS)
+
+
+@composite(0x13, "amqp:flow:list")
+class Flow(Composite):
+    """Session windows and, with a handle, link credit."""
+
+    next_incoming_id: int | None = field(UINT)
+    incoming_window: int = field(UINT, 0, mandatory=True)
+    next_outgoing_id: int = field(UINT, 0, mandatory=True)
+    outgoing_window: int = field(UINT, 0, mandatory=True)
+    handle: int | None = field(UINT)
+    delivery_count: int | None = field(UINT)
+    link_credit: int | None = field(UINT)
+    available: int | None = field(UINT)
+    drain: bool = field(BOOLEAN, False)
+    echo: bool = field(BOOLEAN, False)
+    properties: dict[Any, Any] | None = field(FIELDS)
+
+
+@composite(0x14, "amqp:transfer:list")
+class Transfer(Composite):
+    """One frame of a message."""
+
+    handle: int = field(UINT, 0, mandatory=True)
+    delivery_id: int | None = field(UINT)
+    delivery_tag: bytes | None = field(BINARY)
+    message_format: int | None = field(UINT)
+    settled: bool | None = field(BOOLEAN)
+    more: bool = field(BOOLEAN, False)
+    rcv_settle_mode: int | None = field(UBYTE)
+    state: Any = field(COMPOSITE)
+    resume: bool = field(BOOLEAN, False)
+    aborted: bool = field(BOOLEAN, False)
+    batchable: bool = field(BOOLEAN, False)
+
+
+@composite(0x15, "amqp:disposition:list")
+class Disposition(Composite):
+    """State of a range of deliveries. ``role`` is True where the receiver of the deliveries speaks."""
+
+    role: bool = field(BOOLEAN, False, mandatory=True)
+    first: int = field(UINT, 0, mandatory=True)
+    last: int | None = field(UINT)
+    settled: bool = field(BOOLEAN, False)
+    state: Any = field(COMPOSITE)
+    batchable: bool = field(BOOLEAN, False)
+
+
+@composite(0x16, "amqp:detach:list")
+class Detach(Composite):
+    """Detach a link; ``closed`` ends its life, too."""
+
+    handle: int = field(UINT, 0, mandatory=True)
+    closed: bool = field(BOOLEAN, False)
+    error: Error | None = field(ERROR)
+
+
+@composite(0x17, "amqp:end:list")
+class End(Composite):
+    """End a session."""
+
+    error: Error | None = field(ERROR)
+
+
+@composite(0x18, "amqp:close:list")
+class Close(Composite):
+    """Close a connection."""
+
+    error: Error | None = field(ERROR)
+
+
+@composite(0x1D, "amqp:error:list")
+class Error(Composite):
+    """Details of an error."""
+
+    condition: str = field(SYMBOL, "", mandatory=True)
+    description: str | None = field(STRING)
+    info: dict[Any, Any] | None = field(FIELDS)
+
+    @classmethod
+    def of(cls, error: AmqpError | None) -> Error | None:
+        """The wire form of an exception."""
+        return None if error is None else cls(error.condition, error.description or None, error.info)
+
+    def exception(self) -> AmqpError:
+        """The exception that this error is to an application."""
+        return AmqpError(str(self.condition), self.description or "", self.info)
+
+
+# --- messaging, part 3 sections 3.4 and 3.5 --------------------------------------------------------------------------------------
+
+
+@composite(0x23, "amqp:received:list")
+class Received(Composite):
+    """Partial state, for resumed deliveries."""
+
+    section_number: int = field(UINT, 0, mandatory=True)
+    section_offset: int = field(ULONG, 0, mandatory=True)
+
+
+@composite(0x24, "amqp:accepted:list")
+class Accepted(Composite):
+    """Taken."""
+
+
+@composite(0x25, "amqp:rejected:list")
+class Rejected(Composite):
+    """Invalid, will not be taken."""
+
+    error: Error | None = field(ERROR)
+
+
+@composite(0x26, "amqp:released:list")
+class Released(Composite):
+    """Not acted upon, may go elsewhere."""
+
+
+@composite(0x27, "amqp:modified:list")
+class Modified(Composite):
+    """Not acted upon, changed."""
+
+    delivery_failed: bool = field(BOOLEAN, False)
+    undeliverable_here: bool = field(BOOLEAN, False)
+    message_annotations: dict[Any, Any] | None = field(FIELDS)
+
+
+ACCEPTED: Final = Accepted()
+RELEASED: Final = Released()
+
+
+@composite(0x28, "amqp:source:list")
+class Source(Composite):
+    """Where a link's messages come from."""
+
+    address: Any = field(ANY)
+    durable: int = field(UINT, 0)
+    expiry_policy: str = field(SYMBOL, Symbol("session-end"))
+    timeout: int = field(UINT, 0)
+    dynamic: bool = field(BOOLEAN, False)
+    dynamic_node_properties: dict[Any, Any] | None = field(FIELDS)
+    distribution_mode: str | None = field(SYMBOL)
+    filter: dict[Any, Any] | None = field(FIELDS)
+    default_outcome: Any = field(COMPOSITE)
+    outcomes: tuple[str, ...] = field(SYMBOLS, ())
+    capabilities: tuple[str, ...] = field(SYMBOLS, ())
+
+
+@composite(0x29, "amqp:target:list")
+class Target(Composite):
+    """Where a link's messages go."""
+
+    address: Any = field(ANY)
+    durable: int = field(UINT, 0)
+    expiry_policy: str = field(SYMBOL, Symbol("session-end"))
+    timeout: int = field(UINT, 0)
+    dynamic: bool = field(BOOLEAN, False)
+    dynamic_node_properties: dict[Any, Any] | None = field(FIELDS)
+    capabilities: tuple[str, ...] = field(SYMBOLS, ())
+
+
+@composite(0x2B, "amqp:delete-on-close:list")
+class DeleteOnClose(Composite):
+    """A dynamic node lives as long as the link that made it."""
+
+
+@composite(0x2C, "amqp:delete-on-no-links:list")
+class DeleteOnNoLinks(Composite):
+    """A dynamic node lives while some link names it."""
+
+
+@composite(0x2D, "amqp:delete-on-no-messages:list")
+class DeleteOnNoMessages(Composite):
+    """A dynamic node lives, after its maker, while it holds messages."""
+
+
+@composite(0x2E, "amqp:delete-on-no-links-or-messages:list")
+class DeleteOnNoLinksOrMessages(Composite):
+    """A dynamic node lives while it has links or messages."""
+
+
+# --- transactions, part 4 section 4.5 --------------------------------------------------------------------------------------------
+
+
+@composite(0x30, "amqp:coordinator:list")
+class Coordinator(Composite):
+    """The target of a link that controls transactions."""
+
+    capabilities: tuple[str, ...] = field(SYMBOLS, ())
+
+
+@composite(0x31, "amqp:declare:list")
+class Declare(Composite):
+    """Begin a transaction."""
+
+    global_id: Any = field(ANY)
+
+
+@composite(0x32, "amqp:discharge:list")
+class Discharge(Composite):
+    """End a transaction: roll back where ``fail``."""
+
+    txn_id: bytes = field(BINARY, b"", mandatory=True)
+    fail: bool = field(BOOLEAN, False)
+
+
+@composite(0x33, "amqp:declared:list")
+class Declared(Composite):
+    """Outcome of a declare."""
+
+    txn_id: bytes = field(BINARY, b"", mandatory=True)
+
+
+@composite(0x34, "amqp:transactional-state:list")
+class TransactionalState(Composite):
+    """A delivery's state within a transaction."""
+
+    txn_id: bytes = field(BINARY, b"", mandatory=True)
+    outcome: Any = field(COMPOSITE)
+
+
+# --- SASL, part 5 section 5.3.3 --------------------------------------------------------------------------------------------------
+
+
+@composite(0x40, "amqp:sasl-mechanisms:list")
+class SaslMechanisms(Composite):
+    """What the server offers."""
+
+    mechanisms: tuple[str, ...] = field(SYMBOLS, (), mandatory=True)
+
+
+@composite(0x41, "amqp:sasl-init:list")
+class SaslInit(Composite):
+    """What the client chose."""
+
+    mechanism: str = field(SYMBOL, "", mandatory=True)
+    initial_response: bytes | None = field(BINARY)
+    hostname: str | None = field(STRING)
+
+
+@composite(0x42, "amqp:sasl-challenge:list")
+class SaslChallenge(Composite):
+    """The server's turn."""
+
+    challenge: bytes = field(BINARY, b"", mandatory=True)
+
+
+@composite(0x43, "amqp:sasl-response:list")
+class SaslResponse(Composite):
+    """The client's turn."""
+
+    response: bytes = field(BINARY, b"", mandatory=True)
+
+
+class SaslCode(enum.IntEnum):
+    """Part 5, section 5.3.3.6."""
+
+    OK = 0
+    AUTH = 1
+    SYS = 2
+    SYS_PERM = 3
+    SYS_TEMP = 4
+
+
+@composite(0x44, "amqp:sasl-outcome:list")
+class SaslOutcome(Composite):
+    """How it ended."""
+
+    code: int = field(UBYTE, 0, mandatory=True)
+    additional_data: bytes | None = field(BINARY)

@@ -1,0 +1,230 @@
+"""SASL as AMQP frames carry it (part 5, section 5.3): a server's and a client's side of one exchange, and mechanisms for both."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from bascule.amqp.errors import NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, HostileLoad
+from bascule.amqp.limits import SASL_ROUNDS_MAX
+from bascule.amqp.performatives import (
+    Composite,
+    SaslChallenge,
+    SaslCode,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+)
+
+#: Whether this password is this user's.
+Authenticate = Callable[[str, str], bool]
+
+
+class AuthenticationFailed(AmqpError):
+    """The peer is not who it says, or does not speak the mechanism it chose."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(UNAUTHORIZED_ACCESS, description)
+
+
+class ServerMechanism(Protocol):
+    """A server's side of one exchange, of any number of rounds."""
+
+    #: Who the client turned out to be; read after the last step.
+    user: str
+    #: What goes with the outcome (SCRAM's server signature).
+    final: bytes | None
+
+    def step(self, response: bytes | None) -> bytes | None:
+        """Take a response (None: the client sent no initial one); the next challenge, or None when the client is proven.
+
+        Raises AuthenticationFailed.
+        """
+
+
+class ClientMechanism(Protocol):
+    """A client's side of one exchange."""
+
+    name: str
+
+    def initial(self) -> bytes | None:
+        """The initial response."""
+
+    def step(self, challenge: bytes) -> bytes:
+        """The response to a challenge. Raises AuthenticationFailed where the server is not to be trusted."""
+
+
+class SaslServer:
+    """The server's side: offers mechanisms in the order of the mapping, drives the one chosen."""
+
+    def __init__(self, mechanisms: Mapping[str, Callable[[], ServerMechanism]]) -> None:
+        self._mechanisms = mechanisms
+        self._chosen: ServerMechanism | None = None
+        self._rounds = 0
+        self.done = False
+        self.user: str | None = None
+        self.error: AuthenticationFailed | None = None
+
+    def first(self) -> Composite | None:
+        """The frame to send unasked."""
+        return SaslMechanisms(tuple(self._mechanisms))
+
+    def receive(self, frame: Composite) -> Composite | None:
+        """Take the client's frame, give the answer. Raises ConnectionFault on a frame out of turn."""
+        if isinstance(frame, SaslInit) and self._chosen is None:
+            factory = self._mechanisms.get(str(frame.mechanism))
+            if factory is None:
+                return self._fail(AuthenticationFailed(f"mechanism {frame.mechanism!s:.40} is not offered"))
+            self._chosen = factory()
+            return self._step(self._chosen, frame.initial_response)
+        if isinstance(frame, SaslResponse) and self._chosen is not None:
+            return self._step(self._chosen, frame.response)
+        raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
+
+    def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite:
+        self._rounds += 1
+        if self._rounds > SASL_ROUNDS_MAX:
+            raise HostileLoad(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+        try:
+            challenge = mechanism.step(response)
+        except AuthenticationFailed as error:
+            return self._fail(error)
+        if challenge is not None:
+            return SaslChallenge(challenge)
+        self.done, self.user = True, mechanism.user
+        return SaslOutcome(SaslCode.OK, mechanism.final)
+
+    def _fail(self, error: AuthenticationFailed) -> SaslOutcome:
+        self.done, self.error = True, error
+        return SaslOutcome(SaslCode.AUTH)
+
+
+class SaslClient:
+    """The client's side: takes the first of its mechanisms that the server offers."""
+
+    def __init__(self, mechanisms: Sequence[ClientMechanism], hostname: str | None = None) -> None:
+        self._mechanisms = mechanisms
+        self._hostname = hostname
+        self._chosen: ClientMechanism | None = None
+        self._rounds = 0
+        self.done = False
+        self.user: str | None = None
+        self.error: AuthenticationFailed | None = None
+
+    def first(self) -> Composite | None:
+        """Nothing: the server speaks first."""
+        return None
+
+    def receive(self, frame: Composite) -> Composite | None:
+        """Take the server's frame, give the answer. Raises ConnectionFault on a frame out of turn."""
+        if isinstance(frame, SaslMechanisms) and self._chosen is None:
+            return self._choose(frame)
+        if isinstance(frame, SaslChallenge) and self._chosen is not None:
+            return self._step(self._chosen, frame.challenge)
+        if isinstance(frame, SaslOutcome) and self._chosen is not None:
+            self.done = True
+            if frame.code != SaslCode.OK:
+                self.error = AuthenticationFailed(f"the server refused {self._chosen.name} (code {frame.code})")
+            return None
+        raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
+
+    def _choose(self, offer: SaslMechanisms) -> Composite | None:
+        self._chosen = next((mechanism for mechanism in self._mechanisms if mechanism.name in offer.mechanisms), None)
+        if self._chosen is None:
+            self.done = True
+            self.error = AuthenticationFailed(f"no common mechanism; the server offers {', '.join(offer.mechanisms) or 'none'}")
+            return None
+        return SaslInit(self._chosen.name, self._chosen.initial(), self._hostname)
+
+    def _step(self, mechanism: ClientMechanism, challenge: bytes) -> Composite | None:
+        self._rounds += 1
+        if self._rounds > SASL_ROUNDS_MAX:
+            raise HostileLoad(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+        try:
+            return SaslResponse(mechanism.step(challenge))
+        except AuthenticationFailed as error:
+            self.done, self.error = True, error
+            return None
+
+
+class AnonymousServer:
+    """ANONYMOUS (RFC 4505): the trace information is taken and forgotten."""
+
+    final: bytes | None = None
+
+    def __init__(self, user: str = "anonymous") -> None:
+        self.user = user
+
+    def step(self, response: bytes | None) -> bytes | None:
+        """Ask for the trace information where it did not come at once."""
+        return b"" if response is None else None
+
+
+class PlainServer:
+    """PLAIN (RFC 4616): authorization id, user and password, parted by NUL."""
+
+    final: bytes | None = None
+
+    def __init__(self, authenticate: Authenticate) -> None:
+        self._authenticate = authenticate
+        self.user = ""
+
+    def step(self, response: bytes | None) -> bytes | None:
+        """Check the password; acting for somebody else is refused."""
+        if response is None:
+            return b""
+        try:
+            authorization, user, password = response.decode().split("\0")
+        except ValueError:
+            raise AuthenticationFailed("no PLAIN response") from None
+        if authorization not in ("", user):
+            raise AuthenticationFailed(f"user {user!r:.60} may not act for {authorization!r:.60}")
+        if not self._authenticate(user, password):
+            raise AuthenticationFailed(f"user {user!r:.60} is unknown, or the password is wrong")
+        self.user = user
+        return None
+
+
+class AnonymousClient:
+    """ANONYMOUS as a client."""
+
+    name = "ANONYMOUS"
+
+    def initial(self) -> bytes | None:
+        """No trace information."""
+        return b""
+
+    def step(self, challenge: bytes) -> bytes:
+        """A server that asks again."""
+        return challenge[:0]
+
+
+class PlainClient:
+    """PLAIN as a client."""
+
+    name = "PLAIN"
+
+    def __init__(self, user: str, password: str) -> None:
+        self._response = f"\0{user}\0{password}".encode()
+
+    def initial(self) -> bytes | None:
+        """User and password at once."""
+        return self._response
+
+    def step(self, challenge: bytes) -> bytes:
+        """A server that wants them again, by an empty challenge."""
+        if challenge:
+            raise AuthenticationFailed("PLAIN has no challenges")
+        return self._response
+
+
+def password_check(passwords: Mapping[str, str]) -> Authenticate:
+    """Check against a table of users, taking the same time for every wrong guess."""
+
+    def authenticate(user: str, password: str) -> bool:
+        known = passwords.get(user, "")
+        return hmac.compare_digest(known.encode(), password.encode()) and user in passwords
+
+    return authenticate

@@ -1,0 +1,446 @@
+"""Sessions: windows, handles, and the deliveries that await settlement (part 2, section 2.5)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from bascule.amqp import hot
+from bascule.amqp.errors import (
+    ERRANT_LINK,
+    FRAMING_ERROR,
+    HANDLE_IN_USE,
+    ILLEGAL_STATE,
+    INVALID_FIELD,
+    RESOURCE_LIMIT_EXCEEDED,
+    UNATTACHED_HANDLE,
+    WINDOW_VIOLATION,
+    AmqpError,
+    ConnectionFault,
+    IllegalUse,
+    SessionFault,
+)
+from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Dispositioned, Flowed, SessionBegun, SessionEnded
+from bascule.amqp.frames import frame_head
+from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
+from bascule.amqp.performatives import (
+    UINT_MAX,
+    Attach,
+    Begin,
+    Composite,
+    Coordinator,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
+from bascule.amqp.states import SESSION, LinkState, SessionInput, SessionState
+
+if TYPE_CHECKING:
+    from bascule.amqp.connection import Connection
+
+#: What we say of our own outgoing window: the engine sends as far as the peer's window allows, never less.
+OUTGOING_WINDOW: Final = 0x7FFFFFFF
+
+
+class Session:
+    """One session of a connection. ``context`` belongs to the application."""
+
+    def __init__(self, connection: Connection, channel: int) -> None:
+        """Made by the connection."""
+        self.connection = connection
+        self.limits = connection.limits
+        self.channel = channel
+        self.remote_channel: int | None = None
+        self.state = SessionState.UNMAPPED
+        self.context: Any = None
+        self.remote = Begin()
+        self.links: dict[int, Link] = {}  # by our handle
+        self.unsettled: dict[int, Delivery] = {}  # sent by us
+        self.withholding = False
+        self._by_remote_handle: dict[int, Link] = {}
+        self._incoming: dict[int, ReceiverLink] = {}  # sent by the peer, unsettled
+        self._next_handle = 0
+        self._free_handles: list[int] = []
+        self._next_delivery_id = 0
+        self._next_outgoing_id = 0
+        self._next_incoming_id = 0
+        self._incoming_window = self.limits.incoming_window_frames
+        self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
+        self._queue: deque[tuple[Link, tuple[bytes, ...]]] = deque()  # frames that the window holds back
+        self._settled_ids: list[int] = []
+        self._settled_state: Composite | None = None
+        self._out = connection.out
+        self.emit = connection.emit
+
+    def _move(self, step: SessionInput) -> SessionState:
+        state = SESSION.get((self.state, step))
+        if state is None:
+            raise ConnectionFault(ILLEGAL_STATE, f"{step.name.lower()} on channel {self.channel} in state {self.state.name.lower()}")
+        self.state = state
+        return state
+
+    # --- what the application does -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin, or answer the peer's begin; the connection calls it."""
+        answer = self.state is SessionState.BEGIN_RECEIVED
+        self._move(SessionInput.SEND_BEGIN)
+        self.send(
+            Begin(
+                self.remote_channel if answer else None,
+                self._next_outgoing_id,
+                self._incoming_window,
+                OUTGOING_WINDOW,
+                self.limits.handle_max,
+            )
+        )
+
+    def end(self, error: AmqpError | None = None) -> None:
+        """End the session and all its links. Nothing happens where it ended already."""
+        if self.state in (SessionState.MAPPED, SessionState.BEGIN_SENT):
+            self._send_end(error)
+
+    def attach_sender(self, name: str, source: Source, target: Target | Coordinator, **options: Any) -> SenderLink:
+        """Attach a link to send on; ``options`` are further fields of Attach. AttachConfirmed follows."""
+        link = SenderLink(self, name, self._take_handle())
+        self._attach(link, Attach(name, link.handle, False, source=source, target=target, initial_delivery_count=0, **options))
+        return link
+
+    def attach_receiver(self, name: str, source: Source | None, target: Target, **options: Any) -> ReceiverLink:
+        """Attach a link to receive on; ``options`` are further fields of Attach. AttachConfirmed follows, credit is the next to give."""
+        link = ReceiverLink(self, name, self._take_handle())
+        self._attach(link, Attach(name, link.handle, True, source=source, target=target, **options))
+        return link
+
+    def _attach(self, link: Link, attach: Attach) -> None:
+        if self.state not in (SessionState.MAPPED, SessionState.BEGIN_SENT):
+            raise IllegalUse(f"session in state {self.state.name.lower()} takes no links")
+        link.local = attach
+        link.state = LinkState.ATTACH_SENT
+        self.links[link.handle] = link
+        self.send(attach)
+
+    def settle_outgoing(self, delivery_id: int, state: Composite | None = None) -> None:
+        """Settle a delivery of ours to which the peer gave an outcome without settling it."""
+        if self.unsettled.pop(delivery_id, None) is not None:
+            encoded = hot.state_bytes(state) if state is not None else b""
+            self._out.append(hot.disposition(self.channel, False, delivery_id, delivery_id, True, encoded))
+            self._give_back()
+
+    # --- sending -----------------------------------------------------------------------------------------------------------------
+
+    def send(self, performative: Composite) -> None:
+        """Write a frame on this session's channel."""
+        self.connection.send(self.channel, performative)
+
+    def send_delivery(
+        self, link: SenderLink, parts: tuple[bytes, ...], context: Any, settled: bool, state: Composite | None, message_format: int
+    ) -> int:
+        """Frame a message and send it as far as the peer's window is open."""
+        delivery_id = self._next_delivery_id
+        self._next_delivery_id = (delivery_id + 1) & UINT_MAX
+        if not settled:
+            self.unsettled[delivery_id] = Delivery(link, delivery_id, context)
+            if len(self.unsettled) >= self.limits.unsettled_per_session_max:
+                self._withhold()
+        size = sum(map(len, parts))
+        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.remote_max_frame_size:
+            transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
+            self._send_frames(link, b"".join(parts), transfer)
+            return delivery_id
+        head = hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size)
+        if self._outgoing_window > 0:
+            self._outgoing_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
+            self._out.append(head)
+            self._out.extend(parts)
+        else:
+            self._queue.append((link, (head, *parts)))
+        return delivery_id
+
+    def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
+        """The rare shapes: a message in many frames, a transfer with a state."""
+        room = self.connection.remote_max_frame_size
+        rest = memoryview(message)
+        while True:
+            transfer.more = False
+            head = frame_head(self.channel, transfer, len(rest))
+            if len(head) + len(rest) > room:
+                transfer.more = True
+                head = frame_head(self.channel, transfer, 0)
+                size = room - len(head)
+                head = frame_head(self.channel, transfer, size)
+                part, rest = rest[:size], rest[size:]
+            else:
+                part, rest = rest, rest[:0]
+            self._queue.append((link, (head, bytes(part))))
+            if not transfer.more:
+                break
+            transfer = Transfer(link.handle, settled=transfer.settled)
+        self._send_queued()
+
+    def _send_queued(self) -> None:
+        queue, out = self._queue, self._out
+        while queue and self._outgoing_window > 0:
+            self._outgoing_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
+            out.extend(queue.popleft()[1])
+
+    def _windows(self) -> tuple[int, int, int, int]:
+        return self._next_incoming_id, self._incoming_window, self._next_outgoing_id, OUTGOING_WINDOW
+
+    def send_link_flow(self, link: Link, credit: int, available: int, drain: bool, echo: bool) -> None:
+        """A flow frame of a link; it renews our window, too."""
+        self._incoming_window = self.limits.incoming_window_frames
+        self._out.append(hot.link_flow(self.channel, self._windows(), link.handle, link.delivery_count, credit, available, drain, echo))
+
+    def send_flow(self) -> None:
+        """A flow frame of the session alone, with our window full again."""
+        self._incoming_window = self.limits.incoming_window_frames
+        self._out.append(hot.session_flow(self.channel, *self._windows()))
+
+    # --- settlement --------------------------------------------------------------------------------------------------------------
+
+    def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
+        """A delivery came in unsettled."""
+        self._incoming[delivery_id] = link
+        if len(self._incoming) > self.limits.unsettled_per_session_max:
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
+
+    def settle_incoming(self, delivery_id: int, state: Composite) -> None:
+        """Settle at the next flush; deliveries of one state are gathered."""
+        if self._incoming.pop(delivery_id, None) is None:
+            return  # sent settled, or its link or session is gone
+        if state is not self._settled_state and state != self._settled_state:
+            self.flush_settled()
+            self._settled_state = state
+        if not self._settled_ids:
+            self.connection.unflushed.append(self)
+        self._settled_ids.append(delivery_id)
+
+    def flush_settled(self) -> None:
+        """Write the dispositions gathered, one for each run of neighbours."""
+        ids = self._settled_ids
+        if not ids or self._settled_state is None:
+            return
+        self._settled_ids = []
+        if self.state is not SessionState.MAPPED:
+            return
+        encoded = hot.state_bytes(self._settled_state)
+        ids.sort()
+        first = last = ids[0]
+        for delivery_id in ids[1:]:
+            if delivery_id != last + 1:
+                self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
+                first = delivery_id
+            last = delivery_id
+        self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
+
+    def _withhold(self) -> None:
+        """Too much of ours is unsettled: no credit shows until the peer settles."""
+        self.withholding = True
+        for link in self.links.values():
+            if isinstance(link, SenderLink):
+                link.withheld += link.credit
+                link.credit = 0
+
+    def _give_back(self) -> None:
+        if not self.withholding or len(self.unsettled) >= self.limits.unsettled_per_session_max:
+            return
+        self.withholding = False
+        for link in self.links.values():
+            if isinstance(link, SenderLink) and link.withheld:
+                link.credit, link.withheld = link.credit + link.withheld, 0
+                self.emit(Flowed(link))
+
+    # --- what the peer does ------------------------------------------------------------------------------------------------------
+
+    def on_begin(self, begin: Begin, remote_channel: int) -> None:
+        """The peer's begin: the first word, which is answered at once, or the answer to ours."""
+        self.remote, self.remote_channel = begin, remote_channel
+        self._next_incoming_id = begin.next_outgoing_id
+        self._outgoing_window = begin.incoming_window
+        state = self._move(SessionInput.RECV_BEGIN)
+        if state is SessionState.BEGIN_RECEIVED:
+            self.begin()
+        if state is not SessionState.END_SENT:
+            self.emit(SessionBegun(self))
+
+    def on_end(self, end: End) -> None:
+        """The peer's end."""
+        asked = self.state is SessionState.END_SENT
+        self._move(SessionInput.RECV_END)
+        if not asked:
+            self._send_end(None)
+        self.connection.forget(self)
+        if not (asked and self._failed):
+            self.emit(SessionEnded(self, end.error.exception() if end.error else None, self._close_links()))
+
+    _failed = False
+
+    def fail(self, fault: AmqpError) -> None:
+        """End for a breach of the protocol by the peer."""
+        if self.state is SessionState.MAPPED:
+            self._failed = True
+            self._send_end(fault)
+            self.emit(SessionEnded(self, fault, self._close_links()))
+
+    def _send_end(self, error: AmqpError | None) -> None:
+        self.flush_settled()
+        self.send(End(Error.of(error)))
+        self._move(SessionInput.SEND_END)
+
+    def on_connection_end(self) -> None:
+        """Nothing can be sent any more; what the application still calls does nothing."""
+        self.state = SessionState.ENDED
+        self._close_links()
+
+    def _close_links(self) -> list[Delivery]:
+        deliveries = list(self.unsettled.values())
+        for link in self.links.values():
+            link.state, link.credit = LinkState.DETACHED, 0
+        self._queue.clear()
+        self._incoming.clear()
+        self.unsettled = {}
+        return deliveries
+
+    def on_performative(self, performative: Composite) -> None:
+        """Attach, flow, disposition and detach, from the general decoder."""
+        if self._move(SessionInput.RECV_FRAME) is not SessionState.MAPPED:
+            return
+        if isinstance(performative, Attach):
+            self._on_attach(performative)
+        elif isinstance(performative, Detach):
+            self._by_handle(performative.handle).on_detach(performative)
+        elif isinstance(performative, Flow):
+            self.on_flow(performative)
+        elif isinstance(performative, Disposition):
+            self.on_disposition(performative)
+
+    def _by_handle(self, handle: int) -> Link:
+        link = self._by_remote_handle.get(handle)
+        if link is None:
+            raise SessionFault(UNATTACHED_HANDLE, f"handle {handle} has no link")
+        return link
+
+    def _on_attach(self, attach: Attach) -> None:
+        if attach.handle > self.limits.handle_max:
+            raise ConnectionFault(FRAMING_ERROR, f"handle {attach.handle} beyond the agreed {self.limits.handle_max}")
+        if attach.handle in self._by_remote_handle:
+            raise SessionFault(HANDLE_IN_USE, f"handle {attach.handle} has a link")
+        for link in self.links.values():
+            if link.name == attach.name and link.RECEIVER is not attach.role and link.remote_handle is None:
+                self._by_remote_handle[attach.handle] = link
+                link.on_attach(attach)
+                if link.state is LinkState.ATTACHED:
+                    self.emit(AttachConfirmed(link))
+                return
+        link = (SenderLink if attach.role else ReceiverLink)(self, attach.name, self._take_handle())
+        self.links[link.handle] = self._by_remote_handle[attach.handle] = link
+        link.on_attach(attach)
+        self.emit(Attached(link))
+
+    def on_transfer(self, frame: hot.TransferFrame, data: bytes, end: int) -> None:
+        """A transfer frame."""
+        if self.state is not SessionState.MAPPED:
+            self._move(SessionInput.RECV_FRAME)
+            return
+        if self._incoming_window <= 0:
+            raise SessionFault(WINDOW_VIOLATION, "a transfer beyond the session's window")
+        self._incoming_window -= 1
+        self._next_incoming_id = (self._next_incoming_id + 1) & UINT_MAX
+        link = self._by_handle(frame.handle)
+        if not isinstance(link, ReceiverLink):
+            raise SessionFault(ERRANT_LINK, f"a transfer to the receiver of link {link.name!r:.60}")
+        link.on_transfer(frame, data, end)
+        if self._incoming_window <= self.limits.incoming_window_frames >> 1 and self.state is SessionState.MAPPED:
+            self.send_flow()
+
+    def on_flow(self, flow: Flow) -> None:
+        """Windows, and a link's credit."""
+        if self.state is not SessionState.MAPPED:
+            self._move(SessionInput.RECV_FRAME)
+            return
+        unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
+        self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
+        if self._queue:
+            self._send_queued()
+        if flow.handle is not None:
+            self._by_handle(flow.handle).on_flow(flow)
+        elif flow.echo:
+            self.send_flow()
+
+    def on_disposition(self, disposition: Disposition) -> None:
+        """The peer's word about deliveries."""
+        if self.state is not SessionState.MAPPED:
+            self._move(SessionInput.RECV_FRAME)
+            return
+        first = disposition.first
+        last = first if disposition.last is None else disposition.last
+        count = ((last - first) & UINT_MAX) + 1
+        if count > SERIAL_HALF:
+            raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
+        if not disposition.role:
+            if disposition.settled:
+                for delivery_id in self._in_range(self._incoming, first, count):
+                    del self._incoming[delivery_id]
+            return
+        unsettled, settled = self.unsettled, disposition.settled
+        if count == 1:
+            delivery = unsettled.pop(first, None) if settled else unsettled.get(first)
+            deliveries = [delivery] if delivery is not None else []
+        else:
+            ids = self._in_range(unsettled, first, count)
+            deliveries = [unsettled.pop(delivery_id) for delivery_id in ids] if settled else [unsettled[delivery_id] for delivery_id in ids]
+        if deliveries:
+            state, txn_id = disposition.state, None
+            if type(state) is TransactionalState:
+                state, txn_id = state.outcome, state.txn_id
+            self.emit(Dispositioned(self, deliveries, state, settled, txn_id))
+        if self.withholding:
+            self._give_back()
+
+    @staticmethod
+    def _in_range(held: dict[int, Any], first: int, count: int) -> list[int]:
+        """The ids held among ``count`` ones from ``first``; a huge range costs no more than what is held."""
+        if count <= len(held):
+            return [number for number in (i & UINT_MAX for i in range(first, first + count)) if number in held]
+        return [number for number in held if (number - first) & UINT_MAX < count]
+
+    # --- links -------------------------------------------------------------------------------------------------------------------
+
+    def _take_handle(self) -> int:
+        if self._free_handles:
+            return self._free_handles.pop()
+        if self._next_handle > self.remote.handle_max:
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.remote.handle_max + 1} links")
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def abandon(self, link: Link) -> list[Delivery]:
+        """Drop what a link has under way; returns the deliveries of ours that nobody will settle."""
+        deliveries: list[Delivery] = []
+        if isinstance(link, ReceiverLink):
+            for delivery_id in [delivery_id for delivery_id, owner in self._incoming.items() if owner is link]:
+                del self._incoming[delivery_id]
+        else:
+            deliveries = [delivery for delivery in self.unsettled.values() if delivery.link is link]
+            for delivery in deliveries:
+                del self.unsettled[delivery.delivery_id]
+            if self._queue:
+                self._queue = deque(item for item in self._queue if item[0] is not link)
+            link.credit = 0
+        return deliveries
+
+    def forget(self, link: Link) -> None:
+        """Both ends detached: the handles are free."""
+        if self.links.pop(link.handle, None) is not None:
+            self._free_handles.append(link.handle)
+        if link.remote_handle is not None:
+            self._by_remote_handle.pop(link.remote_handle, None)

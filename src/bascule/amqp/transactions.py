@@ -1,0 +1,30 @@
+"""Messages to a coordinator: declare and discharge (part 4, sections 4.2 and 4.3)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bascule.amqp.codec import decode, encode
+from bascule.amqp.errors import DecodeError
+from bascule.amqp.performatives import Composite, Declare, Discharge, dump, load
+from bascule.amqp.types import Described, ULong
+
+_AMQP_VALUE: Final = (0x77, "amqp:amqp-value:*")
+
+
+def encode_control(control: Declare | Discharge) -> bytes:
+    """The message that carries it."""
+    return encode(Described(ULong(_AMQP_VALUE[0]), dump(control)))
+
+
+def decode_control(payload: bytes) -> Composite:
+    """The declare or discharge in a message, whatever sections stand before it. Raises DecodeError."""
+    position = 0
+    while position < len(payload):
+        section, position = decode(payload, position)
+        if type(section) is Described and section.descriptor in _AMQP_VALUE:
+            control = load(section.value)
+            if isinstance(control, Declare | Discharge):
+                return control
+            break
+    raise DecodeError("a coordinator takes declare and discharge only")
