@@ -7,6 +7,7 @@ properties, looks for a delivery time among the annotations, and leaves applicat
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
@@ -29,7 +30,7 @@ from bascule.amqp.codec import (
     encode,
 )  # fmt: skip
 from bascule.amqp.errors import DecodeError
-from bascule.amqp.types import Int, UByte, UInt
+from bascule.amqp.types import Int, UByte, UInt, ULong
 from bascule.core.errors import InvalidInput
 from bascule.jms.ids import AmqpId, correlation_id_text, message_id_text
 
@@ -66,9 +67,13 @@ _FORMS: Final = {
 _REPEATED: Final = frozenset({DATA, SEQUENCE})
 #: Types whose size stands in the byte after the constructor code.
 _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
-#: Fields of the properties section.
-_PROPERTIES_MAX: Final = 13
-_MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
+#: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
+#: content-encoding, absolute-expiry-time, creation-time, group-id, group-sequence, reply-to-group-id.
+_ID: Final = (str, bytes, uuid.UUID, ULong)
+_FIELD_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
+_PROPERTIES_MAX: Final = len(_FIELD_TYPES)
+#: What reading broken bytes raises.
+MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
 _u32 = struct.Struct(">I").unpack_from
 _i64 = struct.Struct(">q").unpack_from
@@ -115,7 +120,7 @@ class Scan(NamedTuple):
 #: Message id, user id, to, absolute expiry time, creation time and group id (AMQP 1.0 part 3, section 3.2.4), as in Scan.
 _Properties = tuple[bytes | None, bytes | None, str | None, int, int, str | None]
 
-_NO_HEADER: Final = (False, DEFAULT_PRIORITY, 0, False, 0)
+NO_HEADER: Final = (False, DEFAULT_PRIORITY, 0, False, 0)
 _NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
 _make_scan: Final = Scan._make
 
@@ -123,7 +128,7 @@ _make_scan: Final = Scan._make
 def scan(data: bytes) -> Scan:
     """The facts of a message. Raises MalformedMessage."""
     size = len(data)
-    header = _NO_HEADER
+    header = NO_HEADER
     properties = _NO_PROPERTIES
     body_start = delivery_time = delay = 0
     position = section = 0
@@ -150,13 +155,13 @@ def scan(data: bytes) -> Scan:
                     delivery_time = _milliseconds(data, find_key(data, start, DELIVERY_TIME))
                     delay = _milliseconds(data, find_key(data, start, DELIVERY_DELAY))
             elif section == HEADER:
-                header = _header(data[start:end])
+                header = header_fields(data[start:end])
                 body_start = end
             elif section == DELIVERY_ANNOTATIONS:
                 body_start = end
             position = end
-    except _MALFORMED as error:
-        raise _malformed(section, position, error) from None
+    except MALFORMED as error:
+        raise malformed(section, position, error) from None
     return _make_scan((*header, body_start, delivery_time, delay, *properties))
 
 
@@ -176,12 +181,13 @@ def places(data: bytes) -> list[tuple[int, int, int]]:
                 raise ValueError("unknown" if section not in NAMES else f"runs {end - len(data)} bytes past the end of the message")
             found.append((section, start, end))
             position = end
-    except _MALFORMED as error:
-        raise _malformed(section, position, error) from None
+    except MALFORMED as error:
+        raise malformed(section, position, error) from None
     return found
 
 
-def _malformed(section: int, position: int, error: Exception) -> MalformedMessage:
+def malformed(section: int, position: int, error: Exception) -> MalformedMessage:
+    """What went wrong reading a section, with the place."""
     reason = "cut off" if isinstance(error, IndexError | struct.error) else "unknown" if isinstance(error, KeyError) else error
     return MalformedMessage(f"no AMQP message: section {NAMES.get(section, hex(section))} at byte {position}: {reason}")
 
@@ -252,7 +258,7 @@ def _milliseconds(data: bytes, position: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _header(encoded: bytes) -> tuple[bool, int, int, bool, int]:
+def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
     """The fields of a header section. Senders repeat themselves, so most headers have been read before."""
     fields, _ = decode(encoded)
     durable, priority, ttl_ms, first_acquirer, delivery_count = (*fields, *(None,) * 5)[:5]
@@ -345,9 +351,25 @@ def application_property(data: bytes, name: str) -> Any:
             try:
                 position = find_key(data, start, key)
                 return decode(data, position)[0] if position >= 0 else None
-            except _MALFORMED as error:
-                raise _malformed(section, start, error) from None
+            except MALFORMED as error:
+                raise malformed(section, start, error) from None
     return None
+
+
+def property_fields(data: bytes, start: int | None) -> tuple[Any, ...]:
+    """All fields of the properties section at ``start``, None for those left out. Raises MalformedMessage."""
+    if start is None:
+        return (None,) * _PROPERTIES_MAX
+    try:
+        fields, _ = decode(data, start)
+        if len(fields) > _PROPERTIES_MAX:
+            raise ValueError(f"{len(fields)} fields, there are {_PROPERTIES_MAX}")
+        for index, value in enumerate(fields):
+            if value is not None and not isinstance(value, _FIELD_TYPES[index]):
+                raise ValueError(f"field {index} is of type {type(value).__name__}")
+    except MALFORMED as error:
+        raise malformed(PROPERTIES, start, error) from None
+    return (*fields, *(None,) * (_PROPERTIES_MAX - len(fields)))
 
 
 class _Lookup:
@@ -356,7 +378,7 @@ class _Lookup:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self._places: dict[int, int] | None = None
-        self._fields: list[Any] | None = None
+        self._fields: tuple[Any, ...] | None = None
         self._properties: dict[bytes, int] | None = None
 
     def __call__(self, name: str) -> object:
@@ -371,14 +393,14 @@ class _Lookup:
 
     def header(self) -> tuple[bool, int, int, bool, int]:
         start = self.start(HEADER)
-        return _NO_HEADER if start is None else _header(self.data[start : skip(self.data, start)])
+        return NO_HEADER if start is None else header_fields(self.data[start : skip(self.data, start)])
 
     def field(self, index: int) -> Any:
         """A field of the properties section."""
         if self._fields is None:
             start = self.start(PROPERTIES)
-            self._fields = [] if start is None else decode(self.data, start)[0]
-        return self._fields[index] if index < len(self._fields) else None
+            self._fields = property_fields(self.data, start)
+        return self._fields[index]
 
     def application_property(self, name: str) -> object:
         if self._properties is None:

@@ -1,0 +1,195 @@
+"""A JMS message as the headers and value of a Kafka record, and back. docs/reference/messages.md states the form.
+
+jms.<header>          a JMS header field: jms.JMSMessageID, jms.JMSTimestamp
+jms.<name>            a property that is a string
+jms.<type>.<name>     a property of another type: jms.int.dep_delay
+jms.body              the kind of body
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from bascule.core.errors import InvalidInput
+from bascule.jms.ids import amqp_id, correlation_id_text
+from bascule.jms.message import BODY_KINDS, DESTINATION_KINDS, NON_PERSISTENT, PERSISTENT, JmsMessage
+from bascule.jms.values import BY_CLASS, BY_NAME, from_json, parse, to_json, type_of
+
+PREFIX: Final = "jms."
+BODY_HEADER: Final = "jms.body"
+_STRING: Final = BY_NAME["string"]
+
+
+class _Field(NamedTuple):
+    """A JMS header field: where it stands in JmsMessage, how it becomes text, and how it is read (raises ValueError or InvalidInput)."""
+
+    attribute: str
+    text: Callable[[Any], str]
+    parse: Callable[[str], Any]
+    always: bool = False  # written where it has its default value, too
+
+
+def _delivery_mode(text: str) -> str:
+    if text not in (PERSISTENT, NON_PERSISTENT):
+        raise ValueError(text)
+    return text
+
+
+def _priority(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 9:
+        raise ValueError(text)
+    return value
+
+
+def _correlation_text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else correlation_id_text(value)
+
+
+def _correlation(text: str) -> str | bytes:
+    value = amqp_id(text)
+    return value if isinstance(value, bytes) else text
+
+
+_FIELDS: Final = {
+    "JMSMessageID": _Field("message_id", str, str),
+    "JMSCorrelationID": _Field(
+        "correlation_id", lambda value: value if isinstance(value, str) else correlation_id_text(value), _correlation
+    ),
+    "JMSDeliveryMode": _Field("delivery_mode", str, _delivery_mode, always=True),
+    "JMSPriority": _Field("priority", str, _priority, always=True),
+    "JMSTimestamp": _Field("timestamp_ms", str, int),
+    "JMSExpiration": _Field("expiration_ms", str, int),
+    "JMSDeliveryTime": _Field("delivery_time_ms", str, int),
+    "JMSType": _Field("type", str, str),
+    "JMSXDeliveryCount": _Field("delivery_count", str, int),
+    "JMSXGroupID": _Field("group_id", str, str),
+    "JMSXGroupSeq": _Field("group_sequence", str, int),
+    "JMSXUserID": _Field("user_id", str, str),
+}
+_WRITTEN: Final = [(PREFIX + name, each, getattr(JmsMessage(), each.attribute)) for name, each in _FIELDS.items()]
+#: Header fields that hold a destination, as ``queue://name``.
+_DESTINATIONS: Final = {"JMSDestination": ("destination", "destination_kind"), "JMSReplyTo": ("reply_to", "reply_to_kind")}
+_RESERVED: Final = frozenset({*_FIELDS, *_DESTINATIONS, BODY_HEADER.removeprefix(PREFIX)})
+
+
+def kafka_headers(message: JmsMessage) -> list[tuple[str, bytes]]:
+    """Every header field and property that the message has. Raises InvalidInput for a property of a type that has no text form."""
+    headers = [(BODY_HEADER, message.body_kind.encode())]
+    for name, each, default in _WRITTEN:
+        value = getattr(message, each.attribute)
+        if value != default or each.always:
+            headers.append((name, each.text(value).encode()))
+    for name, (address, kind) in _DESTINATIONS.items():
+        value = getattr(message, address)
+        if value is not None:
+            scheme = getattr(message, kind)
+            headers.append((PREFIX + name, (f"{scheme}://{value}" if scheme else value).encode()))
+    for name, value in message.properties.items():
+        headers.append(_property_header(name, value))
+    return headers
+
+
+def _property_header(name: str, value: Any) -> tuple[str, bytes]:
+    if type(value) is str and name not in _RESERVED and ("." not in name or name.partition(".")[0] not in BY_NAME):
+        return PREFIX + name, value.encode()
+    found = BY_CLASS.get(type(value)) or type_of(value, f"property {name}")
+    return f"{PREFIX}{found.name}.{name}", found.text(value).encode()
+
+
+def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]]) -> JmsMessage:
+    """A message of what the ``jms.`` headers say, other headers left alone; it has no body yet.
+
+    Raises InvalidInput for a header that does not hold what its name says.
+    """
+    message = JmsMessage()
+    for header, octets in headers:
+        if header.startswith(PREFIX):
+            try:
+                _take(message, header.removeprefix(PREFIX), (octets or b"").decode())
+            except ValueError:
+                raise InvalidInput(f"header {header}: {octets!r:.60} is not what belongs there") from None
+    return message
+
+
+def _take(message: JmsMessage, name: str, text: str) -> None:
+    """One header. Raises ValueError or InvalidInput."""
+    type_name, dot, rest = name.partition(".")
+    if dot and type_name in BY_NAME:
+        message.properties[rest] = parse(type_name, text, f"header {PREFIX}{name}")
+    elif name in _FIELDS:
+        setattr(message, _FIELDS[name].attribute, _FIELDS[name].parse(text))
+    elif name in _DESTINATIONS:
+        address, kind = _DESTINATIONS[name]
+        scheme, mark, rest = text.partition("://")
+        known = bool(mark) and scheme in DESTINATION_KINDS
+        setattr(message, address, rest if known else text)
+        setattr(message, kind, scheme if known else None)
+    elif PREFIX + name == BODY_HEADER:
+        if text not in BODY_KINDS:
+            raise ValueError(text)
+        message.body_kind = text
+    else:
+        message.properties[name] = text
+
+
+def json_body(message: JmsMessage) -> bytes:
+    """The body of a map or stream message as JSON. Raises InvalidInput for an item of a type that has no JSON form.
+
+    A map is ``{"name": {"type": "int", "value": 1}}``, a stream ``[{"type": "int", "value": 1}]``.
+    """
+    if message.body_kind not in ("map", "stream"):
+        raise InvalidInput(f"a {message.body_kind} message has no body that is JSON")
+    return json.dumps(to_json(message.body or _empty(message), "body")["value"], ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _empty(message: JmsMessage) -> dict[str, Any] | list[Any]:
+    return {} if message.body_kind == "map" else []
+
+
+def map_from_json(value: bytes) -> dict[str, Any]:
+    """The body of a map message from ``json_body``'s form. Raises InvalidInput."""
+    body: dict[str, Any] = _items(value, "map", dict)
+    return body
+
+
+def stream_from_json(value: bytes) -> list[Any]:
+    """The body of a stream message from ``json_body``'s form. Raises InvalidInput."""
+    body: list[Any] = _items(value, "list", list)
+    return body
+
+
+def _items(value: bytes, name: str, kind: type) -> Any:
+    try:
+        content = json.loads(value)
+        if not isinstance(content, kind):
+            raise InvalidInput(f"body: JSON that is no {name}")
+        return from_json({"type": name, "value": content}, "body")
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"body: no JSON that is of use: {error}") from None
+
+
+def record_value(message: JmsMessage) -> bytes:
+    """The Kafka value of a message's body; never null, which would mean a deletion to Kafka. Raises InvalidInput."""
+    kind, body = message.body_kind, message.body
+    if kind in ("map", "stream"):
+        return json_body(message)
+    if kind == "text":
+        return str(body or "").encode()
+    return bytes(body or b"")
+
+
+def body_from_value(kind: str, value: bytes) -> Any:
+    """The body of a message of ``kind`` from a Kafka value: the way back of ``record_value``. Raises InvalidInput."""
+    if kind == "map":
+        return map_from_json(value)
+    if kind == "stream":
+        return stream_from_json(value)
+    if kind == "text":
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"body: no UTF-8 text: {error.reason} at byte {error.start}") from None
+    return None if kind == "message" else value
