@@ -42,7 +42,7 @@ class Broker(Section):
 
     host: str = Field(default="127.0.0.1", description="Address the broker listens on")
     port: Port = Field(default=5672, description="AMQP port; 0 = any free one")
-    users: dict[str, SecretStr] = Field(default={}, description='Name = password, or name = "file:PATH" (first line of that file)')
+    users: dict[str, SecretStr] = Field(default={}, description='Name = password, or name = "file:PATH" (what that file holds)')
     allow_anonymous: bool | None = Field(
         default=None, description="Clients without a user may connect; unset = yes on a loopback host without users, else no"
     )
@@ -105,7 +105,7 @@ class Journal(Section):
 
     prefix: Name = Field(default="bascule", description="First word of the names of Bascule's own topics")
     append_timeout_s: float = Field(
-        default=15, gt=0, description="A send that Kafka has not stored in this time fails, and the broker starts a new epoch"
+        default=15, gt=0, description="If Kafka stores nothing for so long, client connections are closed; clients come back and repeat"
     )
     snapshot_records: int = Field(default=50_000, ge=100, description="Journal records between two snapshots: bounds the time of a restart")
     replication_factor: int = Field(default=1, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)")

@@ -1,0 +1,76 @@
+"""The tables of docs/reference/configuration.md are those of the models. REWRITE=1 writes them anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import typing
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ByteSize, SecretStr
+from pydantic.fields import FieldInfo
+
+from bascule.config.pipeline import Divert, Ingress
+from bascule.config.settings import MIB, Settings
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
+SECTIONS: dict[str, type[BaseModel]] = {
+    **{name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)},
+    "[divert]": Divert,
+    "[ingress]": Ingress,
+}
+NAMES = {str: "text", Path: "path", int: "number", float: "number", bool: "true or false", ByteSize: "size", SecretStr: "text"}
+
+
+def type_name(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{each}`" for each in arguments)
+    if origin is Annotated:
+        return type_name(arguments[0])
+    if origin in (UnionType, Union):
+        return type_name(next(each for each in reversed(arguments) if each is not NoneType))
+    if origin is tuple:
+        return f"list of {type_name(arguments[0])}"
+    if origin is dict:
+        return "table"
+    return NAMES[annotation]
+
+
+def default_of(field: FieldInfo) -> str:
+    value = field.default
+    if field.is_required():
+        return "*must be given*"
+    if value is None:
+        return "unset"
+    if isinstance(value, ByteSize):
+        return f'`"{value // MIB} MiB"`'
+    return f"`{json.dumps(value, default=str)}`"
+
+
+def table_of(model: type[BaseModel]) -> str:
+    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        cells = (f"`{field.alias or name}`", type_name(field.annotation), default_of(field), str(field.description))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_page_has_each_setting_with_its_type_default_and_meaning() -> None:
+    page = PAGE.read_text()
+    for name, model in SECTIONS.items():
+        heading = re.escape(f"## `[{name}]`\n\n")
+        page, found = re.subn(rf"({heading})(?:\|.*\n)*\n?", lambda match, model=model: f"{match[1]}{table_of(model)}\n", page)  # type: ignore[misc]
+        assert found, f"{PAGE} has no section for [{name}]"
+    if os.environ.get("REWRITE"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "run this test with REWRITE=1, and look at the difference"
+
+
+def test_every_setting_is_explained() -> None:
+    for name, model in SECTIONS.items():
+        for key, field in model.model_fields.items():
+            assert field.description, f"{name}.{key}"
