@@ -9,8 +9,8 @@ import dataclasses
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
-from bascule.amqp.connection import Link, ReceiverLink, SenderLink
 from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
+from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
@@ -73,7 +73,7 @@ def attach(connection: ClientConnection, link: Link) -> None:
 
 
 def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
-    target = link.remote_target
+    target = link.target
     limit = connection.server.max_message_bytes
     if isinstance(target, Coordinator):
         link.context = CoordinatorLink(connection, link)
@@ -112,7 +112,7 @@ def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str
 
 
 def _attach_consumer(connection: ClientConnection, link: SenderLink) -> None:
-    source = link.remote_source
+    source = link.source
     if source is None:
         _find_subscription(connection, link)
         return
@@ -144,7 +144,7 @@ def _consume(
     connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None
 ) -> ConsumerLink:
     engine = connection.server.engine
-    consumer = ConsumerLink(connection, link, settled=link.snd_settle_mode == SenderSettleMode.SETTLED)
+    consumer = ConsumerLink(connection, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED)
     link.context = consumer
     consumer.consumer = engine.attach(queue, consumer, selector)
     # The queue, or a subscription, is there for good before the client is told so.

@@ -7,17 +7,21 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import bascule
 from bascule.amqp import events
-from bascule.amqp.connection import Connection, Link, Session
+from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, MESSAGE_SIZE_EXCEEDED, AmqpError
-from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role, TransactionalState
+from bascule.amqp.link import Link
+from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role
+from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
+from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownTransaction
 from bascule.broker.message import Message
-from bascule.broker.queue import Queue
+from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Transaction
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
@@ -226,24 +230,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _dispositioned(self, event: events.Dispositioned) -> None:
         state = event.state
-        transaction: Transaction | None = None
-        if event.txn_id is not None:
-            transaction = self.transactions.get(event.txn_id)
-            if isinstance(state, TransactionalState):
-                state = state.outcome
         if state is None and not event.settled:
             return
         settle = OUTCOMES.get(type(state), _return_failed)
-        for link, delivery_id, context in event.deliveries:
-            if context is None:
-                continue
-            consumer, message = context
-            if consumer.consumer is None:
-                continue
-            if transaction is not None and isinstance(state, Accepted):
-                self.server.engine.acknowledge_in(transaction, consumer.consumer, message)
-            else:
-                settle(self, consumer, message, state)
+        if event.txn_id is not None:
+            transaction = self.transactions.get(event.txn_id)
+            if transaction is None:
+                settle = _return_failed
+            elif isinstance(state, Accepted):
+                settle = partial(_accept_in, transaction)
+        for link, delivery_id, (consumer, message) in event.deliveries:
+            settle(self.server.engine, consumer, message, state)
             if not event.settled:
                 self.server.engine.journaling.then(self._settled, event.session, link, delivery_id, event.state)
 
@@ -253,11 +250,7 @@ class ClientConnection(asyncio.Protocol):
             self.touch()
 
     def _flowed(self, event: events.Flowed) -> None:
-        if event.link is None:
-            for link in self.links:
-                self._wake(link)
-        else:
-            self._wake(event.link)
+        self._wake(event.link)
 
     def _wake(self, link: Link) -> None:
         context = link.context
@@ -278,36 +271,35 @@ class ClientConnection(asyncio.Protocol):
         """Nothing to do."""
 
 
-def _accept(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
-    assert consumer.consumer is not None
-    connection.server.engine.acknowledge(consumer.consumer, message)
+def _accept(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+    engine.acknowledge(consumer, message)
 
 
-def _reject(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
-    assert consumer.consumer is not None
-    connection.server.engine.reject(consumer.consumer, message)
+def _accept_in(transaction: Transaction, engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+    engine.acknowledge_in(transaction, consumer, message)
 
 
-def _release(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
-    assert consumer.consumer is not None
-    connection.server.engine.give_back(consumer.consumer, message, failed=False)
+def _reject(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+    engine.reject(consumer, message)
 
 
-def _modify(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Modified) -> None:
-    assert consumer.consumer is not None
+def _release(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+    engine.give_back(consumer, message, failed=False)
+
+
+def _modify(engine: Engine, consumer: Consumer, message: Message, state: Modified) -> None:
     if state.undeliverable_here:
-        connection.server.engine.reject(consumer.consumer, message)
+        engine.reject(consumer, message)
     else:
-        connection.server.engine.give_back(consumer.consumer, message, failed=bool(state.delivery_failed))
+        engine.give_back(consumer, message, failed=bool(state.delivery_failed))
 
 
-def _return_failed(connection: ClientConnection, consumer: ConsumerLink, message: Message, state: Any) -> None:  # noqa: ARG001
+def _return_failed(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
     """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
-    assert consumer.consumer is not None
-    connection.server.engine.give_back(consumer.consumer, message, failed=True)
+    engine.give_back(consumer, message, failed=True)
 
 
-OUTCOMES: dict[type, Callable[[ClientConnection, ConsumerLink, Message, Any], None]] = {
+OUTCOMES: dict[type, Callable[[Engine, Consumer, Message, Any], None]] = {
     Accepted: _accept,
     Rejected: _reject,
     Released: _release,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bascule.amqp.connection import Link, ReceiverLink, SenderLink
 from bascule.amqp.errors import AmqpError
+from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected, TransactionalState
 from bascule.broker.errors import UnknownTransaction
 from bascule.broker.message import Message
@@ -92,7 +92,7 @@ class ConsumerLink:
                 message.body_start = scan(body).body_start
             header = header_bytes(message.mid >= 0, message.priority, 0, False, delivery_count)
             parts = (header, body[message.body_start :])
-        self.link.send(parts, context=(self, message), settled=self.settled)
+        self.link.send(parts, context=(self.consumer, message), settled=self.settled)
         if self.settled:
             assert self.consumer is not None
             engine.acknowledge(self.consumer, message)
@@ -170,7 +170,7 @@ def no_local_of(link: Link) -> bool:
 
 
 def _filter(link: Link, descriptors: tuple[str, int]) -> Any:
-    source = link.remote_source
+    source = link.source
     for described in (source.filter or {}).values() if source is not None else ():
         if getattr(described, "descriptor", None) in descriptors:
             return described.value

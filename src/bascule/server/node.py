@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,9 @@ class Node:
     async def run(self, on_ready: Callable[[int, int], None]) -> None:
         """Serve until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
         loop = asyncio.get_running_loop()
-        stopping = loop.create_future()
+        stopping: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: stopping.done() or stopping.set_result(None))
+            loop.add_signal_handler(number, _resolve, stopping, None)
         await loop.run_in_executor(None, self._ensure_topics)
         admin = AdminServer(self, host=self.settings.admin.host, port=self.settings.admin.port)
         listener: asyncio.Server | None = None
@@ -194,7 +194,7 @@ class Node:
         )
         epoch = self._epoch = Epoch(
             place, self._policy, self._diverts, self._spill, int(self.settings.broker.memory_bytes),
-            on_ended=lambda error: ended.done() or ended.set_result(error),
+            on_ended=partial(_resolve, ended),
             on_confirmed=self._confirmed, on_stalled=self._stalled,
         )  # fmt: skip
         await epoch.start()
@@ -265,7 +265,13 @@ class Node:
             )  # fmt: skip
 
 
-def _failover_list(addresses: list[str]) -> list[dict[Any, Any]]:
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    """The first result counts."""
+    if not future.done():
+        future.set_result(result)
+
+
+def _failover_list(addresses: Iterable[str]) -> list[dict[Any, Any]]:
     found = []
     for address in addresses:
         host, _, port = address.rpartition(":")
