@@ -30,6 +30,8 @@ OTHER_ACCEPTORS = ("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acc
 class Artemis:
     """An instance in a directory of its own, on a free port."""
 
+    name = "artemis"
+
     def __init__(self, directory: Path) -> None:
         """Create the instance if the directory does not hold one."""
         self.directory = directory
@@ -59,6 +61,11 @@ class Artemis:
         """The broker's process id."""
         assert self._child.pid is not None, "Artemis does not run"
         return self._child.pid
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process ids by part."""
+        return {"broker": self.pid}
 
     @property
     def durability(self) -> str:
@@ -91,7 +98,7 @@ class Artemis:
     def _create(self) -> None:
         home = JarStore().unpacked("artemis")
         access = ("--user", USER, "--password", PASSWORD, "--allow-anonymous", "--host", "127.0.0.1", "--default-port", str(free_port()))
-        command = [home / "bin" / "artemis", "create", "--silent", *access, *OTHER_ACCEPTORS, self.directory]
+        command: list[str | Path] = [home / "bin" / "artemis", "create", "--silent", *access, *OTHER_ACCEPTORS, self.directory]
         made = subprocess.run(command, env={**os.environ, **self._environment}, capture_output=True, text=True, check=False)
         if made.returncode:
             raise Unavailable(f"artemis create failed:\n{made.stdout}{made.stderr}")
@@ -103,5 +110,5 @@ class Artemis:
 
 if __name__ == "__main__":
     with Artemis(Path(sys.argv[1]).absolute()) as broker:
-        print(f"ready {broker.url} pid={broker.pid}", flush=True)  # noqa: T201
+        print(f"ready {broker.url} pid={broker.pid}", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -174,21 +174,22 @@ public final class Storm {
 
         boolean sendTransaction() throws Exception {
             List<String> ids = newIds(batch);
-            while (true) {
-                JMSException failure = null;
+            for (boolean doubtful = false; ; ) {
                 try {
                     for (String id : ids) producer.send(message(id));
                     session.commit();
                     operation("send", ids, List.of(), Outcome.ok, null);
                     return true;
                 } catch (JMSException error) {
-                    failure = error;
+                    abandon();
+                    boolean stored = doubtful && isDuplicate(error);
+                    doubtful |= !surelyRolledBack(error);
+                    if (!resend || stored || stopping || error instanceof IllegalStateException) {
+                        operation("send", ids, List.of(), stored ? Outcome.ok : doubtful ? Outcome.indeterminate : Outcome.fail, error);
+                        if (error instanceof IllegalStateException) throw error;
+                        return true;
+                    }
                 }
-                boolean again = resend && failure instanceof TransactionRolledBackException && !stopping;
-                if (!again) operation("send", ids, List.of(), surelyRolledBack(failure) ? Outcome.fail : Outcome.indeterminate, failure);
-                if (failure instanceof IllegalStateException) throw failure;
-                Thread.sleep(PAUSE_MS);
-                if (!again) return true;
             }
         }
 
@@ -211,11 +212,21 @@ public final class Storm {
                     operation("receive", ids, redelivered, Outcome.ok, null);
                 }
             } catch (JMSException error) {
+                abandon();
                 operation("receive", ids, redelivered, surelyRolledBack(error) ? Outcome.fail : Outcome.indeterminate, error);
                 if (error instanceof IllegalStateException) throw error;
-                Thread.sleep(PAUSE_MS);
             }
             return true;
+        }
+
+        /** What a failed transaction still holds must not be committed with the next one. */
+        void abandon() throws InterruptedException {
+            try {
+                session.rollback();
+            } catch (JMSException error) {
+                event("error", error);
+            }
+            Thread.sleep(PAUSE_MS);
         }
 
         List<String> newIds(int count) {
@@ -271,6 +282,11 @@ public final class Storm {
     /** The broker said no: the message was not taken. Anything else may have been. */
     static boolean rejected(JMSException error) {
         return error instanceof ResourceAllocationException || error instanceof InvalidDestinationException || error instanceof JMSSecurityException;
+    }
+
+    /** Artemis refuses a commit that repeats a message: then an earlier attempt had stored the transaction. */
+    static boolean isDuplicate(JMSException error) {
+        return error.getMessage() != null && error.getMessage().toLowerCase().contains("duplicate");
     }
 
     static boolean surelyRolledBack(JMSException error) {

@@ -1,0 +1,199 @@
+"""The same load on Bascule and on Apache Artemis, in turns, on this machine: rates, latencies, memory and processor time side by side.
+
+    python bench/run.py [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule]
+
+See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from artemis import Artemis
+from bascule_up import BasculeUp
+
+from bascule.testing.java import java_command
+
+RESULTS = Path(__file__).with_name("results")
+#: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
+CLIENT_JVM = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+WARM_UP_S = 3
+#: Beyond the measured time: start, warm-up, and the queue drained.
+RUN_TIMEOUT_S = 120
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Broker(Protocol):
+    """What is measured."""
+
+    name: str
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+
+    @property
+    def durability(self) -> str:
+        """What a sender's answer means."""
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process ids by part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A kind of load. ``options`` are those of java/Load.java."""
+
+    name: str
+    title: str
+    options: str
+    destination: str = "queue"
+
+
+MODES = (
+    Mode("sync-1x1", "persistent, sync, 1 producer, 1 consumer", "--send sync"),
+    Mode("sync-4x4", "persistent, sync, 4 producers, 4 consumers", "--send sync --producers 4 --consumers 4"),
+    Mode("async", "persistent, asynchronous, window 1000", "--send async"),
+    Mode("tx-1", "persistent, transactions of 1", "--send tx --batch 1"),
+    Mode("tx-100", "persistent, transactions of 100", "--send tx --batch 100"),
+    Mode("non-persistent", "non-persistent", "--send sync --persistent false"),
+    Mode("topic-3", "persistent, sync, topic with 3 subscribers", "--send sync --consumers 3", "topic"),
+)
+
+#: Column: (key of the result, whether more is better).
+COLUMNS = {
+    "sent/s": ("sent_per_s", True),
+    "received/s": ("received_per_s", True),
+    "send p50 ms": ("send_p50_ms", False),
+    "send p99 ms": ("send_p99_ms", False),
+    "end to end p50 ms": ("end_p50_ms", False),
+    "end to end p99 ms": ("end_p99_ms", False),
+}
+
+
+def load(broker: Broker, mode: Mode, seconds: int, run: str) -> dict[str, Any]:
+    """One run of the load client; its figures, and what each process of the broker used meanwhile."""
+    command = java_command("Load", "--url", broker.url, "--to", f"{mode.destination}:bench.{mode.name}.{run}", jvm=CLIENT_JVM)
+    command += [*mode.options.split(), "--seconds", str(seconds), "--warmup-s", str(WARM_UP_S)]
+    processes = broker.processes
+    before = {part: cpu_s(pid) for part, pid in processes.items()}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds + RUN_TIMEOUT_S, check=False)
+        result: dict[str, Any] = json.loads(done.stdout or '{"failures": 1}')
+    except subprocess.TimeoutExpired:
+        result = {"failures": 1, "timeout": True}
+    messages = result.get("sent") or 1
+    result["cpu_us"] = {part: round((cpu_s(pid) - before[part]) * 1e6 / messages) for part, pid in processes.items()}
+    result["rss_mb"] = {part: rss_mb(pid) for part, pid in processes.items()}
+    return result
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(round(int(line.split()[1]) / 1024, 1) for line in status.splitlines() if line.startswith("VmRSS:"))
+
+
+def flaws(result: dict[str, Any]) -> str:
+    """What must not be, in words; empty when all is well."""
+    return ", ".join(f"{result[key]} {key}" for key in ("failures", "lost", "doubled", "disordered") if result.get(key))
+
+
+def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence[str]) -> str:
+    """A markdown table: medians over the rounds, a line per mode and broker, then how many times better Bascule is."""
+    head = ["mode", "broker", *COLUMNS, "CPU us/message", "RSS MB", "flaws"]
+    rows = [head, ["---"] * len(head)]
+    for mode in MODES:
+        medians: dict[str, dict[str, float]] = {}
+        for broker in brokers:
+            runs = results.get(mode.name, {}).get(broker, [])
+            if not runs:
+                continue
+            whole = [run for run in runs if "sent_per_s" in run]
+            medians[broker] = {key: statistics.median(run[key] for run in whole) for key, _ in COLUMNS.values()} if whole else {}
+            figures = [f"{medians[broker][key]:,.2f}" if medians[broker] else "-" for key, _ in COLUMNS.values()]
+            used = [", ".join(f"{part} {value:g}" for part, value in runs[-1][what].items()) for what in ("cpu_us", "rss_mb")]
+            rows.append([mode.name, broker, *figures, *used, "; ".join(filter(None, map(flaws, runs))) or "none"])
+        if all(medians.get(name) for name in ("bascule", "artemis")):
+            rows.append([mode.name, "**ratio**", *(ratio(medians, key, more) for key, more in COLUMNS.values()), "", "", ""])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def ratio(medians: dict[str, dict[str, float]], key: str, more_is_better: bool) -> str:
+    """How many times better Bascule is."""
+    ours, theirs = medians["bascule"][key], medians["artemis"][key]
+    above, below = (ours, theirs) if more_is_better else (theirs, ours)
+    return f"**{above / below:.2f}**" if below else "-"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Bascule and Apache Artemis under the same load, in turns.")
+    parser.add_argument("--mode", action="append", choices=[mode.name for mode in MODES], help="may be repeated (default: all)")
+    parser.add_argument("--seconds", type=int, default=8, help=f"measured, after {WARM_UP_S} s of warm-up (default: 8)")
+    parser.add_argument("--rounds", type=int, default=2, help="the median of so many runs counts (default: 2)")
+    parser.add_argument("--only", choices=("artemis", "bascule"), help="leave the other one out")
+    return parser.parse_args()
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()}
+
+
+def main() -> int:
+    """Run it; the exit code tells whether any run had a flaw."""
+    options = arguments()
+    chosen = [mode for mode in MODES if not options.mode or mode.name in options.mode]
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {mode.name: {} for mode in chosen}
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bascule-bench-")))
+        brokers: list[Broker] = []
+        if options.only != "artemis":
+            brokers.append(stack.enter_context(BasculeUp(directory / "bascule")))
+        if options.only != "bascule":
+            brokers.append(stack.enter_context(Artemis(directory / "artemis")))
+        for number in range(options.rounds):
+            for mode in chosen:
+                # Who goes first changes from round to round.
+                for broker in brokers if number % 2 == 0 else reversed(brokers):
+                    result = load(broker, mode, options.seconds, str(number))
+                    results[mode.name].setdefault(broker.name, []).append(result)
+                    rate = f"{result.get('sent_per_s', 0):,.0f} sent/s, {result.get('received_per_s', 0):,.0f} received/s"
+                    print(f"round {number + 1} {mode.name} {broker.name}: {rate} {flaws(result)}", file=sys.stderr, flush=True)
+        durability = [broker.durability for broker in brokers]
+        names = [broker.name for broker in brokers]
+    page = "\n".join(
+        [table(results, names), "", *(f"- {line}" for line in durability), *(f"- {mode.name}: {mode.title}" for mode in chosen)]
+    )
+    RESULTS.mkdir(exist_ok=True)
+    stem = time.strftime("%Y%m%d-%H%M%S")
+    content = {"machine": machine(), "seconds": options.seconds, "rounds": options.rounds, "durability": durability, "results": results}
+    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / f"{stem}.md").write_text(page + "\n")
+    print(page)
+    return int(any(flaws(run) for modes in results.values() for runs in modes.values() for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
