@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 from bascule.amqp import hot
@@ -21,6 +22,7 @@ from bascule.amqp.errors import (
     RESOURCE_LIMIT_EXCEEDED,
     AmqpError,
     ConnectionFault,
+    DecodeError,
     HostileLoad,
     IllegalUse,
     SessionFault,
@@ -331,26 +333,19 @@ class Connection:
 
     def _take_hot(self, data: bytes, start: int, end: int, channel: int) -> bool:
         """Transfer, flow and disposition in their usual encodings; False leaves the frame to the general decoder."""
-        if end - start < 4 or data[start] != 0x00 or data[start + 1] != 0x53:
-            return False
-        code = data[start + 2]
-        reader = _HOT.get(code)
+        hot_frame = _HOT.get(data[start : start + 3])
         session = self.sessions.get(channel)
-        if reader is None or session is None:
+        if hot_frame is None or session is None:
             return False
+        read, take = hot_frame
         try:
-            frame = reader(data, start + 3, end)
-        except (IndexError, struct.error):
+            frame = read(data, start + 3, end)
+        except (IndexError, struct.error, DecodeError):
             return False
         if frame is None:
             return False
         try:
-            if code == hot.TRANSFER:
-                session.on_transfer(frame, data, end)
-            elif code == hot.DISPOSITION:
-                session.on_disposition(frame)
-            else:
-                session.on_flow(frame)
+            take(session, frame, data, end)
         except SessionFault as fault:
             session.fail(fault)
         return True
@@ -510,7 +505,11 @@ class Connection:
             self.sessions.pop(session.remote_channel, None)
 
 
-_HOT: Final[dict[int, Any]] = {hot.TRANSFER: hot.read_transfer, hot.DISPOSITION: hot.read_disposition, hot.FLOW: hot.read_flow}
+_HOT: Final[dict[bytes, tuple[Callable[[bytes, int, int], Any], Callable[[Session, Any, bytes, int], None]]]] = {
+    b"\x00\x53\x14": (hot.read_transfer, Session.on_transfer),
+    b"\x00\x53\x15": (hot.read_disposition, Session.on_disposition),
+    b"\x00\x53\x13": (hot.read_flow, Session.on_flow),
+}
 _STEPS: Final[dict[type[Composite], ConnectionInput]] = {Open: ConnectionInput.RECV_OPEN, Close: ConnectionInput.RECV_CLOSE}
 _HANDLERS: Final[dict[type[Composite], Any]] = {
     Open: Connection._on_open,

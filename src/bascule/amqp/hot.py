@@ -1,28 +1,26 @@
 """Transfer, disposition and flow without the general codec: they are nearly all the frames of a busy connection.
 
-A reader takes the position after the descriptor ``00 53 code`` and the frame's end, and returns None where the encoding is
-not one of the usual: the caller then decodes in general, which also finds out what is wrong with it.
+A reader takes the position after the descriptor ``00 53 code`` and the frame's end, and returns None, or raises IndexError or
+struct.error, where the encoding is not one of the usual: the caller then decodes in general, which also finds out what is wrong.
+The part of a frame that repeats from message to message (settled, state, flags) is decoded in general once and remembered.
 """
 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from bascule.amqp.codec import (
-    BINARY8,
-    DESCRIBED,
-    FALSE,
-    LIST8,
-    LIST32,
-    NULL,
-    SMALL_UINT,
-    SMALL_ULONG,
-    TRUE,
-    UINT,
-    UINT0,
+from bascule.amqp.codec import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
+from bascule.amqp.performatives import (
+    Accepted,
+    Composite,
+    Disposition,
+    Flow,
+    Released,
+    Transfer,
+    decode_composite,
 )
-from bascule.amqp.performatives import ACCEPTED, RELEASED, Accepted, Composite, Disposition, Flow, Released, TransactionalState, Transfer
 from bascule.amqp.performatives import encode_composite as _encode
 
 FLOW, TRANSFER, DISPOSITION = Flow.CODE, Transfer.CODE, Disposition.CODE
@@ -31,218 +29,135 @@ _U32 = struct.Struct(">I")
 _PAIR32 = struct.Struct(">II")
 _u32_from = _U32.unpack_from
 
+#: Different ends of frames remembered: each transaction adds one or two, and lasts for some frames only.
+_TAILS_REMEMBERED: Final = 256
+
 
 class TransferFrame(NamedTuple):
-    """What a session needs of a transfer."""
+    """What a session needs of a transfer; a plain tuple of the same order on the fast path."""
 
     handle: int
     delivery_id: int | None
     delivery_tag: bytes | None
-    message_format: int | None
+    payload: int  # where it begins
+    tail: TransferTail
+
+
+class TransferTail(NamedTuple):
+    """The fields of a transfer from message-format on."""
+
+    fields: int  # how many there are
+    message_format: int
     settled: bool
     more: bool
     state: Any
     resume: bool
     aborted: bool
-    payload: int  # where it begins
+    whole: bool  # a message in one frame: nothing more to come, resume or abort
+
+
+class DispositionFrame(NamedTuple):
+    """What a session needs of a disposition; a plain tuple of the same order on the fast path."""
+
+    by_receiver: bool
+    first: int
+    last: int
+    settled: bool
+    state: Any
+
+
+def disposition_frame(disposition: Disposition) -> DispositionFrame:
+    """What a session needs of a disposition that the general decoder read."""
+    last = disposition.first if disposition.last is None else disposition.last
+    return DispositionFrame(disposition.role, disposition.first, last, disposition.settled, disposition.state)
 
 
 def transfer_frame(transfer: Transfer, payload: int) -> TransferFrame:
-    """The same from the general decoder."""
-    return TransferFrame(
-        transfer.handle, transfer.delivery_id, transfer.delivery_tag, transfer.message_format, bool(transfer.settled),
-        transfer.more, transfer.state, transfer.resume, transfer.aborted, payload,
+    """What a session needs of a transfer that the general decoder read."""
+    return TransferFrame(transfer.handle, transfer.delivery_id, transfer.delivery_tag, payload, _tail_of(transfer, 0))
+
+
+def _tail_of(transfer: Transfer, fields: int) -> TransferTail:
+    return TransferTail(
+        fields, transfer.message_format or 0, bool(transfer.settled), transfer.more, transfer.state, transfer.resume, transfer.aborted,
+        not (transfer.more or transfer.resume or transfer.aborted),
     )  # fmt: skip
 
 
-def _bounds(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
-    """(field count, first field, end of the list)."""
-    code = data[position]
-    if code == LIST8:
-        start, stop, count = position + 3, position + 2 + data[position + 1], data[position + 2]
-    elif code == LIST32:
-        size, count = _PAIR32.unpack_from(data, position + 1)
-        start, stop = position + 9, position + 5 + size
-    else:
-        return None
-    return (count, start, stop) if stop <= end else None
+@lru_cache(_TAILS_REMEMBERED)
+def _transfer_tail(octets: bytes, fields: int) -> TransferTail:
+    """``fields`` fields of a transfer after its tag. Raises DecodeError."""
+    transfer, _ = decode_composite(_composite(TRANSFER, b"\x43\x40\x40" + octets, fields + 3))
+    assert isinstance(transfer, Transfer)
+    return _tail_of(transfer, fields)
 
 
-def _txn_state(data: bytes, position: int) -> tuple[TransactionalState, int] | None:
-    """A transactional state of a short id and accepted or no outcome, as JMS clients send it."""
-    if data[position : position + 4] != b"\x00\x53\x34\xc0" or data[position + 6] != BINARY8:
-        return None
-    stop = position + 5 + data[position + 4]
-    count, size = data[position + 5], data[position + 7]
-    after = position + 8 + size
-    txn_id = data[position + 8 : after]
-    if count == 1 and after == stop:
-        return TransactionalState(txn_id), stop
-    if count == 2 and after + 4 == stop and data[after:stop] == _ACCEPTED:
-        return TransactionalState(txn_id, ACCEPTED), stop
-    return None
+@lru_cache(_TAILS_REMEMBERED)
+def _disposition_tail(octets: bytes, fields: int) -> tuple[bool, Any]:
+    """settled and state of a disposition. Raises DecodeError."""
+    disposition, _ = decode_composite(_composite(DISPOSITION, b"\x42\x43\x40" + octets, fields + 3))
+    assert isinstance(disposition, Disposition)
+    return disposition.settled, disposition.state
 
 
-def read_transfer(data: bytes, position: int, end: int) -> TransferFrame | None:
-    """A transfer. Raises IndexError or struct.error where it is cut off."""
-    bounds = _bounds(data, position, end)
-    if bounds is None:
-        return None
-    count, p, stop = bounds
-    if not 0 < count < 12:
-        return None
-    delivery_id = tag = message_format = state = None
-    settled = more = resume = aborted = False
+def _composite(code: int, octets: bytes, fields: int) -> bytes:
+    return bytes([DESCRIBED, SMALL_ULONG, code, LIST32]) + _PAIR32.pack(len(octets) + 4, fields) + octets
 
-    code = data[p]
+
+#: list8: size, count; handle (by its code); delivery-id; size of the delivery-tag
+_HANDLE0 = struct.Struct(">BBBxBIBB")
+_HANDLE8 = struct.Struct(">BBBxBBIBB")
+_HANDLE32 = struct.Struct(">BBBxIBIBB")
+_handle0_from, _handle8_from, _handle32_from = _HANDLE0.unpack_from, _HANDLE8.unpack_from, _HANDLE32.unpack_from
+
+
+def read_transfer(data: bytes, position: int, end: int) -> tuple[int, int, bytes, int, TransferTail] | None:
+    """A transfer with a delivery id and a tag, as TransferFrame."""
+    code = data[position + 3]
     if code == SMALL_UINT:
-        handle = data[p + 1]
-        p += 2
+        list_code, size, fields, handle, id_code, delivery_id, tag_code, tag_size = _handle8_from(data, position)
+        tag_at = position + 12
     elif code == UINT0:
-        handle = 0
-        p += 1
+        list_code, size, fields, id_code, delivery_id, tag_code, tag_size = _handle0_from(data, position)
+        handle, tag_at = 0, position + 11
     elif code == UINT:
-        handle = _u32_from(data, p + 1)[0]
-        p += 5
+        list_code, size, fields, handle, id_code, delivery_id, tag_code, tag_size = _handle32_from(data, position)
+        tag_at = position + 15
     else:
         return None
-    if count > 1:
-        code = data[p]
-        if code == UINT:
-            delivery_id = _u32_from(data, p + 1)[0]
-            p += 5
-        elif code == SMALL_UINT:
-            delivery_id = data[p + 1]
-            p += 2
-        elif code == UINT0:
-            delivery_id = 0
-            p += 1
-        elif code == NULL:
-            p += 1
-        else:
-            return None
-    if count > 2:
-        code = data[p]
-        if code == BINARY8:
-            after = p + 2 + data[p + 1]
-            tag = data[p + 2 : after]
-            p = after
-        elif code == NULL:
-            p += 1
-        else:
-            return None
-    if count > 3:
-        code = data[p]
-        if code == UINT0:
-            message_format = 0
-            p += 1
-        elif code == NULL:
-            p += 1
-        elif code == UINT:
-            message_format = _u32_from(data, p + 1)[0]
-            p += 5
-        else:
-            return None
-    if count > 4:
-        code = data[p]
-        settled = code == TRUE
-        if not settled and code != FALSE and code != NULL:
-            return None
-        p += 1
-    if count > 5:
-        code = data[p]
-        more = code == TRUE
-        if not more and code != FALSE and code != NULL:
-            return None
-        p += 1
-    if count > 6:
-        if data[p] != NULL:
-            return None
-        p += 1
-    if count > 7:
-        if data[p] == DESCRIBED:
-            found = _txn_state(data, p)
-            if found is None:
-                return None
-            state, p = found
-        elif data[p] == NULL:
-            p += 1
-        else:
-            return None
-    if count > 8:
-        flags = data[p:stop]
-        if len(flags) != count - 8 or flags.strip(b"\x40\x41\x42"):
-            return None
-        resume = flags[0] == TRUE
-        aborted = count > 9 and flags[1] == TRUE
-        p = stop
-    if p != stop:
+    stop, tail_at = position + 2 + size, tag_at + tag_size
+    if list_code != LIST8 or id_code != UINT or tag_code != BINARY8 or stop > end or tail_at > stop:
         return None
-    return TransferFrame(handle, delivery_id, tag, message_format, settled, more, state, resume, aborted, p)
+    return handle, delivery_id, data[tag_at:tail_at], stop, _transfer_tail(data[tail_at:stop], fields - 3)
 
 
-def read_disposition(data: bytes, position: int, end: int) -> Disposition | None:
-    """A disposition. Raises IndexError or struct.error where it is cut off."""
-    bounds = _bounds(data, position, end)
-    if bounds is None:
+#: list8: size, count; role; first; last
+_RANGE = struct.Struct(">BBBBBIBI")
+_range_from = _RANGE.unpack_from
+
+
+def read_disposition(data: bytes, position: int, end: int) -> tuple[bool, int, int, bool, Any] | None:
+    """A disposition about one delivery or a range, as DispositionFrame."""
+    list_code, size, fields, role, first_code, first, last_code, last = _range_from(data, position)
+    stop = position + 2 + size
+    if last_code == UINT:
+        tail_at = position + 14
+    elif last_code == NULL:
+        last, tail_at = first, position + 10
+    else:
         return None
-    count, p, stop = bounds
-    if not 2 <= count <= 6 or data[p] not in _BOOLEANS:
+    if list_code != LIST8 or first_code != UINT or role not in _BOOLEANS or stop > end or tail_at > stop:
         return None
-    role = data[p] == TRUE
-    numbers: list[int | None] = []
-    p += 1
-    for _ in range(min(count, 3) - 1):
-        code = data[p]
-        if code == UINT:
-            numbers.append(_u32_from(data, p + 1)[0])
-            p += 5
-        elif code == SMALL_UINT:
-            numbers.append(data[p + 1])
-            p += 2
-        elif code == UINT0:
-            numbers.append(0)
-            p += 1
-        elif code == NULL:
-            numbers.append(None)
-            p += 1
-        else:
-            return None
-    first = numbers[0]
-    if first is None:
-        return None
-    settled, state = False, None
-    if count > 3:
-        settled = data[p] == TRUE
-        if not settled and data[p] != FALSE and data[p] != NULL:
-            return None
-        p += 1
-    if count > 4:
-        if data[p] == NULL:
-            p += 1
-        else:
-            state = _OUTCOMES.get(data[p : p + 4])
-            if state is not None:
-                p += 4
-            else:
-                found = _txn_state(data, p)
-                if found is None:
-                    return None
-                state, p = found
-    if count > 5:
-        p += 1  # batchable: a hint that we do not need
-    if p != stop:
-        return None
-    return Disposition(role, first, numbers[1] if len(numbers) > 1 else None, settled, state)
+    settled, state = _disposition_tail(data[tail_at:stop], fields - 3)
+    return role == TRUE, first, last, settled, state
 
 
 def read_flow(data: bytes, position: int, end: int) -> Flow | None:
-    """A flow. Raises IndexError or struct.error where it is cut off."""
-    bounds = _bounds(data, position, end)
-    if bounds is None:
+    """A flow without properties."""
+    if data[position] != LIST8:
         return None
-    count, p, stop = bounds
-    if not 4 <= count <= 10:
+    p, stop, count = position + 3, position + 2 + data[position + 1], data[position + 2]
+    if stop > end or not 4 <= count <= 10:
         return None
     values: list[Any] = []
     for _ in range(min(count, 8)):
@@ -275,7 +190,6 @@ def read_flow(data: bytes, position: int, end: int) -> Flow | None:
 
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
 _RELEASED: Final = b"\x00\x53\x26\x45"
-_OUTCOMES: Final[dict[bytes, Composite]] = {_ACCEPTED: ACCEPTED, _RELEASED: RELEASED}
 _BOOLEANS: Final = frozenset({TRUE, FALSE})
 
 #: frame header; descriptor; list8: size, count; handle; delivery-id; delivery-tag; message-format; settled; more

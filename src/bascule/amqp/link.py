@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from bascule.amqp import hot
 from bascule.amqp.errors import (
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
     NOT_IMPLEMENTED,
+    RESOURCE_LIMIT_EXCEEDED,
     TRANSFER_LIMIT_EXCEEDED,
     AmqpError,
     DecodeError,
@@ -17,6 +17,7 @@ from bascule.amqp.errors import (
     SessionFault,
 )
 from bascule.amqp.events import Declared, Detached, Discharged, Flowed, Transferred
+from bascule.amqp.hot import TransferFrame, TransferTail
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
@@ -121,7 +122,7 @@ class Link:
             source,
             target,
             initial_delivery_count=None if self.RECEIVER else 0,
-            max_message_size=(max_message_size or self.session.limits.message_size_bytes_max) if self.RECEIVER else 0,
+            max_message_size=max_message_size,
             offered_capabilities=offered,
             properties=properties,
         )
@@ -246,9 +247,25 @@ class SenderLink(Link):
             if self.session.withholding:
                 self.withheld, self.credit = self.credit, 0
         self.drain = flow.drain
+        if self.drain and not self.credit and not self.withheld:
+            self.drained()  # nothing to give back
 
     def _credit_told(self) -> int:
         return self.credit + self.withheld
+
+
+class Partial:
+    """A message whose frames are still coming."""
+
+    __slots__ = ("delivery_id", "parts", "size_bytes", "tag", "tail")
+
+    def __init__(self, delivery_id: int, tag: bytes, tail: TransferTail) -> None:
+        """By its first frame."""
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.tail = tail
+        self.parts: list[bytes] = []
+        self.size_bytes = 0
 
 
 class ReceiverLink(Link):
@@ -259,14 +276,9 @@ class ReceiverLink(Link):
     def __init__(self, session: Session, name: str, handle: int) -> None:
         """Made by the session."""
         super().__init__(session, name, handle)
-        self._partial: list[bytes] | None = None
-        self._partial_size = 0
-        self._first: hot.TransferFrame | None = None
-
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether the peer controls transactions by this link."""
-        return type(self.remote.target) is Coordinator
+        self.is_coordinator = False  # whether the peer controls transactions by this link
+        self._partial: Partial | None = None
+        self._size_bytes_max = session.limits.message_size_bytes_max
 
     def flow(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
         """Grant ``credit`` messages from here on (absolute); with ``drain`` the peer sends what it has and gives the rest back."""
@@ -281,6 +293,11 @@ class ReceiverLink(Link):
         """The sender says where its delivery count begins."""
         super().on_attach(attach)
         self.delivery_count = attach.initial_delivery_count or 0
+        self.is_coordinator = type(attach.target) is Coordinator
+
+    def _answer(self, source: Any, target: Any, max_message_size: int, offered: tuple[str, ...], properties: dict[Any, Any] | None) -> None:
+        self._size_bytes_max = max_message_size or self._size_bytes_max
+        super()._answer(source, target, self._size_bytes_max, offered, properties)
 
     def _credit(self, flow: Flow) -> None:
         # A sender that drained advances its delivery count past what it sent, and the credit goes with it.
@@ -292,71 +309,72 @@ class ReceiverLink(Link):
         if self.drain and self.credit == 0:
             self.drain = False
 
-    def on_transfer(self, frame: hot.TransferFrame, data: bytes, end: int) -> None:
-        """One transfer frame of this link; ``data[frame.payload:end]`` is its part of the message."""
+    def on_transfer(self, frame: TransferFrame, data: bytes, end: int) -> None:
+        """One transfer frame of this link; its part of the message ends at ``end``."""
+        _, delivery_id, tag, payload, tail = frame
         if self.state is not LinkState.ATTACHED:
             self._move(LinkInput.RECV_TRANSFER)
             return
         if self._partial is not None:
-            self._continue(frame, data[frame.payload : end])
+            self._continue(delivery_id, data[payload:end], tail)
             return
-        if frame.delivery_id is None or frame.delivery_tag is None:
+        if delivery_id is None or tag is None:
             raise SessionFault(INVALID_FIELD, f"a delivery on link {self.name!r:.60} begins without id or tag")
         if self.credit <= 0:
             self.fail(LinkFault(TRANSFER_LIMIT_EXCEEDED, "a message without credit"))
             return
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
-        if frame.more or frame.aborted or frame.resume:
-            self._begin(frame, data[frame.payload : end])
-        else:
-            self._complete(frame, data[frame.payload : end], frame.settled)
-
-    def _begin(self, frame: hot.TransferFrame, payload: bytes) -> None:
-        if frame.resume:
+        if tail.whole:
+            if end - payload > self._size_bytes_max:
+                self._too_large()
+            else:
+                self._complete(delivery_id, tag, data[payload:end], tail)
+        elif tail.resume:
             self.fail(LinkFault(NOT_IMPLEMENTED, "deliveries are not resumed"))
-        elif not frame.aborted:
-            self._first, self._partial, self._partial_size = frame, [payload], len(payload)
-            self._check_size(self._partial_size)
+        elif not tail.aborted:
+            self._partial = Partial(delivery_id, tag, tail)
+            self._gather(self._partial, data[payload:end])
 
-    def _continue(self, frame: hot.TransferFrame, payload: bytes) -> None:
-        first, parts = self._first, self._partial
-        assert first is not None
-        assert parts is not None
-        if frame.delivery_id is not None and frame.delivery_id != first.delivery_id:
-            raise SessionFault(INVALID_FIELD, f"delivery {frame.delivery_id} begins within delivery {first.delivery_id}")
-        if frame.aborted:
-            self._first = self._partial = None
+    def _continue(self, delivery_id: int | None, payload: bytes, tail: TransferTail) -> None:
+        partial = self._partial
+        assert partial is not None
+        if delivery_id is not None and delivery_id != partial.delivery_id:
+            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins within delivery {partial.delivery_id}")
+        if tail.aborted:
+            self._partial = None
             return
-        parts.append(payload)
-        self._partial_size += len(payload)
-        if frame.settled and not first.settled:
-            first = self._first = first._replace(settled=True)
-        if self._check_size(self._partial_size) and not frame.more:
-            self._first = self._partial = None
-            self._complete(first, b"".join(parts), first.settled)
+        if tail.settled:
+            partial.tail = partial.tail._replace(settled=True)
+        if self._gather(partial, payload) and not tail.more:
+            self._partial = None
+            self._complete(partial.delivery_id, partial.tag, b"".join(partial.parts), partial.tail)
 
-    def _check_size(self, size_bytes: int) -> bool:
-        limit = self.local.max_message_size if self.local else 0
-        if not limit or size_bytes <= limit:
+    def _gather(self, partial: Partial, payload: bytes) -> bool:
+        partial.parts.append(payload)
+        partial.size_bytes += len(payload)
+        if partial.size_bytes <= self._size_bytes_max:
             return True
-        self._first = self._partial = None
-        self.fail(LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {limit} bytes"))
+        self._too_large()
         return False
 
-    def _complete(self, frame: hot.TransferFrame, payload: bytes, settled: bool) -> None:
-        if not self._check_size(len(payload)):
-            return
-        assert frame.delivery_id is not None
-        assert frame.delivery_tag is not None
+    def _too_large(self) -> None:
+        self._partial = None
+        self.fail(LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
+
+    def _complete(self, delivery_id: int, tag: bytes, payload: bytes, tail: TransferTail) -> None:
+        _, message_format, settled, _, state, _, _, _ = tail
+        session = self.session
         if not settled:
-            self.session.hold_incoming(frame.delivery_id, self)
+            incoming = session.incoming
+            incoming[delivery_id] = self
+            if len(incoming) > session.limits.unsettled_per_session_max:
+                raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {session.limits.unsettled_per_session_max} unsettled deliveries")
         if self.is_coordinator:
-            self._control(frame.delivery_id, payload)
-            return
-        state = frame.state
-        txn_id = state.txn_id if type(state) is TransactionalState else None
-        self.session.emit(Transferred(self, frame.delivery_id, frame.delivery_tag, payload, frame.message_format or 0, settled, txn_id))
+            self._control(delivery_id, payload)
+        else:
+            txn_id = state.txn_id if type(state) is TransactionalState else None
+            session.emit(Transferred(self, delivery_id, tag, payload, message_format, settled, txn_id))
 
     def _control(self, delivery_id: int, payload: bytes) -> None:
         try:

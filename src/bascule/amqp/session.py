@@ -64,13 +64,14 @@ class Session:
         self.unsettled: dict[int, Delivery] = {}  # sent by us
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
-        self._incoming: dict[int, ReceiverLink] = {}  # sent by the peer, unsettled
+        self.incoming: dict[int, ReceiverLink] = {}  # sent by the peer, unsettled
         self._next_handle = 0
         self._free_handles: list[int] = []
         self._next_delivery_id = 0
         self._next_outgoing_id = 0
         self._next_incoming_id = 0
         self._incoming_window = self.limits.incoming_window_frames
+        self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
         self._queue: deque[tuple[Link, tuple[bytes, ...]]] = deque()  # frames that the window holds back
         self._settled_ids: list[int] = []
@@ -207,15 +208,9 @@ class Session:
 
     # --- settlement --------------------------------------------------------------------------------------------------------------
 
-    def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
-        """A delivery came in unsettled."""
-        self._incoming[delivery_id] = link
-        if len(self._incoming) > self.limits.unsettled_per_session_max:
-            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
-
     def settle_incoming(self, delivery_id: int, state: Composite) -> None:
         """Settle at the next flush; deliveries of one state are gathered."""
-        if self._incoming.pop(delivery_id, None) is None:
+        if self.incoming.pop(delivery_id, None) is None:
             return  # sent settled, or its link or session is gone
         if state is not self._settled_state and state != self._settled_state:
             self.flush_settled()
@@ -306,7 +301,7 @@ class Session:
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
         self._queue.clear()
-        self._incoming.clear()
+        self.incoming.clear()
         self.unsettled = {}
         return deliveries
 
@@ -321,7 +316,7 @@ class Session:
         elif isinstance(performative, Flow):
             self.on_flow(performative)
         elif isinstance(performative, Disposition):
-            self.on_disposition(performative)
+            self.on_disposition(hot.disposition_frame(performative))
 
     def _by_handle(self, handle: int) -> Link:
         link = self._by_remote_handle.get(handle)
@@ -355,14 +350,15 @@ class Session:
             raise SessionFault(WINDOW_VIOLATION, "a transfer beyond the session's window")
         self._incoming_window -= 1
         self._next_incoming_id = (self._next_incoming_id + 1) & UINT_MAX
-        link = self._by_handle(frame.handle)
+        link = self._by_remote_handle.get(frame[0])
         if not isinstance(link, ReceiverLink):
+            link = self._by_handle(frame[0])
             raise SessionFault(ERRANT_LINK, f"a transfer to the receiver of link {link.name!r:.60}")
         link.on_transfer(frame, data, end)
-        if self._incoming_window <= self.limits.incoming_window_frames >> 1 and self.state is SessionState.MAPPED:
+        if self._incoming_window <= self._window_low and self.state is SessionState.MAPPED:
             self.send_flow()
 
-    def on_flow(self, flow: Flow) -> None:
+    def on_flow(self, flow: Flow, _data: bytes = b"", _end: int = 0) -> None:
         """Windows, and a link's credit."""
         if self.state is not SessionState.MAPPED:
             self._move(SessionInput.RECV_FRAME)
@@ -376,22 +372,21 @@ class Session:
         elif flow.echo:
             self.send_flow()
 
-    def on_disposition(self, disposition: Disposition) -> None:
+    def on_disposition(self, frame: hot.DispositionFrame, _data: bytes = b"", _end: int = 0) -> None:
         """The peer's word about deliveries."""
+        by_receiver, first, last, settled, state = frame
         if self.state is not SessionState.MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
-        first = disposition.first
-        last = first if disposition.last is None else disposition.last
         count = ((last - first) & UINT_MAX) + 1
         if count > SERIAL_HALF:
             raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
-        if not disposition.role:
-            if disposition.settled:
-                for delivery_id in self._in_range(self._incoming, first, count):
-                    del self._incoming[delivery_id]
+        if not by_receiver:
+            if settled:
+                for delivery_id in self._in_range(self.incoming, first, count):
+                    del self.incoming[delivery_id]
             return
-        unsettled, settled = self.unsettled, disposition.settled
+        unsettled = self.unsettled
         if count == 1:
             delivery = unsettled.pop(first, None) if settled else unsettled.get(first)
             deliveries = [delivery] if delivery is not None else []
@@ -399,7 +394,7 @@ class Session:
             ids = self._in_range(unsettled, first, count)
             deliveries = [unsettled.pop(delivery_id) for delivery_id in ids] if settled else [unsettled[delivery_id] for delivery_id in ids]
         if deliveries:
-            state, txn_id = disposition.state, None
+            txn_id = None
             if type(state) is TransactionalState:
                 state, txn_id = state.outcome, state.txn_id
             self.emit(Dispositioned(self, deliveries, state, settled, txn_id))
@@ -427,8 +422,8 @@ class Session:
         """Drop what a link has under way; returns the deliveries of ours that nobody will settle."""
         deliveries: list[Delivery] = []
         if isinstance(link, ReceiverLink):
-            for delivery_id in [delivery_id for delivery_id, owner in self._incoming.items() if owner is link]:
-                del self._incoming[delivery_id]
+            for delivery_id in [delivery_id for delivery_id, owner in self.incoming.items() if owner is link]:
+                del self.incoming[delivery_id]
         else:
             deliveries = [delivery for delivery in self.unsettled.values() if delivery.link is link]
             for delivery in deliveries:
