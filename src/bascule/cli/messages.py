@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import sys
 import time
@@ -231,7 +232,9 @@ def _row(data: bytes) -> dict[str, Any]:
         "message_id", "correlation_id", "destination", "reply_to", "type", "delivery_mode", "priority", "timestamp_ms", "expiration_ms",
         "redelivered", "delivery_count", "group_id", "properties", "body_kind", "body",
     )}  # fmt: skip
-    return {name: value for name, value in fields.items() if value not in (None, "", {})}
+    if isinstance(message.body, bytes):
+        fields["body"] = {"base64": base64.b64encode(message.body).decode()}
+    return {name: value for name, value in fields.items() if value not in (None, "", {}) and (name, value) != ("expiration_ms", 0)}
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -42,17 +42,10 @@ def fail(text: str) -> None:
 
 
 def as_json(data: Any, *, indent: int | None = None) -> str:
-    """JSON text; bytes as UTF-8 where they are, else as hexadecimal digits."""
-    return json.dumps(data, ensure_ascii=False, default=_plain, indent=indent)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes | bytearray | memoryview):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            return bytes(value).hex()
-    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)
+    """JSON text; what JSON does not know as its text, bytes as hexadecimal digits."""
+    return json.dumps(
+        data, ensure_ascii=False, default=lambda value: value.hex() if isinstance(value, bytes) else str(value), indent=indent
+    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

@@ -145,6 +145,7 @@ class AdminServer:
                 admin_app(provider),
                 lifespan="off",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=STOP_TIMEOUT_S,

@@ -1,0 +1,220 @@
+"""`bascule up` from the outside: its ready line, its files, its parts killed and started again, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.client.blocking import Address, Client, Refused
+from bascule.core.destination import Routing
+from bascule.jms.message import JmsMessage, decode_message, encode_message
+
+COMMAND = [sys.executable, "-m", "bascule.cli"]
+
+
+class Running:
+    """A `bascule up` that serves."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path, ready: str) -> None:
+        self.process = process
+        self.directory = directory
+        self.ready = ready
+        self.ports: dict[str, int] = json.loads((directory / "ports.json").read_text())
+
+    def pid(self, part: str) -> int | None:
+        found: int | None = json.loads((self.directory / "pids.json").read_text())[part]
+        return found
+
+    def kill(self, part: str) -> None:
+        """End a part by SIGKILL; return when another has taken its place."""
+        before = self.pid(part)
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        until(lambda: self.pid(part) not in (None, before))
+
+    def client(self, **user: str) -> Client:
+        return Client(Address("127.0.0.1", self.ports["amqp"], **user))
+
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        broker = f"amqp://127.0.0.1:{self.ports['amqp']}"
+        command = [*COMMAND, *arguments, "--broker", broker]
+        return subprocess.run(command, cwd=self.directory, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.05)
+
+
+@contextmanager
+def up(directory: Path, *arguments: str) -> Iterator[Running]:
+    command = [*COMMAND, "up", "--data-dir", str(directory), "--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0", *arguments]
+    directory.mkdir(exist_ok=True)
+    with (directory / "up.err").open("a") as errors:
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready, (directory / "up.err").read_text()
+        yield Running(process, directory, ready)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+
+
+def texts(client: Client, queue: str, count: int) -> list[Any]:
+    """The next messages of a queue, taken."""
+    receiver = client.receiver(queue)
+    taken = []
+    for _ in range(count):
+        delivery = receiver.receive(20.0)
+        assert delivery is not None
+        receiver.accept(delivery)
+        taken.append(decode_message(delivery.data).body)
+    return taken
+
+
+def send(client: Client, queue: str, *bodies: str) -> None:
+    sender = client.sender(queue)
+    for body in bodies:
+        sender.send(encode_message(JmsMessage(body_kind="text", body=body, destination=queue, destination_kind="queue")))
+    sender.flush()
+
+
+def test_parts_that_are_killed_come_back_with_all_messages_and_so_does_everything_on_the_same_directory(data_dir: Path) -> None:
+    with up(data_dir, "--no-pipelines") as bascule:
+        assert bascule.ready == (
+            f"ready amqp://127.0.0.1:{bascule.ports['amqp']} kafka=127.0.0.1:{bascule.ports['kafka']} "
+            f"admin=http://127.0.0.1:{bascule.ports['admin']}\n"
+        )
+        with bascule.client() as client:
+            send(client, "q", "1", "2")
+        bascule.kill("broker")
+        until(lambda: "broker serves again" in (data_dir / "up.err").read_text())
+        with bascule.client() as client:
+            assert texts(client, "q", 1) == ["1"]
+        bascule.kill("kafka")
+        until(lambda: "kafka serves again" in (data_dir / "up.err").read_text())
+        until(lambda: ready_code(bascule.ports["admin"]) == 200)
+        with bascule.client() as client:
+            send(client, "q", "3")
+        ports = bascule.ports
+        assert bascule.stop() == 0
+        assert bascule.pid("kafka") is None
+        assert bascule.pid("broker") is None
+    with up(data_dir, "--no-pipelines") as bascule:
+        assert bascule.ports == ports
+        with bascule.client() as client:
+            assert texts(client, "q", 2) == ["2", "3"]
+
+
+def ready_code(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return int(answer.status)
+    except OSError as error:
+        code: int = getattr(error, "code", 0)
+        return code
+
+
+@pytest.fixture(scope="module")
+def bascule(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One `bascule up` for the tests that harm nothing."""
+    with up(tmp_path_factory.mktemp("up"), "--no-pipelines", "--user", "ann:hush") as running:
+        yield running
+
+
+AS_ANN = ("--user", "ann:hush")
+
+
+def test_messages_sent_by_command_are_browsed_and_received_by_command(bascule: Running) -> None:
+    sent = bascule.run("send", "cli", "--text", '{"n": 1}', "--property", "n:int=45", "--property", "who=ann", "--count", "2", *AS_ANN)
+    assert (sent.returncode, sent.stdout, sent.stderr) == (0, "sent 2\n", "")
+    browsed = bascule.run("browse", "cli", "--selector", "n > 44", "--format", "json", *AS_ANN)
+    assert [json.loads(each)["properties"] for each in browsed.stdout.splitlines()] == [{"n": 45, "who": "ann"}] * 2
+    assert bascule.run("browse", "cli", "--selector", "n > 45", "--format", "json", *AS_ANN).stdout == ""
+    received = bascule.run("receive", "cli", "--count", "3", "--timeout-s", "1", "--format", "json", *AS_ANN)
+    assert (received.returncode, received.stderr) == (1, "2 of 3 came\n")
+    assert [json.loads(each)["body"] for each in received.stdout.splitlines()] == ['{"n": 1}'] * 2
+    assert "{" not in bascule.run("browse", "cli", *AS_ANN).stdout
+
+
+def test_each_line_of_standard_input_is_a_message(bascule: Running) -> None:
+    assert bascule.run("send", "lines", "--lines", "--format", "json", *AS_ANN, stdin="a\nb\n").stdout == '{"sent": 2}\n'
+    received = bascule.run("receive", "lines", "--count", "2", *AS_ANN)
+    assert received.returncode == 0
+    assert [row.split()[-1] for row in received.stdout.splitlines() if row.strip().startswith("ID:")] == ["a", "b"]
+
+
+def test_a_topic_reaches_every_subscriber(bascule: Running) -> None:
+    with bascule.client(user="ann", password="hush") as client:
+        first, second = (client.receiver("news", Routing.MULTICAST) for _ in range(2))
+        assert bascule.run("send", "news", "--topic", "--text", "hello", *AS_ANN).returncode == 0
+        for receiver in (first, second):
+            delivery = receiver.receive(20.0)
+            assert delivery is not None
+            assert decode_message(delivery.data).body == "hello"
+
+
+def test_who_has_no_password_or_the_wrong_one_is_told_so(bascule: Running) -> None:
+    for user in ((), ("--user", "ann:wrong")):
+        done = bascule.run("send", "q", "--text", "a", *user)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: amqp:unauthorized-access: ")
+
+
+def test_a_wrong_selector_of_a_consumer_is_refused_with_its_column(bascule: Running) -> None:
+    with bascule.client(user="ann", password="hush") as client, pytest.raises(Refused, match="column 5"):
+        client.receiver("q", selector="n > > 1")
+
+
+def test_status_is_shown_as_a_table_and_as_json(bascule: Running) -> None:
+    bascule.run("send", "shown", "--text", "a", *AS_ANN)
+    url = f"http://127.0.0.1:{bascule.ports['admin']}"
+    done = subprocess.run([*COMMAND, "status", "--admin", url, "--format", "json"], capture_output=True, text=True, timeout=60, check=True)
+    queue = next(queue for queue in json.loads(done.stdout)["queues"] if queue["name"] == "shown")
+    assert (queue["messages"], queue["routing"]) == (1, "anycast")
+    done = subprocess.run([*COMMAND, "status", "--admin", url], capture_output=True, text=True, timeout=60, check=True)
+    assert "shown" in done.stdout
+
+
+def test_a_directory_and_a_port_serve_one_at_a_time(bascule: Running, tmp_path: Path) -> None:
+    taken = str(bascule.ports["amqp"])
+    for arguments, text in (
+        (["--data-dir", str(bascule.directory)], f"error: {bascule.directory} is in use by another"),
+        (
+            ["--data-dir", str(tmp_path), "--amqp-port", taken, "--kafka-port", "0"],
+            f"error: port {taken} for amqp on 127.0.0.1 cannot be used",
+        ),
+    ):
+        done = subprocess.run([*COMMAND, "up", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith(text)
+
+
+def test_without_java_the_start_fails_with_one_message(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "up", "--data-dir", str(tmp_path / "data"), "--kafka-port", "0", "--amqp-port", "0", "--admin-port", "0"],
+        env=os.environ | {"JAVA_HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: JAVA_HOME is ")
+    assert "Traceback" not in done.stderr
