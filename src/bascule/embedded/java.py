@@ -66,7 +66,14 @@ def _java_home() -> Path:
         return Path(chosen)
     if (found := shutil.which("java")) is None:
         raise NoJdk(f"no Java: JAVA_HOME is not set and PATH has no java: {_HINT}")
-    return Path(found).resolve().parent.parent
+    home = Path(found).resolve().parent.parent
+    if (home / "lib" / "modules").exists():
+        return home
+    # A version manager's launcher stands in for the real one; that one knows where it is.
+    said = re.search(r"^ *java\.home = (.+)$", _ask(Path(found), "-XshowSettings:properties", "-version"), re.MULTILINE)
+    if said is None:
+        raise NoJdk(f"{found} does not tell where it is installed: {_HINT}")
+    return Path(said[1])
 
 
 def _described(home: Path) -> Java:
@@ -77,21 +84,22 @@ def _described(home: Path) -> Java:
     modules = re.search(r'^MODULES="([^"]*)"', said, re.MULTILINE)
     if version and modules:
         return Java(home, int(version[1]), build=said, modules=frozenset(modules[1].split()))
-    answer = _ask(home, "-version")
+    java = home / "bin" / "java"
+    answer = _ask(java, "-version")
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
-        raise NoJdk(f"{home}/bin/java does not tell its version: {_HINT}")
-    listed = re.findall(r"^([\w.]+)@", _ask(home, "--list-modules"), re.MULTILINE)
+        raise NoJdk(f"{java} does not tell its version: {_HINT}")
+    listed = re.findall(r"^([\w.]+)@", _ask(java, "--list-modules"), re.MULTILINE)
     return Java(home, int(version[1]), build=answer, modules=frozenset(listed))
 
 
-def _ask(home: Path, option: str) -> str:
+def _ask(java: Path, *options: str) -> str:
     try:
         answer = subprocess.run(
-            [home / "bin" / "java", option], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=ASK_TIMEOUT_S, check=False
+            [java, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=ASK_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoJdk(f"{home}/bin/java does not run ({error}): {_HINT}") from error
+        raise NoJdk(f"{java} does not run ({error}): {_HINT}") from error
     return answer.stdout
 
 

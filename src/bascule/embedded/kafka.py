@@ -146,7 +146,7 @@ class EmbeddedKafka:
         if self._child is None or not self._child.running:
             return
         self._child.stop(timeout_s)
-        if self._new_archive.exists():
+        if self._child.returncode != -signal.SIGKILL and self._new_archive.exists():
             self._keep_archive()
 
     def kill(self) -> None:

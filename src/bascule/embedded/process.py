@@ -94,15 +94,18 @@ class Child:
         return self._process.poll() if self._process is not None else None
 
     def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return when ``ready()`` is true. Raises NotStarted, and leaves no process, when the child ends or the time is up."""
+        """Return when ``ready()`` is true. Raises NotStarted when the child ends or the time is up; whatever is raised, no process is left."""
         deadline = time.monotonic() + timeout_s
-        while not ready():
-            if not self.running:
-                raise NotStarted(f"{self.name} ended with {self.returncode} before it was ready; {self._log_end()}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise NotStarted(f"{self.name} was not ready after {timeout_s:g} s; {self._log_end()}")
-            time.sleep(POLL_S)
+        try:
+            while not ready():
+                if not self.running:
+                    raise NotStarted(f"{self.name} ended with {self.returncode} before it was ready; {self._log_end()}")
+                if time.monotonic() > deadline:
+                    raise NotStarted(f"{self.name} was not ready after {timeout_s:g} s; {self._log_end()}")
+                time.sleep(POLL_S)
+        except BaseException:
+            self.kill()
+            raise
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within the time."""

@@ -54,6 +54,16 @@ def test_without_a_release_file_java_itself_is_asked(home: Path) -> None:
     assert find_jdk().version == 17
 
 
+def test_behind_a_version_managers_launcher_the_real_home_is_found(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release(home, "17.0.15", "java.base jdk.compiler jdk.incubator.vector")
+    launchers = tmp_path / "shims"
+    (launchers / "bin").mkdir(parents=True)
+    install(launchers, f"echo '    java.home = {home}'")
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(launchers / "bin"))
+    assert find_jdk().home == home
+
+
 def test_a_java_that_does_not_answer_is_refused(home: Path) -> None:
     install(home, "echo broken")
     with pytest.raises(NoJdk, match="does not tell its version"):
