@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -76,10 +76,10 @@ def position_partition(key: str) -> int:
 
 
 class PositionReader:
-    """Reads a partition of the positions to its high watermark, from where it stopped the last time."""
+    """Reads partitions of the positions to their high watermarks, each time from where it stopped the last time."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int) -> None:
-        self._at = TopicPartition(topic, partition, 0)
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
+        self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._admin = AdminClient(dict(kafka))
         self._consumer = Consumer(
             {
@@ -92,60 +92,57 @@ class PositionReader:
                 "fetch.wait.max.ms": 10,
             }
         )
-        self._assigned = False
-        self._reached = 0
+        self._reached: dict[int, int] = {}
         self._positions: dict[str, Position] = {}
 
     def read(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
-        """All positions of the partition, as of now, by key.
+        """All positions of the partitions, as of now, by key.
 
         "Now" is the high watermark when the call begins, not the last stable offset: a reader that stops there can miss its own last
         commit behind a neighbour's open transaction. Raises Unavailable when that offset is not reached in time.
         """
         deadline = time.monotonic() + timeout_s
         try:
-            self._start()
-            end = self._high_watermark(timeout_s)
-            while self._reached < end:
+            if not self._reached:
+                self._reached = self._offsets(OffsetSpec.earliest(), timeout_s)
+                self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
+            # The consumer's own query would answer the last stable offset, since it reads committed records only.
+            ends = self._offsets(OffsetSpec.latest(), timeout_s)
+            while any(self._reached[partition] < end for partition, end in ends.items()):
                 self._take(deadline)
         except KafkaException as error:
-            raise Unavailable(f"positions in {self._at.topic}-{self._at.partition} are not readable: {error}") from error
+            raise Unavailable(f"positions in {self._at[0].topic} are not readable: {error}") from error
         return dict(self._positions)
 
     def close(self) -> None:
         """Frees the client."""
         self._consumer.close()
 
-    def _start(self) -> None:
-        if not self._assigned:
-            low, _ = self._consumer.get_watermark_offsets(self._at, timeout=READ_TIMEOUT_S)
-            self._reached = low
-            self._consumer.assign([TopicPartition(self._at.topic, self._at.partition, low)])
-            self._assigned = True
-
-    def _high_watermark(self, timeout_s: float) -> int:
-        # The consumer's own query would answer the last stable offset, since it reads committed records only.
+    def _offsets(self, spec: OffsetSpec, timeout_s: float) -> dict[int, int]:
         asked = self._admin.list_offsets(
-            {self._at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
+            dict.fromkeys(self._at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
         )
-        return int(asked[self._at].result().offset)
+        return {at.partition: int(future.result().offset) for at, future in asked.items()}
 
     def _take(self, deadline: float) -> None:
         message = self._consumer.poll(min(1.0, max(0.0, deadline - time.monotonic())))
         if message is None:
             if time.monotonic() >= deadline:
-                raise Unavailable(f"a transaction stayed open in {self._at.topic}-{self._at.partition} at offset {self._reached}")
+                raise Unavailable(f"a transaction stayed open in {self._at[0].topic}, partitions and offsets {self._reached}")
             return
         failure = message.error()
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
         if failure is None:
             self._apply(message.key(), message.value())
-            self._reached = message.offset() + 1
+            self._reached[partition] = offset + 1
         elif failure.code() == KafkaError._PARTITION_EOF:
-            self._reached = message.offset()
+            self._reached[partition] = max(self._reached[partition], offset)
         else:
             raise KafkaException(failure)
 
-    def _apply(self, key: bytes | None, value: bytes | None) -> None:
+    def _apply(self, key: Any, value: Any) -> None:
         name = (key or b"").decode()
         if value is None:
             self._positions.pop(name, None)

@@ -39,6 +39,8 @@ _RECORD_FAULTS = frozenset(
         KafkaError.INVALID_TIMESTAMP,
     }
 )
+#: Another incarnation came after this one; a new one may come at once.
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
 class Output(NamedTuple):
@@ -94,15 +96,22 @@ class TransactionalWriter:
             "enable.idempotence": True,
             "acks": "all",
         }
-        self._reader = PositionReader(kafka, positions_topic, position_partition(key))
+        self._reader = PositionReader(kafka, positions_topic, [position_partition(key)])
         self._next: Future[_Incarnation] | None = None
         self._spent: Producer | None = None
         self._careful = False
 
-    @property
-    def position(self) -> Position | None:
-        """The position as of the present incarnation's start. Raises Unavailable."""
-        return self._incarnation(time.monotonic() + WRITE_DEADLINE_S).positions.get(self.key)
+    def current(self) -> Position | None:
+        """The position as of now, in the hands of an incarnation that came after it. Raises Unavailable.
+
+        The incarnation may have been prepared long ago, and another process may have written since: then a new one is made.
+        """
+        deadline = time.monotonic() + WRITE_DEADLINE_S
+        while True:
+            known = self._incarnation(deadline).positions.get(self.key)
+            if self._reader.read().get(self.key) == known:
+                return known
+            self._drop()
 
     def prepare(self) -> None:
         """Starts the next incarnation in the background; a no-op when there is one."""
@@ -128,10 +137,11 @@ class TransactionalWriter:
         deadline = time.monotonic() + WRITE_DEADLINE_S
         pause_s = _FIRST_PAUSE_S
         positions = {self.key: after, **(others or {})}
+        tried = False
         while True:
             incarnation = self._incarnation(deadline)
             found = incarnation.positions.get(self.key)
-            if self._careful and found == after:
+            if tried and found == after:
                 break
             if found != before:
                 self._drop()
@@ -147,6 +157,9 @@ class TransactionalWriter:
                     raise Unwritable(faults) from error
                 if time.monotonic() + pause_s > deadline:
                     raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
+                tried = True
+                if error.args[0].code() in _FENCED:
+                    continue
                 self._careful = True
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -93,7 +93,7 @@ def targets_for(pipelines: Pipelines) -> Targets:
 
 def held_position(pipelines: Pipelines, claim: Claim) -> Position:
     """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
-    return claim.check(writer_for(pipelines, claim.key).position)
+    return claim.check(writer_for(pipelines, claim.key).current())
 
 
 class Carrier:
@@ -110,6 +110,7 @@ class Carrier:
         self._size_bytes = 0
         self._since_s = time.monotonic()
         self.position = position
+        self.begun_at = position.offset
         self._reached = self.position.offset
         self.written = 0
 

@@ -6,7 +6,8 @@ import re
 from string import Template
 
 from bascule.core.errors import BasculeError
-from bascule.jms.message import JmsMessage, json_body, kafka_headers
+from bascule.jms.message import JmsMessage
+from bascule.jms.record import kafka_headers, record_value
 from bascule.kafka.transactional import Output
 
 #: The bridge that wrote a record: an ingress of the same bridge leaves it out.
@@ -50,18 +51,6 @@ def record_key(choice: str, message: JmsMessage) -> bytes | None:
 def text_of(value: object) -> str:
     """A property's value as text; booleans as JMS writes them."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def record_value(message: JmsMessage) -> bytes:
-    """The record's value; never null, which would mean a deletion to Kafka."""
-    body = message.body
-    match message.body_kind:
-        case "text":
-            return str(body or "").encode()
-        case "map" | "stream":
-            return json_body(message)
-        case _:
-            return bytes(body) if isinstance(body, bytes | bytearray | memoryview) else b""
 
 
 def record_of(message: JmsMessage, topic: str, key: str, marks: list[tuple[str, bytes]], timestamp_ms: int) -> Output:
