@@ -2,19 +2,16 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bascule.embedded.kafka import EmbeddedKafka, serves
+from bascule.embedded.kafka import DataInUse, EmbeddedKafka, serves
 from bascule.embedded.process import NotStarted, PortInUse
 
 
@@ -75,25 +72,34 @@ def test_a_port_in_use_is_named_with_its_setting(data_dir: Path) -> None:
             EmbeddedKafka(data_dir, port=port).start()
 
 
-def test_a_second_kafka_on_the_same_data_fails_with_the_reason_from_its_log(kafka: EmbeddedKafka) -> None:
+def test_a_second_kafka_on_the_same_data_is_refused_before_it_touches_them(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bascule.embedded.kafka.ORPHAN_TIMEOUT_S", 0.1)
     second = EmbeddedKafka(kafka.data_dir)
-    with pytest.raises(NotStarted, match=r"(?s)ended with 1 before it was ready.*lock"):
+    with pytest.raises(DataInUse, match=r"another Kafka runs on .*--data-dir"):
         second.start()
     assert second.pid is None
+    produce(kafka, topic_prefix, [b"still there"])
 
 
-def test_kafka_ends_when_its_parent_is_killed(data_dir: Path) -> None:
+def test_a_kafka_that_fails_to_start_shows_its_log(data_dir: Path) -> None:
+    (data_dir / "data").mkdir(parents=True)
+    (data_dir / "data" / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=7\n")
+    with pytest.raises(NotStarted, match=r"(?s)Kafka ended with 1 before it was ready; end of .*kafka\.log.*Stored node id 7 doesn.t match"):
+        EmbeddedKafka(data_dir).start()
+
+
+def test_kafka_ends_with_a_killed_parent_and_the_next_one_waits_for_that(data_dir: Path) -> None:
     command = [sys.executable, "-m", "bascule.embedded.kafka", "--data-dir", str(data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         ready = re.fullmatch(r"ready kafka=127\.0\.0\.1:(\d+) pid=(\d+)\n", parent.stdout.readline())
         assert ready
-        assert serves(int(ready[1]))
+        port, pid = int(ready[1]), int(ready[2])
+        assert serves(port)
         parent.kill()
-    pid, deadline = int(ready[2]), time.monotonic() + 30
-    with suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
+    with EmbeddedKafka(data_dir, port=port) as again:
+        assert again.pid != pid
+        with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-            time.sleep(0.02)
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("Kafka outlived its parent")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,16 +16,18 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import Java, find_java
-from bascule.embedded.process import Child, NotStarted, check_port, free_port
+from bascule.embedded.process import POLL_S, Child, NotStarted, check_port, free_port
 
 HOST = "127.0.0.1"
 #: A journal record holds a whole JMS transaction; Bascule's largest message is 64 MiB, the rest is for what stands around it.
@@ -36,6 +39,8 @@ START_TIMEOUT_S = 90.0
 FORMAT_TIMEOUT_S = 60.0
 #: For a port that was free when chosen and taken before Kafka came to it.
 START_ATTEMPTS = 3
+#: A Kafka whose parent was killed stops by itself in a second or two.
+ORPHAN_TIMEOUT_S = 10.0
 
 SERVER_PROPERTIES = """\
 # Written by Bascule at every start; changes are lost.
@@ -87,6 +92,10 @@ logger.server.level=info
 """
 
 
+class DataInUse(Unavailable):
+    """Another Kafka runs on the data directory."""
+
+
 class EmbeddedKafka:
     """One Kafka node on loopback, its data in one directory; stopped or killed, it starts again on the same data and port.
 
@@ -126,20 +135,20 @@ class EmbeddedKafka:
         return self.data_dir / "kafka.log"
 
     def start(self) -> None:
-        """Return when Kafka serves. Raises PortInUse, NoJdk, JarUnavailable, NotStarted."""
+        """Return when Kafka serves. Raises DataInUse, PortInUse, NoJdk, JarUnavailable, NotStarted."""
         java = find_java()
-        if self.port:
-            check_port(self.port, "Kafka", "--kafka-port", HOST)
         classpath = os.pathsep.join(map(str, self._jars.classpath("kafka")))
-        self._write_files()
-        for attempt in range(1, START_ATTEMPTS + 1):
-            try:
-                self._start_once(java, classpath)
-                return
-            except NotStarted as error:
-                if "Address already in use" not in str(error) or attempt == START_ATTEMPTS:
-                    raise
-                self.port = self._chosen_port
+        with self._locked() as lock:
+            if self.port:
+                check_port(self.port, "Kafka", "--kafka-port", HOST)
+            for attempt in range(1, START_ATTEMPTS + 1):
+                try:
+                    self._start_once(java, classpath, lock)
+                    return
+                except NotStarted as error:
+                    if "Address already in use" not in str(error) or attempt == START_ATTEMPTS:
+                        raise
+                    self.port = self._chosen_port
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End it in order (SIGTERM, SIGKILL when the time is up)."""
@@ -163,8 +172,34 @@ class EmbeddedKafka:
         """Stop."""
         self.stop()
 
-    def _start_once(self, java: Java, classpath: str) -> None:
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """A lock on the data that Kafka's process inherits and holds until it ends, however it ends.
+
+        Kafka's own comes too late: a second one writes to the metadata log before it sees it. An orphan that is stopping is waited for.
+        """
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            file = (self.data_dir / "lock").open("w")
+        except OSError as error:
+            raise InvalidInput(f"the data directory {self.data_dir} cannot be written: {error}") from error
+        with file:
+            deadline = time.monotonic() + ORPHAN_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise DataInUse(
+                            f"another Kafka runs on {self.data_dir}; stop it, or choose another directory by --data-dir"
+                        ) from None
+                    time.sleep(POLL_S)
+            yield file.fileno()
+
+    def _start_once(self, java: Java, classpath: str, lock: int) -> None:
         self.port = self.port or free_port(HOST)
+        (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
         self._write_properties(controller_port=free_port(HOST))
         if not (self._log_dir / "meta.properties").exists():
             self._format(java, classpath)
@@ -172,7 +207,7 @@ class EmbeddedKafka:
         sharing = f"-XX:SharedArchiveFile={self._archive}" if self._archive.exists() else f"-XX:ArchiveClassesAtExit={self._new_archive}"
         argv = [*self._java_command(java, classpath), sharing, "kafka.Kafka", self._properties_file]
         self._child = Child(argv, log_file=self.log_file, name="Kafka")
-        self._child.start()
+        self._child.start(keep_open=[lock])
         self._child.wait_ready(lambda: serves(self.port), START_TIMEOUT_S)
 
     @property
@@ -182,13 +217,6 @@ class EmbeddedKafka:
     @property
     def _properties_file(self) -> Path:
         return self.data_dir / "server.properties"
-
-    def _write_files(self) -> None:
-        try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-            (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
-        except OSError as error:
-            raise InvalidInput(f"the data directory {self.data_dir} cannot be written: {error}") from error
 
     def _write_properties(self, controller_port: int) -> None:
         text = SERVER_PROPERTIES.format(

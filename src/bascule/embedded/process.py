@@ -50,8 +50,11 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
-    def start(self) -> None:
-        """Start it; its standard output and error are appended to the log file. Raises NotStarted."""
+    def start(self, *, keep_open: Sequence[int] = ()) -> None:
+        """Start it; its standard output and error are appended to the log file. Raises NotStarted.
+
+        The file descriptors ``keep_open`` are the child's too: a lock on one of them lasts as long as the child.
+        """
         assert not self.running, f"{self.name} runs already"
         parent = os.getpid()
 
@@ -74,6 +77,7 @@ class Child:
                     env=self._env,
                     start_new_session=True,
                     preexec_fn=tie_to_parent,
+                    pass_fds=keep_open,
                 )
             except OSError as error:
                 raise NotStarted(f"{self.name} does not start: {error}") from error
@@ -94,7 +98,10 @@ class Child:
         return self._process.poll() if self._process is not None else None
 
     def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return when ``ready()`` is true. Raises NotStarted when the child ends or the time is up; whatever is raised, no process is left."""
+        """Return when ``ready()`` is true. Raises NotStarted when the child ends or the time is up.
+
+        Whatever is raised, also by ``ready``, no process is left.
+        """
         deadline = time.monotonic() + timeout_s
         try:
             while not ready():
