@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bascule.amqp import hot
+from bascule.amqp.composite import Composite, decode_composite
 from bascule.amqp.errors import (
     FRAMING_ERROR,
     ILLEGAL_STATE,
@@ -37,6 +38,7 @@ from bascule.amqp.frames import (
     PROTOCOL_HEADER_SIZE,
     SASL_FRAME,
     SASL_HEADER,
+    FrameBuffer,
     performative_frame,
 )
 from bascule.amqp.limits import (
@@ -46,12 +48,10 @@ from bascule.amqp.limits import (
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
     Limits,
 )
-from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     Attach,
     Begin,
     Close,
-    Composite,
     Detach,
     Disposition,
     End,
@@ -60,13 +60,10 @@ from bascule.amqp.performatives import (
     Open,
     Role,
     Transfer,
-    decode_composite,
 )
 from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.states import CONNECTION, ConnectionInput, ConnectionState
-
-__all__ = ["Connection", "Link", "ReceiverLink", "SenderLink", "Session"]
 
 _NEVER: Final = float("inf")
 #: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
@@ -92,7 +89,6 @@ class Connection:
         container_id: str,
         sasl: SaslServer | SaslClient | None = None,
         max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT,
-        channel_max: int | None = None,
         idle_timeout_s: float | None = 60.0,
         limits: Limits | None = None,
         require_sasl: bool = False,
@@ -115,16 +111,14 @@ class Connection:
         self._require_sasl = require_sasl
         self._max_frame_size = max(max_frame_size, FRAME_SIZE_BYTES_MIN)
         self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
-        self._channel_max = self.limits.channel_max if channel_max is None else channel_max
         self._idle_timeout_s = idle_timeout_s
         self._events: list[Event] = []
         self.emit = self._events.append
         self._held: list[bytes] = []  # frames that wait for our open, which comes before all others
         self._open: Open | None = None
         self._open_sent = False
-        self._chunks: list[bytes] = []  # of a frame that is not whole yet
-        self._buffered = 0
-        self._needed = PROTOCOL_HEADER_SIZE
+        self._buffer = FrameBuffer()
+        self._needed_bytes = PROTOCOL_HEADER_SIZE
         self._pre_open_bytes = 0
         self._started_s: float | None = None
         self._received_s = 0.0
@@ -158,7 +152,7 @@ class Connection:
             self.container_id,
             hostname,
             self._max_frame_size,
-            self._channel_max,
+            self.limits.channel_max,
             # Half of what we bear, as the standard advises: a peer that is just in time must not be cut off.
             int(self._idle_timeout_s * 500) if self._idle_timeout_s else None,
             offered_capabilities=offered_capabilities,
@@ -238,19 +232,11 @@ class Connection:
         self._received_s = now_s
         if self._started_s is None:
             self._started_s = now_s
-        if not self.closed and data:
-            if self._chunks:
-                self._chunks.append(data)
-                self._buffered += len(data)
-                data = b""
-                if self._buffered >= self._needed:
-                    data = b"".join(self._chunks)
-                    self._chunks.clear()
-            if data:
-                try:
-                    self._consume(data)
-                except AmqpError as fault:
-                    self._fail(fault)
+        if not self.closed and data and (data := self._buffer.join(data)):
+            try:
+                self._consume(data)
+            except AmqpError as fault:
+                self._fail(fault)
         events = self._events.copy()
         self._events.clear()
         return events
@@ -262,7 +248,7 @@ class Connection:
         while not self.closed:
             if self.state in _HEADER_DUE:
                 if not self._take_header(data[position : position + PROTOCOL_HEADER_SIZE]):
-                    self._needed = PROTOCOL_HEADER_SIZE
+                    self._needed_bytes = PROTOCOL_HEADER_SIZE
                     break
                 position += PROTOCOL_HEADER_SIZE
             else:
@@ -274,8 +260,7 @@ class Connection:
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in _PEER_NOT_OPEN:
             raise HostileLoad(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
         if position < size:
-            self._chunks.append(data[position:] if position else data)
-            self._buffered = size - position
+            self._buffer.keep(data[position:], self._needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
         """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
@@ -289,16 +274,14 @@ class Connection:
             if self.role is Role.SERVER:
                 self.out.append(allowed[0])  # says what would be right (part 2, section 2.2)
             raise ConnectionFault(FRAMING_ERROR, f"the peer began with {header!r}, not with {allowed[0]!r}")
+        if self.role is Role.SERVER:
+            self.out.append(header)
         if header == SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
-            if self.role is Role.SERVER:
-                self.out.append(SASL_HEADER)
             assert self._sasl is not None
             self._send_sasl(self._sasl.first())
         else:
             self._move(ConnectionInput.AMQP_HEADER)
-            if self.role is Role.SERVER:
-                self.out.append(AMQP_HEADER)
             if self._open is not None:
                 self._send_open()
         return True
@@ -311,31 +294,29 @@ class Connection:
                 raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken (offset {offset})")
             end = position + length
             if end > size:
-                self._needed = length
+                self._needed_bytes = length
                 return position
             start = position + (offset << 2)
             position = end
-            if kind == AMQP_FRAME and self.state is ConnectionState.OPENED:
+            if kind == AMQP_FRAME and self.state is not ConnectionState.SASL:
                 if start < end and not self._take_hot(data, start, end, channel):
                     self._take_performative(data[start:end], channel)
+                    if self.closed:
+                        return position
             elif kind == SASL_FRAME and self.state is ConnectionState.SASL:
                 self._take_sasl(data[start:end])
                 if self.state is not ConnectionState.SASL:
                     return position
-            elif kind != AMQP_FRAME or self.state is ConnectionState.SASL:
+            else:
                 raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
-            elif start < end:
-                self._take_performative(data[start:end], channel)
-                if self.closed:
-                    return position
-        self._needed = FRAME_HEADER_SIZE
+        self._needed_bytes = FRAME_HEADER_SIZE
         return position
 
     def _take_hot(self, data: bytes, start: int, end: int, channel: int) -> bool:
         """Transfer, flow and disposition in their usual encodings; False leaves the frame to the general decoder."""
         hot_frame = _HOT.get(data[start : start + 3])
         session = self.sessions.get(channel)
-        if hot_frame is None or session is None:
+        if hot_frame is None or session is None or self.state is not ConnectionState.OPENED:
             return False
         read, take = hot_frame
         try:
@@ -360,15 +341,11 @@ class Connection:
         if before in _CLOSING and step is ConnectionInput.RECV_FRAME:
             return
         if type(performative) is Transfer:
-            session = self._session(channel, performative)
-            try:
-                session.on_transfer(hot.transfer_frame(performative, payload), body, len(body))
-            except SessionFault as fault:
-                session.fail(fault)
-            return
-        if payload != len(body):
+            self._on_transfer(performative, channel, body, payload)
+        elif payload == len(body):
+            handler(self, performative, channel)
+        else:
             raise ConnectionFault(FRAMING_ERROR, f"{performative.SYMBOL} followed by {len(body) - payload} more bytes")
-        handler(self, performative, channel)
 
     def _session(self, channel: int, performative: Composite) -> Session:
         session = self.sessions.get(channel)
@@ -385,8 +362,8 @@ class Connection:
             self.emit(Opened(opened))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
-        if channel > self._channel_max:
-            raise ConnectionFault(FRAMING_ERROR, f"channel {channel} beyond the agreed {self._channel_max}")
+        if channel > self.limits.channel_max:
+            raise ConnectionFault(FRAMING_ERROR, f"channel {channel} beyond the agreed {self.limits.channel_max}")
         if channel in self.sessions:
             raise ConnectionFault(NOT_ALLOWED, f"channel {channel} has a session")
         if begin.remote_channel is None:
@@ -398,6 +375,13 @@ class Connection:
             session = own
         self.sessions[channel] = session
         session.on_begin(begin, channel)
+
+    def _on_transfer(self, transfer: Transfer, channel: int, body: bytes, payload: int) -> None:
+        session = self._session(channel, transfer)
+        try:
+            session.on_transfer(hot.transfer_frame(transfer, payload), body, len(body))
+        except SessionFault as fault:
+            session.fail(fault)
 
     def _on_session_frame(self, performative: Composite, channel: int) -> None:
         session = self._session(channel, performative)
@@ -471,16 +455,14 @@ class Connection:
         """End for a breach of the protocol by the peer, and say so where it can hear it."""
         if self.state not in _SPEECHLESS and self.state not in _CLOSING and not self.closed:
             if not self._open_sent:
-                self._open = self._open or Open(self.container_id)
-                self.out.append(performative_frame(0, self._open))
-                self._open_sent = True
+                self.open()
             self.send(0, Close(Error.of(fault)))
         self._end(fault, by_peer=False)
 
     def _end(self, error: AmqpError | None, by_peer: bool) -> None:
         self.state = ConnectionState.ENDED
         self.error = error
-        self._chunks.clear()
+        self._buffer.clear()
         self._held.clear()
         for session in self._own_channels.values():
             session.on_connection_end()

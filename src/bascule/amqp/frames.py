@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from bascule.amqp.performatives import Composite, encode_composite
+from bascule.amqp.composite import Composite, encode_composite
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
@@ -34,3 +34,34 @@ def frame_head(channel: int, performative: Composite, payload_size_bytes: int) -
 def performative_frame(channel: int, performative: Composite, kind: int = AMQP_FRAME) -> bytes:
     """A frame without payload."""
     return frame(channel, encode_composite(performative), kind)
+
+
+class FrameBuffer:
+    """Gathers the pieces of a frame that came in several reads; each byte is copied once, however many pieces there are."""
+
+    __slots__ = ("_chunks", "_missing_bytes")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._missing_bytes = 0
+
+    def join(self, data: bytes) -> bytes:
+        """What was kept and ``data`` as one, or b"" while the frame is not whole."""
+        if not self._chunks:
+            return data
+        self._chunks.append(data)
+        self._missing_bytes -= len(data)
+        if self._missing_bytes > 0:
+            return b""
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        return data
+
+    def keep(self, rest: bytes, needed_bytes: int) -> None:
+        """Keep the beginning of what will be whole at ``needed_bytes``."""
+        self._chunks.append(rest)
+        self._missing_bytes = needed_bytes - len(rest)
+
+    def clear(self) -> None:
+        """Forget what was kept."""
+        self._chunks.clear()

@@ -12,16 +12,15 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from bascule.amqp.codec import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
+from bascule.amqp.composite import Composite, decode_composite
+from bascule.amqp.composite import encode_composite as _encode
 from bascule.amqp.performatives import (
     Accepted,
-    Composite,
     Disposition,
     Flow,
     Released,
     Transfer,
-    decode_composite,
 )
-from bascule.amqp.performatives import encode_composite as _encode
 
 FLOW, TRANSFER, DISPOSITION = Flow.CODE, Transfer.CODE, Disposition.CODE
 

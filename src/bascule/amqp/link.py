@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from bascule.amqp.composite import Composite
 from bascule.amqp.errors import (
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
@@ -21,7 +22,6 @@ from bascule.amqp.hot import TransferFrame, TransferTail
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
-    Composite,
     Coordinator,
     Declare,
     Detach,

@@ -1,19 +1,32 @@
-"""The composite types of AMQP 1.0: frame bodies, termini, delivery states, transactions, SASL (parts 2 to 5).
-
-Each class is its own field table: attributes in wire order, each with its wire type, default and whether it must be there.
-Decoding accepts numeric and symbolic descriptors, encoding writes numeric ones and leaves out trailing defaults.
-"""
+"""The composite types of AMQP 1.0: frame bodies, termini, delivery states, transactions, SASL (parts 2 to 5)."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, Final
 
-from bascule.amqp.codec import decode, encode, symbol_array
-from bascule.amqp.errors import AmqpError, DecodeError
-from bascule.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
+from bascule.amqp.composite import (
+    ANY,
+    BINARY,
+    BOOLEAN,
+    COMPOSITE,
+    FIELDS,
+    STRING,
+    SYMBOL,
+    SYMBOLS,
+    UBYTE,
+    UINT,
+    ULONG,
+    USHORT,
+    Composite,
+    Wire,
+    a_composite,
+    composite,
+    dump,
+    field,
+)
+from bascule.amqp.errors import AmqpError
+from bascule.amqp.types import Described, Symbol
 
 UINT_MAX: Final = 0xFFFFFFFF
 USHORT_MAX: Final = 0xFFFF
@@ -41,183 +54,14 @@ class ReceiverSettleMode(enum.IntEnum):
     SECOND = 1
 
 
-class Wire(NamedTuple):
-    """A field's type on the wire: ``load`` takes what the codec decoded, ``dump`` makes what the codec encodes."""
-
-    name: str
-    load: Callable[[Any], Any]
-    dump: Callable[[Any], Any]
-
-
-class Field(NamedTuple):
-    """One row of a composite's table."""
-
-    name: str
-    wire: Wire
-    default: Any
-    mandatory: bool
-
-
-class Composite:
-    """Root of the described lists."""
-
-    __slots__ = ()
-    CODE: ClassVar[int]
-    SYMBOL: ClassVar[str]
-    FIELDS: ClassVar[tuple[Field, ...]]
-
-
-_BY_DESCRIPTOR: Final[dict[Any, type[Composite]]] = {}
-C = TypeVar("C", bound=Composite)
-
-
-@dataclass_transform()
-def composite(code: int, symbol: str) -> Callable[[type[C]], type[C]]:
-    """Make a class a composite type with its two descriptors."""
-
-    def register(cls: type[C]) -> type[C]:
-        made = dataclasses.dataclass(slots=True)(cls)
-        made.CODE, made.SYMBOL = code, symbol
-        made.FIELDS = tuple(Field(field.name, **field.metadata) for field in dataclasses.fields(made))  # type: ignore[arg-type]
-        _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[symbol] = made
-        return made
-
-    return register
-
-
-def field(wire: Wire, default: Any = None, *, mandatory: bool = False) -> Any:
-    """A row of the table: a mandatory field must be there and is always written."""
-    return dataclasses.field(default=default, metadata={"wire": wire, "default": default, "mandatory": mandatory})
-
-
-def load(value: Any) -> Any:
-    """A decoded value with known descriptors made composites; others stay Described. Raises DecodeError."""
-    if type(value) is not Described:
-        return value
-    try:
-        cls = _BY_DESCRIPTOR.get(value.descriptor)
-    except TypeError:
-        raise DecodeError("a descriptor is a list, map or array") from None
-    if cls is None:
-        return value
-    rows, values = cls.FIELDS, value.value
-    if type(values) is not list or len(values) > len(rows):
-        raise DecodeError(f"{cls.SYMBOL} with a body that is no list of at most {len(rows)} fields")
-    loaded = cls()
-    for row, item in zip(rows, values, strict=False):
-        if item is not None:
-            try:
-                setattr(loaded, row.name, row.wire.load(item))
-            except (TypeError, ValueError):
-                raise DecodeError(f"{cls.SYMBOL} field {row.name} must be {row.wire.name}, not {type(item).__name__}") from None
-    for row, item in zip(rows, values + [None] * (len(rows) - len(values)), strict=True):
-        if row.mandatory and item is None:
-            raise DecodeError(f"{cls.SYMBOL} without its field {row.name}")
-    return loaded
-
-
-def dump(value: Any) -> Any:
-    """A composite as the Described list that the codec encodes; other values as they are."""
-    if not isinstance(value, Composite):
-        return value
-    values: list[Any] = []
-    filled = 0
-    for row in value.FIELDS:
-        item = getattr(value, row.name)
-        if item is None or (item == row.default and not row.mandatory):
-            values.append(None)
-        else:
-            values.append(row.wire.dump(item))
-            filled = len(values)
-    return Described(ULong(value.CODE), values[:filled])
-
-
-def encode_composite(value: Composite) -> bytes:
-    """The bytes of a composite. Raises EncodeError."""
-    return encode(dump(value))
-
-
-def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
-    """The composite at ``position`` and the position after it. Raises DecodeError, for unknown descriptors, too."""
-    value, position = decode(buffer, position)
-    loaded = load(value)
-    if not isinstance(loaded, Composite):
-        raise DecodeError(f"no performative of AMQP 1.0: {getattr(loaded, 'descriptor', type(loaded).__name__)!r:.60}")
-    return loaded, position
-
-
-# --- wire types of fields --------------------------------------------------------------------------------------------------------
-
-
-def _of(cls: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not isinstance(value, cls):
-            raise TypeError
-        return value
-
-    return check
-
-
-def _whole(bits: int) -> Callable[[Any], int]:
-    top = 1 << bits
-
-    def check(value: Any) -> int:
-        if type(value) is bool or not isinstance(value, int) or not 0 <= value < top:
-            raise TypeError
-        return int(value)
-
-    return check
-
-
-def _symbols(value: Any) -> tuple[Symbol, ...]:
-    items = value.items if type(value) is Array else (value,)
-    if not all(type(item) is Symbol for item in items):
-        raise TypeError
-    return tuple(items)
-
-
-def _dump_symbols(value: tuple[str, ...]) -> Array:
-    return symbol_array([Symbol(item) for item in value])
-
-
-def _fields(value: Any) -> dict[Any, Any]:
-    return {key: load(item) for key, item in _of(dict)(value).items()}
-
-
-def _dump_fields(value: dict[Any, Any]) -> dict[Any, Any]:
-    return {Symbol(key) if type(key) is str else key: dump(item) for key, item in value.items()}
-
-
-def _a_composite(value: Any) -> Any:
-    if type(value) is not Described:
-        raise TypeError
-    return load(value)
-
-
 def _the_error(value: Any) -> Error:
-    loaded = _a_composite(value)
+    loaded = a_composite(value)
     if type(loaded) is not Error:
         raise TypeError
     return loaded
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-STRING = Wire("a string", _of(str), str)
-SYMBOL = Wire("a symbol", _of(str), Symbol)
-SYMBOLS = Wire("symbols", _symbols, _dump_symbols)
-BOOLEAN = Wire("a boolean", _of(bool), bool)
-BINARY = Wire("binary", _of(bytes), bytes)
-UBYTE = Wire("a ubyte", _whole(8), UByte)
-USHORT = Wire("a ushort", _whole(16), UShort)
-UINT = Wire("a uint", _whole(32), UInt)
-ULONG = Wire("a ulong", _whole(64), ULong)
-FIELDS = Wire("a map", _fields, _dump_fields)
 ERROR = Wire("an error", _the_error, dump)
-COMPOSITE = Wire("a described type", _a_composite, dump)
-ANY = Wire("any type", _same, _same)
 
 
 # --- transport, part 2 section 2.7 -----------------------------------------------------------------------------------------------

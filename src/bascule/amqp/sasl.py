@@ -6,10 +6,10 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from bascule.amqp.composite import Composite
 from bascule.amqp.errors import NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, HostileLoad
 from bascule.amqp.limits import SASL_ROUNDS_MAX
 from bascule.amqp.performatives import (
-    Composite,
     SaslChallenge,
     SaslCode,
     SaslInit,

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp import hot
+from bascule.amqp.composite import Composite
 from bascule.amqp.errors import (
     ERRANT_LINK,
     FRAMING_ERROR,
@@ -27,7 +28,6 @@ from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
     Begin,
-    Composite,
     Coordinator,
     Detach,
     Disposition,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from bascule.amqp.codec import decode, encode
+from bascule.amqp.composite import Composite, dump, load
 from bascule.amqp.errors import DecodeError
-from bascule.amqp.performatives import Composite, Declare, Discharge, dump, load
+from bascule.amqp.performatives import Declare, Discharge
 from bascule.amqp.types import Described, ULong
 
 _AMQP_VALUE: Final = (0x77, "amqp:amqp-value:*")

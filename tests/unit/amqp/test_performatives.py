@@ -1,0 +1,93 @@
+from typing import Any
+
+import pytest
+
+from bascule.amqp import performatives as p
+from bascule.amqp.codec import encode
+from bascule.amqp.composite import Composite, decode_composite, dump, encode_composite, load
+from bascule.amqp.errors import NOT_FOUND, AmqpError, DecodeError
+from bascule.amqp.types import Described, Symbol, ULong
+
+TYPES = [cls for cls in vars(p).values() if isinstance(cls, type) and issubclass(cls, Composite) and cls is not Composite]
+SAMPLE: dict[str, Any] = {
+    "a string": "text", "a symbol": Symbol("symbol"), "symbols": (Symbol("a"), Symbol("b")), "a boolean": True, "binary": b"bytes",
+    "a ubyte": 1, "a ushort": 2, "a uint": 3, "a ulong": 4, "a map": {Symbol("key"): "value"},
+    "an error": p.Error(Symbol(NOT_FOUND), "gone"),
+    "a described type": p.Accepted(), "any type": "anything",
+}  # fmt: skip
+
+
+def full(cls: type[Composite]) -> Composite:
+    value = cls()
+    for row in cls.FIELDS:
+        setattr(value, row.name, SAMPLE[row.wire.name])
+    return value
+
+
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_a_composite_with_all_its_fields_comes_back(cls: type[Composite]) -> None:
+    value = full(cls)
+    encoded = encode_composite(value)
+    assert decode_composite(encoded) == (value, len(encoded))
+
+
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_a_composite_of_defaults_comes_back(cls: type[Composite]) -> None:
+    assert decode_composite(encode_composite(cls()))[0] == cls()
+
+
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_the_symbolic_descriptor_does_as_well(cls: type[Composite]) -> None:
+    numeric = dump(full(cls))
+    assert load(Described(Symbol(cls.SYMBOL), numeric.value)) == load(numeric)
+
+
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_a_field_of_another_type_is_a_decode_error(cls: type[Composite]) -> None:
+    for position, row in enumerate(cls.FIELDS):
+        if row.wire.name != "any type":
+            with pytest.raises(DecodeError, match=f"{row.name} must be {row.wire.name}"):
+                load(Described(ULong(cls.CODE), [None] * position + [1.5]))
+
+
+@pytest.mark.parametrize("cls", [cls for cls in TYPES if any(row.mandatory for row in cls.FIELDS)], ids=lambda cls: cls.__name__)
+def test_a_missing_mandatory_field_is_a_decode_error(cls: type[Composite]) -> None:
+    with pytest.raises(DecodeError, match="without its field"):
+        load(Described(ULong(cls.CODE), []))
+
+
+def test_more_fields_than_the_type_has_are_a_decode_error() -> None:
+    with pytest.raises(DecodeError, match="at most 1 fields"):
+        load(Described(ULong(p.End.CODE), [None, None]))
+
+
+def test_a_single_symbol_stands_for_many() -> None:
+    opened, _ = decode_composite(encode(Described(ULong(0x10), ["c", *[None] * 6, Symbol("ANONYMOUS-RELAY")])))
+    assert isinstance(opened, p.Open)
+    assert opened.offered_capabilities == ("ANONYMOUS-RELAY",)
+
+
+def test_unknown_described_types_stay_as_they_are() -> None:
+    selector = Described(ULong(0x0000468C00000004), "a = 1")
+    source = p.Source("queue", filter={"jms-selector": selector}, default_outcome=Described(Symbol("x:y"), [1]))
+    assert decode_composite(encode_composite(source))[0] == source
+
+
+def test_a_value_that_is_no_composite_is_a_decode_error() -> None:
+    for value in (1, [], Described(ULong(0x99), []), Described([1], [])):
+        with pytest.raises(DecodeError):
+            decode_composite(encode(value))
+
+
+def test_trailing_defaults_are_not_written() -> None:
+    assert encode_composite(p.Accepted()).hex() == "00532445"
+    assert encode_composite(p.Detach(1, True)).hex() == "005316c00402520141"
+
+
+def test_an_error_is_an_exception_and_back() -> None:
+    error = AmqpError(NOT_FOUND, "no such queue", {Symbol("queue"): "a"})
+    wire = p.Error.of(error)
+    assert wire is not None
+    back = wire.exception()
+    assert (back.condition, back.description, back.info) == (error.condition, error.description, error.info)
+    assert p.Error.of(None) is None
