@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from bascule.cli.main import app
 
 COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
@@ -93,3 +98,20 @@ def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: i
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"error: {text}")
     assert "Traceback" not in done.stderr
+
+
+def test_the_reference_names_every_option_of_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
+    common = {"--help", "-h", "--install-completion", "--show-completion", "--version"}
+    for name, command in commands(typer.main.get_command(app)):
+        assert f"bascule {name}" in page
+        missing = [option for parameter in command.params for option in parameter.opts if option.startswith("-") and option not in page]
+        assert set(missing) <= common, f"bascule {name}"
+
+
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
