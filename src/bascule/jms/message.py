@@ -67,7 +67,7 @@ TYPED_ENCODING: Final = "JMS_AMQP_TYPED_ENCODING"
 _EMPTY: Final[dict[str, Callable[[], Any]]] = {
     "message": lambda: None, "object": lambda: _JAVA_NULL, "map": dict, "bytes": bytes, "stream": list, "text": lambda: None,
 }  # fmt: skip
-_BODY_TYPES: Final[dict[str, tuple[type, ...]]] = {
+_BODY_TYPES: Final[dict[str, Any]] = {
     "message": (type(None),), "object": (bytes,), "map": (dict,), "bytes": (bytes,), "stream": (list,), "text": (str, type(None)),
 }  # fmt: skip
 

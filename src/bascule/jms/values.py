@@ -59,8 +59,10 @@ def _double_text(value: float) -> str:
 
 def _float_text(value: float) -> str:
     """The fewest digits that a float (32 bits) is known by: 0.1, not 0.10000000149011612."""
-    candidates = (f"{value:.{digits}g}" for digits in range(6, 9))
-    return next((text for text in candidates if math.isfinite(value) and single(float(text)) == value), _double_text(value))
+    if not math.isfinite(value):
+        return _double_text(value)
+    text = next(text for digits in range(6, 10) if single(float(text := f"{value:.{digits}g}")) == value)
+    return text if "." in text or "e" in text else f"{text}.0"
 
 
 def _parse_boolean(text: str) -> bool:

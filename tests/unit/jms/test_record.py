@@ -1,0 +1,140 @@
+"""JMS messages as Kafka headers and values. The forms are those that docs/reference/messages.md promises."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from bascule.amqp.types import Byte, Char, Float, Int, Short, Symbol, Timestamp, UInt
+from bascule.core.errors import InvalidInput
+from bascule.jms.message import JmsMessage
+from bascule.jms.record import body_from_value, from_kafka_headers, json_body, kafka_headers, map_from_json, record_value, stream_from_json
+from bascule.jms.selector.numbers import single
+
+MESSAGE = JmsMessage(
+    message_id="ID:1", correlation_id=b"\xca\xfe", destination="flights", destination_kind="queue", reply_to="t",
+    reply_to_kind="temporary-topic",
+    type="car", delivery_mode="NON_PERSISTENT", priority=7, timestamp_ms=1000, expiration_ms=2000, delivery_time_ms=1500, delivery_count=2,
+    group_id="g", group_sequence=3, user_id="me", body_kind="text", body="hi",
+    properties={
+        "carrier": "UA", "late": True, "row": Byte(-3), "gate": Short(7), "dep_delay": Int(40), "distance": 1400, "weight": single(0.1),
+        "price": 99.5, "none": None, "int.x": "text", "body": "text", "JMSType": "text", "at": Timestamp(5), "raw": b"\x00",
+    },
+)  # fmt: skip
+HEADERS = [
+    ("jms.body", b"text"), ("jms.JMSMessageID", b"ID:1"), ("jms.JMSCorrelationID", b"ID:AMQP_BINARY:CAFE"),
+    ("jms.JMSDeliveryMode", b"NON_PERSISTENT"), ("jms.JMSPriority", b"7"), ("jms.JMSTimestamp", b"1000"), ("jms.JMSExpiration", b"2000"),
+    ("jms.JMSDeliveryTime", b"1500"), ("jms.JMSType", b"car"), ("jms.JMSXDeliveryCount", b"2"), ("jms.JMSXGroupID", b"g"),
+    ("jms.JMSXGroupSeq", b"3"), ("jms.JMSXUserID", b"me"), ("jms.JMSDestination", b"queue://flights"),
+    ("jms.JMSReplyTo", b"temporary-topic://t"), ("jms.carrier", b"UA"), ("jms.boolean.late", b"true"), ("jms.byte.row", b"-3"),
+    ("jms.short.gate", b"7"), ("jms.int.dep_delay", b"40"), ("jms.long.distance", b"1400"), ("jms.float.weight", b"0.1"),
+    ("jms.double.price", b"99.5"), ("jms.null.none", b""), ("jms.string.int.x", b"text"), ("jms.string.body", b"text"),
+    ("jms.string.JMSType", b"text"), ("jms.timestamp.at", b"5"), ("jms.bytes.raw", b"AA=="),
+]  # fmt: skip
+
+
+def test_every_header_field_and_property_has_a_kafka_header() -> None:
+    assert kafka_headers(MESSAGE) == HEADERS
+
+
+def test_headers_read_back_to_the_same_message_with_the_same_types() -> None:
+    message = from_kafka_headers(HEADERS)
+    message.body = body_from_value(message.body_kind, record_value(MESSAGE))
+    assert message == MESSAGE
+    assert {name: type(value) for name, value in message.properties.items()} == {
+        name: type(value) for name, value in MESSAGE.properties.items()
+    }
+
+
+def test_a_message_with_nothing_set_says_how_it_is_delivered_and_no_more() -> None:
+    assert kafka_headers(JmsMessage()) == [("jms.body", b"message"), ("jms.JMSDeliveryMode", b"PERSISTENT"), ("jms.JMSPriority", b"4")]
+
+
+def test_headers_of_others_are_left_alone_and_a_null_header_is_empty() -> None:
+    message = from_kafka_headers([("traceparent", b"\xff"), ("jms.empty", None), ("jmsx", b"1")])
+    assert message.properties == {"empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("header", "octets"),
+    [
+        ("jms.int.x", b"abc"), ("jms.int.x", b"2147483648"), ("jms.byte.x", b"1.0"), ("jms.boolean.x", b"yes"), ("jms.float.x", b"1,5"),
+        ("jms.carrier", b"\xff"), ("jms.JMSPriority", b"10"), ("jms.JMSTimestamp", b"noon"), ("jms.JMSDeliveryMode", b"2"),
+        ("jms.body", b"xml"), ("jms.bytes.x", b"?"), ("jms.uuid.x", b"1"), ("jms.char.x", b"ab"), ("jms.null.x", b"1"),
+        ("jms.JMSCorrelationID", b"ID:AMQP_UUID:x"),
+    ],
+)  # fmt: skip
+def test_a_header_that_does_not_hold_what_its_name_says_is_refused(header: str, octets: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        from_kafka_headers([(header, octets)])
+
+
+def test_a_property_that_has_no_text_form_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="property x: a value of type list"):
+        kafka_headers(JmsMessage(properties={"x": [1]}))
+
+
+MAP = {"name": "JFK", "runways": Int(4), "open": True, "ratio": single(0.1), "at": 40.6413, "nan": float("inf"), "raw": b"\x01",
+       "none": None, "c": Char("x"), "s": Symbol("y"), "u": UInt(1), "id": uuid.UUID(int=1),
+       "inner": {"list": [Short(1), "é"]}}  # fmt: skip
+MAP_JSON = (
+    '{"name":{"type":"string","value":"JFK"},"runways":{"type":"int","value":4},"open":{"type":"boolean","value":true},'
+    '"ratio":{"type":"float","value":0.1},"at":{"type":"double","value":40.6413},"nan":{"type":"double","value":"Infinity"},'
+    '"raw":{"type":"bytes","value":"AQ=="},"none":{"type":"null","value":null},"c":{"type":"char","value":"x"},'
+    '"s":{"type":"symbol","value":"y"},"u":{"type":"uint","value":1},"id":{"type":"uuid","value":"00000000-0000-0000-0000-000000000001"},'
+    '"inner":{"type":"map","value":{"list":{"type":"list","value":[{"type":"short","value":1},{"type":"string","value":"é"}]}}}}'
+)
+
+
+def test_a_map_body_is_json_with_types() -> None:
+    assert json_body(JmsMessage(body_kind="map", body=MAP)).decode() == MAP_JSON
+    back = map_from_json(MAP_JSON.encode())
+    assert back == MAP
+    assert [type(value) for value in back.values()] == [type(value) for value in MAP.values()]
+
+
+def test_a_stream_body_is_a_json_list_with_types() -> None:
+    value = json_body(JmsMessage(body_kind="stream", body=[Byte(1), "two"]))
+    assert value == b'[{"type":"byte","value":1},{"type":"string","value":"two"}]'
+    assert stream_from_json(value) == [Byte(1), "two"]
+
+
+@pytest.mark.parametrize("kind", ["message", "object", "map", "bytes", "stream", "text"])
+def test_a_kafka_value_is_never_null(kind: str) -> None:
+    assert record_value(JmsMessage(body_kind=kind)) == {"map": b"{}", "stream": b"[]"}.get(kind, b"")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "no JSON"), (b"[]", "no map"), (b"{", "no JSON"), (b'{"a":1}', "body.a: expected"),
+        (b'{"a":{"type":"int"}}', "body.a: expected"),
+        (b'{"a":{"type":"int","value":"x"}}', "body.a: 'x' is no int"), (b'{"a":{"type":"int","value":true}}', "no int"),
+        (b'{"a":{"type":"tree","value":1}}', "no type 'tree'"), (b'{"a":{"type":"byte","value":128}}', "no byte"),
+        (b'{"a":{"type":"map","value":[]}}', "no type 'map'"), (b"[" * 100_000, "no JSON"), (b"\xff", "no JSON"),
+    ],
+)  # fmt: skip
+def test_json_that_is_no_map_body_is_refused_with_the_place(value: bytes, reason: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        map_from_json(value)
+    assert reason in str(caught.value)
+
+
+def test_text_must_be_utf8() -> None:
+    with pytest.raises(InvalidInput, match="no UTF-8 text: invalid start byte at byte 1"):
+        body_from_value("text", b"a\xff")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1, b"0.1"), (1e10, b"1e+10"), (16777216.0, b"16777216.0"), (3.4028235e38, b"3.4028235e+38"), (float("inf"), b"Infinity")],
+)
+def test_a_float_is_written_with_the_fewest_digits_that_it_is_known_by(value: float, text: bytes) -> None:
+    assert kafka_headers(JmsMessage(properties={"x": single(value)}))[-1] == ("jms.float.x", text)
+
+
+def test_a_float_that_is_no_number_crosses() -> None:
+    ((_, text),) = kafka_headers(JmsMessage(properties={"x": Float("nan")}))[3:]
+    found = from_kafka_headers([("jms.float.x", text)]).properties["x"]
+    assert (text, type(found), found != found) == (b"NaN", Float, True)

@@ -1,0 +1,203 @@
+"""Sections read where they stand, on messages as Qpid JMS encodes them and on broken ones."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bascule.amqp.codec import encode
+from bascule.amqp.types import Byte, Described, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    VALUE,
+    MalformedMessage,
+    application_property,
+    header_bytes,
+    places,
+    scan,
+    section_bytes,
+    selector_lookup,
+)  # fmt: skip
+from bascule.jms.selector import compile_selector
+
+#: Written by golden/QpidMessages.java, which says how.
+GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden" / "qpid_messages.txt").read_text().splitlines())
+TEXT = bytes.fromhex(GOLDEN["text"])
+FULL = bytes.fromhex(GOLDEN["text-all-headers"])
+
+
+def test_scan_of_a_persistent_text_message_of_qpid() -> None:
+    facts = scan(TEXT)
+    assert (facts.durable, facts.priority, facts.ttl_ms, facts.first_acquirer, facts.delivery_count) == (True, 4, 0, False, 0)
+    assert facts.message_id == encode("ID:golden:1:1:1-1")
+    assert (facts.to, facts.user_id, facts.group_id) == ("flights", None, None)
+    assert (facts.creation_time_ms, facts.absolute_expiry_ms) == (1_700_000_000_000, 0)
+    assert (facts.delivery_time_ms, facts.delivery_delay_ms) == (0, 0)
+    assert TEXT[: facts.body_start] == header_bytes(True)
+
+
+def test_scan_of_a_message_with_every_header_set() -> None:
+    facts = scan(FULL)
+    assert (facts.durable, facts.priority, facts.ttl_ms) == (False, 7, 60_000)
+    assert facts.absolute_expiry_ms == 1_700_000_060_000
+    assert facts.delivery_time_ms == 1_700_000_005_000
+    assert facts.group_id == "g1"
+    assert FULL[: facts.body_start] == header_bytes(False, 7, 60_000)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_delivery_is_a_new_header_and_the_rest_of_the_message(name: str) -> None:
+    sent = bytes.fromhex(GOLDEN[name])
+    before = scan(sent)
+    after = scan(header_bytes(before.durable, before.priority, before.ttl_ms, False, 3) + sent[before.body_start :])
+    assert after._replace(delivery_count=0, body_start=before.body_start) == before
+    assert after.delivery_count == 3
+
+
+def test_delivery_annotations_are_for_one_hop_and_do_not_travel_on() -> None:
+    head = section_bytes(HEADER, [True]) + section_bytes(DELIVERY_ANNOTATIONS, {Symbol("x-opt-hop"): 1})
+    body = section_bytes(VALUE, "text")
+    assert scan(head + body).body_start == len(head)
+
+
+@pytest.mark.parametrize("sent", ["none", "header"])
+def test_a_message_without_a_header_has_the_defaults(sent: str) -> None:
+    facts = scan((section_bytes(HEADER, []) if sent == "header" else b"") + section_bytes(VALUE, None))
+    assert (facts.durable, facts.priority, facts.ttl_ms, facts.delivery_count) == (False, 4, 0, 0)
+
+
+def test_a_priority_beyond_nine_counts_as_nine() -> None:
+    assert scan(section_bytes(HEADER, [False, UByte(200)])).priority == 9
+
+
+def test_every_type_of_message_id_tells_ids_apart() -> None:
+    identities = ["1", ULong(1), b"1", uuid.UUID(int=1)]
+    scanned = [scan(section_bytes(PROPERTIES, [identity])).message_id for identity in identities]
+    assert scanned == [encode(identity) for identity in identities]
+    assert scan(section_bytes(PROPERTIES, [None])).message_id is None
+
+
+def test_sections_named_by_symbol_and_in_wide_forms_are_the_same() -> None:
+    wide = encode(Described(Symbol("amqp:header:list"), [True, UByte(7)])) + encode(
+        Described(Symbol("amqp:properties:list"), ["id", b"me", "q" * 300])
+    )
+    facts = scan(wide + encode(Described(Symbol("amqp:amqp-value:*"), "text")))
+    assert (facts.durable, facts.priority, facts.user_id, facts.to) == (True, 7, b"me", "q" * 300)
+
+
+@pytest.mark.parametrize("value", [5000, Timestamp(5000), UInt(5000), ULong(5000), Int(5000)])
+def test_a_delivery_time_may_be_of_any_integer_type(value: int) -> None:
+    annotations = {Symbol("x-opt-other"): "x-opt-delivery-time", Symbol("x-opt-delivery-time"): value}
+    assert scan(section_bytes(MESSAGE_ANNOTATIONS, annotations)).delivery_time_ms == 5000
+    assert scan(section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-delivery-delay"): value})).delivery_delay_ms == 5000
+
+
+BROKEN = {
+    "no descriptor": (b"\x01", "0x01, not with a descriptor"),
+    "cut off descriptor": (b"\x00", "cut off"),
+    "unknown section": (b"\x00\x53\x99\x45", "0x99 at byte 0: unknown"),
+    "unknown symbol": (b"\x00\xa3\x03foo\x45", "unknown descriptor 'foo'"),
+    "header that is no list": (b"\x00\x53\x70\x41", "section header at byte 0: type code 0x41"),
+    "header that runs past the end": (b"\x00\x53\x70\xc0\x05\x01\x41", "header at byte 0: runs 3 bytes past the end"),
+    "durable that is text": (section_bytes(HEADER, ["x"]), "'x' where bool is right"),
+    "priority of a wrong type": (section_bytes(HEADER, [True, UInt(4)]), "4 where UByte is right"),
+    "properties before the header": (section_bytes(PROPERTIES, []) + section_bytes(HEADER, []), "byte 4: may not follow properties"),
+    "two headers": (section_bytes(HEADER, []) * 2, "may not follow header"),
+    "body after the footer": (section_bytes(FOOTER, {}) + section_bytes(VALUE, 1), "may not follow footer"),
+    "an address that is a number": (section_bytes(PROPERTIES, [None, None, 5]), "int at byte 8 where str is right"),
+    "a field too many": (section_bytes(PROPERTIES, [None] * 14), "14 fields"),
+    "fields that are fewer than counted": (b"\x00\x53\x73\xc0\x02\x05\x40", "properties at byte 0"),
+    "an item count that lies": (b"\x00\x53\x73\xc0\x03\x01\xa1\x7f", "its fields end at byte"),
+    "a time that is text": (section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-delivery-time"): "now"}), "a delivery time of type str"),
+    "text that is no UTF-8": (b"\x00\x53\x73\xc0\x06\x03\x40\x40\xa1\x01\xff", "properties at byte 0"),
+    "descriptors for ever": (b"\x00\x53\x01" * 5000, "0x1 at byte 0: unknown"),
+    "descriptors of a value for ever": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "amqp-value at byte 0: cut off"),
+    "bytes after the body": (TEXT + b"x", "0x78, not with a descriptor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_message_is_refused_by_section_and_byte(name: str) -> None:
+    data, reason = BROKEN[name]
+    with pytest.raises(MalformedMessage) as caught:
+        scan(data)
+    assert reason in str(caught.value)
+    assert caught.value.condition == "amqp:decode-error"
+
+
+def test_a_message_cut_off_anywhere_is_refused_or_ends_at_a_section() -> None:
+    ends = {end for _, _, end in places(TEXT)} | {0}
+    for size in range(len(TEXT)):
+        if size in ends:
+            scan(TEXT[:size])
+        else:
+            with pytest.raises(MalformedMessage):
+                scan(TEXT[:size])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"), [("carrier", "UA", str), ("dep_delay", 40, Int), ("late", True, bool), ("none", None, type(None))]
+)
+def test_one_application_property(name: str, value: object, kind: type) -> None:
+    found = application_property(TEXT, name)
+    assert found == value
+    assert type(found) is kind
+
+
+def test_a_property_s_name_in_a_body_or_value_is_no_property() -> None:
+    data = section_bytes(APPLICATION_PROPERTIES, {"a": "_AMQ_DUPL_ID", "b_AMQ_DUPL_ID": "x"}) + section_bytes(VALUE, "_AMQ_DUPL_ID")
+    assert application_property(data, "_AMQ_DUPL_ID") is None
+    assert application_property(section_bytes(VALUE, "x"), "_AMQ_DUPL_ID") is None
+
+
+ASKED = {
+    "JMSDeliveryMode": ("PERSISTENT", "NON_PERSISTENT"),
+    "JMSPriority": (4, 7),
+    "JMSMessageID": ("ID:golden:1:1:1-1", "ID:golden:1:1:1-1"),
+    "JMSTimestamp": (1_700_000_000_000, 1_700_000_000_000),
+    "JMSCorrelationID": (None, "order-1"),
+    "JMSType": (None, "booking"),
+    "JMSXGroupID": (None, "g1"),
+    "JMSXGroupSeq": (None, 3),
+    "JMSXUserID": (None, None),
+    "JMSXDeliveryCount": (1, 1),
+    "carrier": ("UA", None),
+    "dep_delay": (40, None),
+    "late": (True, None),
+    "missing": (None, None),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_selector_can_ask_for_header_fields_and_properties(name: str) -> None:
+    assert (selector_lookup(TEXT)(name), selector_lookup(FULL)(name)) == ASKED[name]
+
+
+def test_a_selector_sees_the_types_of_java() -> None:
+    lookup = selector_lookup(TEXT)
+    names = ("row", "gate", "dep_delay", "distance", "weight", "price", "late", "carrier")
+    assert [type(lookup(name)) for name in names] == [Byte, Short, Int, int, Float, float, bool, str]
+    assert compile_selector("weight = 0.1F AND weight <> 0.1 AND gate / 2 = 3 AND dep_delay > 30 AND carrier IN ('UA')").matches(lookup)
+
+
+def test_bytes_lists_and_ids_are_no_selector_values() -> None:
+    data = section_bytes(APPLICATION_PROPERTIES, {"raw": b"x", "id": uuid.UUID(int=1), "none": None})
+    assert [selector_lookup(data)(name) for name in ("raw", "id", "none")] == [None, None, None]
+
+
+def test_a_lookup_of_a_message_without_sections_knows_only_the_defaults() -> None:
+    lookup = selector_lookup(section_bytes(DATA, b""))
+    assert [lookup(name) for name in ("JMSPriority", "JMSTimestamp", "JMSMessageID", "x")] == [4, 0, None, None]
+
+
+@pytest.mark.parametrize("facts", [(True, 4, 0, False, 0), (False, 4, 0, False, 0), (True, 9, 5000, True, 70_000), (False, 0, 0, False, 1)])
+def test_header_bytes_say_what_they_were_given(facts: tuple[bool, int, int, bool, int]) -> None:
+    assert scan(header_bytes(*facts))[:5] == facts

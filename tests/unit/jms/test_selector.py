@@ -1,0 +1,186 @@
+"""The selector language by the text of Jakarta Messaging 3.1, section 3.8.1."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+
+import pytest
+
+from bascule.amqp.types import Byte, Float, Int, Short
+from bascule.jms.selector import SelectorError, compile_selector
+from bascule.jms.selector.lexer import TEXT_MAX
+from bascule.jms.selector.numbers import single
+from bascule.jms.selector.parser import DEPTH_MAX
+
+MESSAGE = {
+    "JMSDeliveryMode": "PERSISTENT", "JMSPriority": Int(4), "JMSType": "car",
+    "color": "blue", "weight": Int(2600), "age": Int(17), "price": 99.5, "ratio": single(0.1), "tenth": 0.1,
+    "small": Byte(5), "short": Short(-6), "distance": 1 << 53 | 1, "yes": True, "no": False, "under_score": "a_c", "$dollar": Int(1),
+    "naïve": "é", "text": "O'Hare", "percent": "100%", "nothing": None, "empty": "",
+}  # fmt: skip
+
+TRUE = [
+    "JMSType = 'car' AND color = 'blue' AND weight > 2500",
+    "JMSDeliveryMode = 'PERSISTENT' and JMSPriority >= 4",
+    "under_score = 'a_c' AND $dollar = 1 AND naïve = 'é'",
+    "text = 'O''Hare'",
+    "color <> 'red' AND NOT color = 'red'",
+    "yes AND NOT no AND yes = TRUE AND no = False AND yes <> no",
+    "(age > 5) = yes",
+    # precedence
+    "yes OR no AND no",
+    "NOT no AND yes",
+    "NOT age = 3",
+    "1 + 2 * 3 = 7 AND (1 + 2) * 3 = 9 AND 10 - 4 - 3 = 3 AND 24 / 4 / 2 = 3",
+    "-age = -17 AND +age = 17 AND - -age = 17 AND -age * 2 = -34",
+    # literals
+    "0x1F = 31 AND 017 = 15 AND 0b101 = 5 AND 1_000 = 1000 AND 31L = 31 AND 0XfFl = 255",
+    "7. = 7 AND .5 = 5e-1 AND 1E3 = 1000 AND -57.9E2 = -5790 AND 6.2D = 6.2 AND 0x1.8p1 = 3",
+    "-9223372036854775808 < 0 AND 9223372036854775807 > 0",
+    # Java's numbers
+    "7 / 2 = 3 AND -7 / 2 = -3 AND 7 / 2.0 = 3.5",
+    "2147483647 + 1 = -2147483648 AND 2147483647L + 1 = 2147483648 AND 9223372036854775807 + 1 < 0",
+    "small + short = -1 AND small * 2 = 10",
+    "ratio = 0.1F AND tenth = 0.1 AND ratio <> tenth AND ratio <> 0.1",
+    "distance = 9007199254740992.0",
+    "1 / 0.0 > 1E308 AND 0.0 = -0.0",
+    # BETWEEN, IN, LIKE, NULL
+    "age BETWEEN 15 AND 19 AND age NOT BETWEEN 18 AND 30 AND age + 1 BETWEEN 18 AND 9 * 2",
+    "color IN ('red', 'blue') AND color NOT IN ('green')",
+    "missing IS NULL AND nothing IS NULL AND color IS NOT NULL AND no IS NOT NULL AND empty IS NOT NULL",
+    "color LIKE 'b%' AND color LIKE '_lue' AND color LIKE '%' AND color NOT LIKE 'b' AND color LIKE '%l%e'",
+    "under_score LIKE 'a!_c' ESCAPE '!' AND percent LIKE '%0\\%' ESCAPE '\\' AND color NOT LIKE 'b!_ue' ESCAPE '!'",
+    "empty LIKE '' AND empty LIKE '%' AND empty NOT LIKE '_'",
+    # unlike types: the comparison is false, so its negation is true
+    "NOT age = 'x' AND NOT age <> 'x' AND NOT color > 5 AND NOT yes = 1",
+    "age NOT IN ('17') AND age NOT LIKE '17'",
+]  # fmt: skip
+
+FALSE_OR_UNKNOWN = [
+    "color = 'Blue'", "COLOR = 'blue'", "missing = 1", "missing <> 1", "NOT missing = 1", "NOT missing", "missing", "color",
+    "age", "nothing IN ('x')", "nothing NOT IN ('x')", "missing LIKE '%'", "missing NOT LIKE '%'", "missing BETWEEN 1 AND 2",
+    "missing NOT BETWEEN 1 AND 2", "age BETWEEN missing AND 20", "missing + 1 = 1 OR missing + 1 <> 1", "age / 0 = 1 OR age / 0 <> 1",
+    "color + 1 = 1", "-color = 1", "age = 'x'", "age <> 'x'", "color BETWEEN 1 AND 2", "color NOT BETWEEN 1 AND 2", "yes = 1",
+    "age IN ('17')", "age LIKE '17'", "percent LIKE '100!%%_' ESCAPE '!'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRUE)
+def test_true_of_the_message(text: str) -> None:
+    assert compile_selector(text).matches(MESSAGE.get)
+
+
+@pytest.mark.parametrize("text", FALSE_OR_UNKNOWN)
+def test_false_or_unknown_of_the_message(text: str) -> None:
+    assert not compile_selector(text).matches(MESSAGE.get)
+
+
+AND = {(True, True): True, (True, None): None, (None, None): None}
+OR = {(False, False): False, (False, None): None, (None, None): None}
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.product((True, False, None), repeat=2)))
+def test_the_truth_tables_of_and_or_and_not(a: bool | None, b: bool | None) -> None:
+    lookup = {"a": a, "b": b}.get
+    conjunction = False if False in (a, b) else AND.get((a, b), AND.get((b, a)))
+    disjunction = True if True in (a, b) else OR.get((a, b), OR.get((b, a)))
+    for text, truth in (("a AND b", conjunction), ("a OR b", disjunction), ("a AND b AND a", conjunction), ("b OR a OR b", disjunction)):
+        assert compile_selector(text).matches(lookup) is (truth is True), text
+        assert compile_selector(f"NOT ({text})").matches(lookup) is (truth is False), text
+    assert compile_selector("NOT a").matches(lookup) is (a is False)
+
+
+@pytest.mark.parametrize("text", [None, "", " \t\n\f\r "])
+def test_a_blank_selector_matches_everything(text: str | None) -> None:
+    assert compile_selector(text).matches({}.get)
+    assert compile_selector(text).identifiers == frozenset()
+
+
+def test_identifiers_are_what_the_selector_asks_for() -> None:
+    selector = compile_selector("a > 1 AND (b IS NULL OR c LIKE 'x%') AND d IN ('e') AND -f BETWEEN g AND 3")
+    assert selector.identifiers == {"a", "b", "c", "d", "f", "g"}
+
+
+def test_a_selector_is_compiled_once_and_crosses_processes_by_its_text() -> None:
+    selector = compile_selector("age > 3")
+    assert compile_selector("age > 3") is selector
+    assert pickle.loads(pickle.dumps(selector)) is selector
+
+
+WRONG = [
+    ("age >", 6, "expected a value, found the end"),
+    ("age > 3 AND", 12, "expected a value"),
+    ("age > 3 color", 9, "expected an operator or the end, found color"),
+    ("'text'", 1, "a condition is needed"),
+    ("5", 1, "a condition is needed"),
+    ("age + 1", 1, "a condition is needed"),
+    ("age + 1 AND TRUE", 1, "a condition is needed"),
+    ("TRUE AND 5", 10, "a condition is needed"),
+    ("NOT 'a'", 5, "a condition is needed"),
+    ("color > 'red'", 9, "a number is needed"),
+    ("TRUE < age", 1, "a number is needed"),
+    ("1 + (age > 3) = 2", 5, "a number is needed"),
+    ("color = 'red", 9, "no closing quote"),
+    ('color = "red"', 9, "single quotes"),
+    ("age != 3", 5, "unequal is <>"),
+    ("age = 3;", 8, "no use for ';'"),
+    ("age == 3", 6, "expected a value, found ="),
+    ("(age = 3", 9, "expected ), found the end"),
+    ("age = 3)", 8, "expected an operator or the end, found )"),
+    ("9223372036854775808 = age", 1, "beyond the range of long"),
+    ("age = -9223372036854775809", 8, "beyond the range of long"),
+    ("age = 089", 7, "octal"),
+    ("age = 1E999", 7, "beyond the range of double"),
+    ("age = 1E39F", 7, "beyond the range of float"),
+    ("age = 0x1p9999", 7, "beyond the range of double"),
+    ("color LIKE age", 12, "a pattern"),
+    ("color LIKE 'a' ESCAPE 'xx'", 23, "one character"),
+    ("color LIKE 'a!' ESCAPE '!'", 24, "escapes nothing"),
+    ("'a' LIKE 'a'", 1, "LIKE needs an identifier"),
+    ("color IN ()", 11, "a choice"),
+    ("color IN ('a' 'b')", 15, "expected )"),
+    ("age IN (1, 2)", 9, "a choice"),
+    ("5 IN ('5')", 1, "IN needs an identifier"),
+    ("age + 1 IS NULL", 1, "IS needs an identifier"),
+    ("age IS 5", 8, "expected NULL"),
+    ("age NOT 5", 9, "expected BETWEEN, IN or LIKE after NOT"),
+    ("age BETWEEN 1", 14, "expected AND"),
+    ("age BETWEEN 1 OR 2", 15, "expected AND, found OR"),
+    ("JMSExpiration > 0", 1, "cannot stand in a selector"),
+    ("(" * (DEPTH_MAX + 1) + "TRUE" + ")" * (DEPTH_MAX + 1), DEPTH_MAX + 1, "deep"),
+    ("+".join(["1"] * 200) + " = 200", 1, "deep"),
+    ("NOT " * 200 + "yes", 4 * DEPTH_MAX + 1, "deep"),
+    ("a" * (TEXT_MAX + 1), TEXT_MAX + 1, "are the most"),
+]
+
+
+@pytest.mark.parametrize(("text", "column", "reason"), WRONG, ids=[text[:30] for text, _, _ in WRONG])
+def test_a_wrong_selector_is_refused_with_its_column_and_the_reason(text: str, column: int, reason: str) -> None:
+    with pytest.raises(SelectorError) as caught:
+        compile_selector(text)
+    assert (caught.value.column, reason in caught.value.reason) == (column, True), caught.value
+    shown, caret = str(caught.value).splitlines()[1:]
+    assert shown[caret.index("^") : caret.index("^") + 1] == text[column - 1 : column]
+
+
+def test_a_long_run_of_conditions_is_no_deep_one() -> None:
+    selector = compile_selector(" OR ".join(f"age = {number}" for number in range(3000)))
+    assert selector.matches({"age": Int(2999)}.get)
+    assert not selector.matches({"age": Int(3000)}.get)
+
+
+@pytest.mark.parametrize("pattern", ["%a%a%a%a%a%a%a%a%a%a%b", "%_a_a_a_a%_b%", "%" * 500 + "b", "_%" * 30 + "b"])
+def test_like_takes_no_time_to_speak_of_for_any_pattern(pattern: str) -> None:
+    selector = compile_selector(f"x LIKE '{pattern}'")
+    start = time.process_time()
+    assert not selector.matches({"x": "a" * 20_000}.get)
+    assert time.process_time() - start < 1.0
+
+
+def test_float_values_are_compared_as_java_would() -> None:
+    nan = compile_selector("x = x OR x < 1 OR x >= 1")
+    assert not nan.matches({"x": float("nan")}.get)
+    assert compile_selector("x <> x").matches({"x": float("nan")}.get)
+    assert compile_selector("x > 3E38 AND x * 10 > 3E38").matches({"x": Float(3.2e38)}.get)
