@@ -19,7 +19,7 @@ from bascule.jms.values import BY_CLASS, BY_NAME, from_json, parse, to_json, typ
 
 PREFIX: Final = "jms."
 BODY_HEADER: Final = "jms.body"
-_STRING: Final = BY_NAME["string"]
+_number: Final = BY_NAME["long"].parse
 
 
 class _Field(NamedTuple):
@@ -38,7 +38,7 @@ def _delivery_mode(text: str) -> str:
 
 
 def _priority(text: str) -> int:
-    value = int(text)
+    value: int = _number(text)
     if not 0 <= value <= 9:
         raise ValueError(text)
     return value
@@ -60,13 +60,13 @@ _FIELDS: Final = {
     ),
     "JMSDeliveryMode": _Field("delivery_mode", str, _delivery_mode, always=True),
     "JMSPriority": _Field("priority", str, _priority, always=True),
-    "JMSTimestamp": _Field("timestamp_ms", str, int),
-    "JMSExpiration": _Field("expiration_ms", str, int),
-    "JMSDeliveryTime": _Field("delivery_time_ms", str, int),
+    "JMSTimestamp": _Field("timestamp_ms", str, _number),
+    "JMSExpiration": _Field("expiration_ms", str, _number),
+    "JMSDeliveryTime": _Field("delivery_time_ms", str, _number),
     "JMSType": _Field("type", str, str),
-    "JMSXDeliveryCount": _Field("delivery_count", str, int),
+    "JMSXDeliveryCount": _Field("delivery_count", str, _number),
     "JMSXGroupID": _Field("group_id", str, str),
-    "JMSXGroupSeq": _Field("group_sequence", str, int),
+    "JMSXGroupSeq": _Field("group_sequence", str, _number),
     "JMSXUserID": _Field("user_id", str, str),
 }
 _WRITTEN: Final = [(PREFIX + name, each, getattr(JmsMessage(), each.attribute)) for name, each in _FIELDS.items()]
