@@ -1,0 +1,1 @@
+"""What every part shares: destinations and the root of the errors."""
