@@ -1,0 +1,1 @@
+"""The only place that knows the Kafka client: log, positions, transactional writer."""
