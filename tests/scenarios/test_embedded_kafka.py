@@ -86,7 +86,9 @@ def test_a_second_kafka_on_the_same_data_is_refused_before_it_touches_them(
 def test_a_kafka_that_fails_to_start_shows_its_log(data_dir: Path) -> None:
     (data_dir / "data").mkdir(parents=True)
     (data_dir / "data" / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=7\n")
-    with pytest.raises(NotStarted, match=r"(?s)Kafka ended with 1 before it was ready; end of .*kafka\.log.*Stored node id 7 doesn.t match"):
+    with pytest.raises(
+        NotStarted, match=r"(?s)Kafka ended with 1 before it was ready; end of .*kafka\.log.*Stored node id 7 doesn.t match"
+    ):
         EmbeddedKafka(data_dir).start()
 
 
