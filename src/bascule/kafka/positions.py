@@ -78,7 +78,8 @@ def position_partition(key: str) -> int:
 class PositionReader:
     """Reads partitions of the positions to their high watermarks, each time from where it stopped the last time."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int], *, committed: bool = True) -> None:
+        """``committed=False`` does not wait for open transactions: enough to learn which keys there are."""
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._admin = AdminClient(dict(kafka))
         self._consumer = Consumer(
@@ -87,7 +88,7 @@ class PositionReader:
                 "group.id": "bascule.positions.unused",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-                "isolation.level": "read_committed",
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 10,
             }

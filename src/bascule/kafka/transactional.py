@@ -43,13 +43,16 @@ _RECORD_FAULTS = frozenset(
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
+Headers = list[tuple[str, str | bytes | None]]
+
+
 class Output(NamedTuple):
     """A Kafka record to write. ``timestamp_ms`` 0 leaves it to the client."""
 
     topic: str
     key: bytes | None
     value: bytes
-    headers: list[tuple[str, bytes]]
+    headers: Headers
     timestamp_ms: int = 0
 
 
@@ -196,7 +199,7 @@ class TransactionalWriter:
                         _note(faults, place, error.args[0])
                     raise
         for name, position in positions.items():
-            producer.produce(self._topic, position and position.encode(), name.encode(), position_partition(name))
+            producer.produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
 
     def _incarnation(self, deadline: float) -> _Incarnation:

@@ -34,7 +34,7 @@ class Claim:
         if found is None:
             raise PositionLost(f"the position {self.key!r} of a known pipeline is missing; nothing is assumed, restore or register it anew")
         if found.topic_id != self.topic_id:
-            raise PositionLost(f"topic {self.topic!r} is not the one that position {self.key!r} belongs to: it was deleted and created again")
+            raise PositionLost(f"topic {self.topic!r} was deleted and created again since position {self.key!r} was written")
         if found.owner != self.owner or found.members != self.members:
             raise PositionTaken(f"another driver has taken over {self.key!r}")
         return found

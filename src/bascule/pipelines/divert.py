@@ -31,7 +31,7 @@ from bascule.journal.records import (
     entries,
 )
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output
+from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import ID_HEADER, ORIGIN_HEADER, error_headers, record_of, target_topic
 from bascule.pipelines.spec import Divert
 
@@ -154,7 +154,7 @@ class DivertEngine:
     def outputs(self, taken: Taken) -> list[tuple[Divert, Output]]:
         """The records of a message, one for each divert that wants it."""
         send = taken.send
-        marks = [self._origin, (ID_HEADER, taken.identity.encode())]
+        marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode())]
         message: JmsMessage | None = None
         made: list[tuple[Divert, Output]] = []
         for divert in taken.diverts:
@@ -173,6 +173,6 @@ class DivertEngine:
         """The message as its sender encoded it, for the dead-letter topic. Raises ``error`` where there is none."""
         if self._dead_letter_topic is None:
             raise error
-        marks = [self._origin, (ID_HEADER, taken.identity.encode()), ("bascule.address", taken.send.address.encode())]
+        marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), ("bascule.address", taken.send.address.encode())]
         marks += error_headers(divert.name, *self._journal, taken.offset, stage, error)
         return Output(self._dead_letter_topic, None, taken.send.body, marks, taken.send.timestamp_ms)

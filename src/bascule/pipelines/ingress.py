@@ -19,7 +19,7 @@ from bascule.core.errors import BasculeError
 from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, from_kafka_headers, map_from_json
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
-from bascule.kafka.transactional import Output
+from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import ORIGIN_HEADER, BadRecord, error_headers
 from bascule.pipelines.spec import Ingress
 
@@ -50,7 +50,7 @@ class IngressEngine:
         self._own = (ORIGIN_HEADER, bridge_id.encode())
         self._ingress_topic = ingress_topic
         self._dead_letter_topic = dead_letter_topic
-        self._headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
+        self._headers: Headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
 
     def output(self, record: KafkaRecord) -> Output | None:
         """The record for the broker, or for the dead-letter topic; None for one that this bridge wrote itself."""
@@ -68,7 +68,7 @@ class IngressEngine:
             raise error
         said = error_headers(self._ingress.name, record.topic, record.partition, record.offset, stage, error)
         headers = [(name, value or b"") for name, value in record.headers]
-        return Output(self._dead_letter_topic, record.key, record.value or b"", headers + [self._own] + said, record.timestamp_ms)
+        return Output(self._dead_letter_topic, record.key, record.value or b"", [*headers, self._own, *said], record.timestamp_ms)
 
     def _encoded(self, record: KafkaRecord) -> bytes:
         ingress = self._ingress

@@ -8,7 +8,7 @@ from string import Template
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
 from bascule.jms.record import kafka_headers, record_value
-from bascule.kafka.transactional import Output
+from bascule.kafka.transactional import Headers, Output
 
 #: The bridge that wrote a record: an ingress of the same bridge leaves it out.
 ORIGIN_HEADER = "bascule.origin"
@@ -53,16 +53,16 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def record_of(message: JmsMessage, topic: str, key: str, marks: list[tuple[str, bytes]], timestamp_ms: int) -> Output:
+def record_of(message: JmsMessage, topic: str, key: str, marks: Headers, timestamp_ms: int) -> Output:
     """The Kafka record of a message. ``marks`` are Bascule's own headers; ``timestamp_ms`` is used where the message has none."""
     return Output(
-        topic, record_key(key, message), record_value(message), kafka_headers(message) + marks, message.timestamp_ms or timestamp_ms
+        topic, record_key(key, message), record_value(message), [*kafka_headers(message), *marks], message.timestamp_ms or timestamp_ms
     )
 
 
 def error_headers(
     pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException
-) -> list[tuple[str, bytes]]:
+) -> Headers:
     """Why a record is in the dead-letter topic, under the names of Kafka Connect."""
     said = {
         "topic": topic,

@@ -88,7 +88,7 @@ class IngressTask:
                     carriers[source] = carrier
                 if row[2] < carrier.begun_at:
                     continue
-                record = KafkaRecord(*row[:6], [(header["key"], header["value"]) for header in row[6] or ()])
+                record = KafkaRecord._make((*row[:6], [(header["key"], header["value"]) for header in row[6] or ()]))
                 output = engine.output(record)
                 if output is not None:
                     carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))

@@ -1,0 +1,117 @@
+"""Looking into a topic's past: offsets by time, the state of the journal's fence at an offset, a range read once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from bascule.core.errors import Unavailable
+
+READ_TIMEOUT_S = 60.0
+
+
+class TopicHistory:
+    """Offsets and records of one partition. Raises Unavailable when Kafka does not answer."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int) -> None:
+        self._kafka = dict(kafka)
+        self._admin = AdminClient(self._kafka)
+        self._at = TopicPartition(topic, partition)
+
+    def earliest(self) -> int:
+        """The first offset that is still there."""
+        return self._offset(OffsetSpec.earliest())
+
+    def latest(self) -> int:
+        """The high watermark."""
+        return self._offset(OffsetSpec.latest())
+
+    def at_time(self, timestamp_ms: int) -> int:
+        """The first offset at or after a time (ms since the epoch); the high watermark where all is older."""
+        found = self._offset(OffsetSpec.for_timestamp(timestamp_ms))
+        return self.latest() if found < 0 else found
+
+    def records(self, start: int, end: int, *, committed: bool = False) -> Iterator[Message]:
+        """The records from ``start`` up to ``end`` (not included), as far as they are there."""
+        if start >= end:
+            return
+        consumer = Consumer(
+            {
+                **self._kafka,
+                "group.id": "bascule.history.unused",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(self._at.topic, self._at.partition, start)])
+            yield from self._until(consumer, end)
+        finally:
+            consumer.close()
+
+    def _until(self, consumer: Consumer, end: int) -> Iterator[Message]:
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for message in consumer.consume(1000, 0.5):
+                failure = message.error()
+                offset = message.offset()
+                assert offset is not None
+                if failure is None:
+                    if offset >= end:
+                        return
+                    yield message
+                    if offset + 1 >= end:
+                        return
+                elif failure.code() == KafkaError._PARTITION_EOF:
+                    # Transaction markers may fill the range up to its end. An EOF before it waits for an open transaction.
+                    if offset >= end:
+                        return
+                else:
+                    raise Unavailable(f"{self._at.topic}-{self._at.partition} is not readable: {failure.str()}")
+                deadline = time.monotonic() + READ_TIMEOUT_S
+        raise Unavailable(f"{self._at.topic}-{self._at.partition} could not be read up to offset {end}")
+
+    def _offset(self, spec: OffsetSpec) -> int:
+        try:
+            asked = self._admin.list_offsets(
+                {self._at: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=READ_TIMEOUT_S
+            )
+            return int(asked[self._at].result().offset)
+        except KafkaException as error:
+            raise Unavailable(f"{self._at.topic}-{self._at.partition} does not answer: {error}") from error
+
+
+def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:
+    """What a consumer group has committed; negative for nothing."""
+    consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S)
+        return int(found.offset)
+    except KafkaException as error:
+        raise Unavailable(f"group {group} does not answer: {error}") from error
+    finally:
+        consumer.close()
+
+
+class LagMirror:
+    """Shows positions to ordinary monitors as offsets of a consumer group. It decides nothing, and nothing waits for it."""
+
+    def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
+        self._consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
+
+    def show(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commits the offsets (next to take), by topic and partition."""
+        self._consumer.commit(
+            offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()], asynchronous=True
+        )
+
+    def close(self) -> None:
+        """Frees the client."""
+        self._consumer.close()

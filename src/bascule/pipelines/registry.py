@@ -1,0 +1,126 @@
+"""Where each pipeline stands when a driver starts: known positions, new pipelines, diverts that catch up and join. Mostly pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bascule.journal.fence import Fence
+from bascule.journal.records import DamagedRecord, ForeignRecord, Kind, Op, decode_header, decode_json, entries
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position
+from bascule.pipelines.divert import journal_header
+from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+
+#: A dead broker's records can follow a new epoch's start only as far as it had appends in flight. A reader that starts in the middle
+#: looks so many records back to know the epoch in force; it is more than a broker ever has in flight.
+LOOK_BACK_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DivertPlan:
+    """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
+
+    ``apart`` are enabled diverts that still have to reach the common position; ``parked`` are disabled ones that keep theirs.
+    """
+
+    common: Position
+    apart: dict[str, Position]
+    parked: dict[str, Position]
+
+
+def plan_diverts(
+    diverts: Sequence[Divert],
+    common: Position | None,
+    own: Mapping[str, Position],
+    start_of: Callable[[Divert], Position],
+) -> DivertPlan | None:
+    """The plan; None when no divert is or was there.
+
+    A member that is disabled parts with the common position as its own, and later catches up from there; one that is no longer configured
+    is forgotten. A new divert begins where it says. Whoever stands at the common offset is a member.
+    """
+    if not diverts and common is None:
+        return None
+    members = common.members if common else ()
+    standing: dict[str, Position] = {}
+    for divert in diverts:
+        if common is not None and divert.name in members:
+            standing[divert.name] = common
+        elif divert.name in own:
+            standing[divert.name] = own[divert.name]
+        elif divert.enabled:
+            standing[divert.name] = start_of(divert)
+    enabled = [divert.name for divert in diverts if divert.enabled]
+    base = common or max((standing[name] for name in enabled), key=lambda position: position.offset, default=None)
+    if base is None:
+        return None
+    there = tuple(sorted(name for name in enabled if standing[name].offset == base.offset))
+    return DivertPlan(
+        common=replace(_best_informed(base, [standing[name] for name in there]), members=there),
+        apart={name: replace(standing[name], members=(name,)) for name in enabled if name not in there},
+        parked={name: replace(at, members=(name,)) for name, at in standing.items() if name not in enabled},
+    )
+
+
+def joined(common: Position, other: Position) -> Position:
+    """The common position with the members of one that stands at the same offset."""
+    assert common.offset == other.offset
+    return replace(_best_informed(common, [other]), members=tuple(sorted({*common.members, *other.members})))
+
+
+def _best_informed(base: Position, others: Sequence[Position]) -> Position:
+    # At one offset all fences agree, save that one which has just begun in the middle knows no sequence yet.
+    known = max([base, *others], key=lambda position: position.sequence)
+    return replace(base, epoch=known.epoch, sequence=known.sequence, exclusive=known.exclusive)
+
+
+def offset_of(start: Start, history: TopicHistory) -> int:
+    """The offset at which a new pipeline begins."""
+    if start.at == EARLIEST:
+        return history.earliest()
+    if start.at == LATEST:
+        return history.latest()
+    return max(history.at_time(start.timestamp_ms), history.earliest())
+
+
+def journal_position(topic: str, topic_id: str, partition: int, offset: int, history: TopicHistory) -> Position:
+    """The position of a reader that begins at ``offset`` in the middle of the journal, its fence set by what stands before it.
+
+    Raises DamagedRecord when the records before contradict one another.
+    """
+    first = history.earliest()
+    if offset <= first == 0:
+        return Position(topic, topic_id, partition, offset, epoch=-1, sequence=0)
+    fence = Fence(epoch=-1, sequence=-1)
+    exclusive: tuple[str, ...] = ()
+    for message in history.records(max(first, offset - LOOK_BACK_RECORDS), offset):
+        at, key, value = message.offset(), message.key(), message.value()
+        assert at is not None
+        try:
+            header = journal_header(_octets(key), _octets(value))
+        except ForeignRecord:
+            continue
+        if header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
+            # Begun among records of a dead broker, perhaps: the newer epoch counts.
+            fence.epoch, fence.sequence = header.epoch, -1
+        if fence.admits(at, header) and header.kind is Kind.EPOCH:
+            exclusive = _exclusive(_octets(value) or b"")
+    if fence.epoch >= 0 and fence.epoch < offset - LOOK_BACK_RECORDS and fence.epoch >= first:
+        for message in history.records(fence.epoch, fence.epoch + 1):
+            value = _octets(message.value()) or b""
+            if decode_header(value).kind is not Kind.EPOCH:
+                raise DamagedRecord(f"offset {fence.epoch} is no epoch start, though records name it as their epoch")
+            exclusive = _exclusive(value)
+    return Position(topic, topic_id, partition, offset, epoch=fence.epoch, sequence=fence.sequence, exclusive=exclusive)
+
+
+def _exclusive(value: bytes) -> tuple[str, ...]:
+    for op, start, end in entries(value):
+        if op == Op.EPOCH:
+            return tuple(sorted(str(name) for name in decode_json(value, start, end).get("exclusive", ())))
+    return ()
+
+
+def _octets(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,159 @@
+"""The Spark session and the streaming frames on Kafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bascule.core.errors import InvalidInput
+from bascule.embedded.jars import classpath
+from bascule.embedded.java import find_jdk
+from bascule.journal.records import HEADER_SIZE
+from bascule.pipelines.divert import STATE_KEY
+from bascule.pipelines.spec import Pipelines
+
+#: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
+ARROW_ROWS = 2_000
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The checkpoint decides nothing here. Spark's default manager starts a chmod process for each of its files, four in a batch.
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    # A failed batch is run again by the driver, from the position: at once by Spark it could only fail again.
+    "spark.task.maxFailures": "1",
+}
+_LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+#: An idle fetch that a new batch finds under way is waited for; at Kafka's default of 500 ms each batch would take that long.
+_FETCH_WAIT_MS = "20"
+
+#: librdkafka's names that Java's client does not know. None: taken into sasl.jaas.config, or without a counterpart.
+_JAVA_NAMES = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.username": None,
+    "sasl.password": None,
+    "ssl.ca.location": None,
+    "ssl.certificate.location": None,
+    "ssl.key.location": None,
+    "ssl.key.password": "ssl.key.password",
+    "broker.address.family": None,
+    "debug": None,
+}
+
+
+def spark_session(pipelines: Pipelines) -> SparkSession:
+    """The session of one driver. Raises NoJdk."""
+    os.environ["JAVA_HOME"] = str(find_jdk().home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    jars = [str(jar) for jar in classpath("spark-kafka")]
+    local = pipelines.master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {
+        **_SETTINGS,
+        **(_LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if local else {"spark.jars": ",".join(jars)}),
+        **pipelines.spark,
+    }
+    builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(pipelines.master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
+    """librdkafka settings as options of Spark's Kafka source. Raises InvalidInput for what Java's client cannot be told."""
+    options = {"kafka.fetch.max.wait.ms": _FETCH_WAIT_MS}
+    for name, value in kafka.items():
+        java_name = _JAVA_NAMES.get(name, name)
+        if java_name is not None:
+            options[f"kafka.{java_name}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    if "sasl.username" in kafka:
+        mechanism = str(kafka.get("sasl.mechanisms", kafka.get("sasl.mechanism", "PLAIN")))
+        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+        user, password = (json.dumps(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
+        options["kafka.sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+        )
+    if "ssl.ca.location" in kafka:
+        options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": str(kafka["ssl.ca.location"])}
+    if "ssl.certificate.location" in kafka:
+        if "ssl.key.location" not in kafka:
+            raise InvalidInput("kafka.client: ssl.certificate.location needs ssl.key.location")
+        options |= {
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.certificate.chain": _text(str(kafka["ssl.certificate.location"])),
+            "kafka.ssl.keystore.key": _text(str(kafka["ssl.key.location"])),
+        }
+    return options
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _offsets(at: Mapping[tuple[str, int], int]) -> str:
+    spec: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in at.items():
+        spec.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(spec)
+
+
+def kafka_stream(
+    session: SparkSession, pipelines: Pipelines, start: Mapping[tuple[str, int], int], *, committed: bool
+) -> DataFrame:
+    """A streaming frame of Kafka records from the given offsets on, by topic and partition."""
+    assigned: dict[str, list[int]] = {}
+    for topic, partition in start:
+        assigned.setdefault(topic, []).append(partition)
+    return (
+        session.readStream.format("kafka")
+        .options(**kafka_options(pipelines.kafka))
+        .option("assign", json.dumps(assigned))
+        .option("startingOffsets", _offsets(start))
+        .option("failOnDataLoss", "true")
+        .option("includeHeaders", "true")
+        .option("maxOffsetsPerTrigger", pipelines.max_offsets_per_trigger)
+        .option("kafka.isolation.level", "read_committed" if committed else "read_uncommitted")
+        .load()
+    )
+
+
+def kafka_range(session: SparkSession, pipelines: Pipelines, topic: str, partition: int, start: int, end: int) -> DataFrame:
+    """A frame of the records of one partition from ``start`` up to ``end`` (not included)."""
+    return (
+        session.read.format("kafka")
+        .options(**kafka_options(pipelines.kafka))
+        .option("assign", json.dumps({topic: [partition]}))
+        .option("startingOffsets", _offsets({(topic, partition): start}))
+        .option("endingOffsets", _offsets({(topic, partition): end}))
+        .option("failOnDataLoss", "true")
+        .load()
+    )
+
+
+def journal_rows(frame: DataFrame) -> DataFrame:
+    """Offset, key and value of journal records; of state records only the header, which the fence needs, goes on to Python."""
+    value = F.when(F.col("key") == F.lit(STATE_KEY), F.substring("value", 1, HEADER_SIZE)).otherwise(F.col("value"))
+    return frame.select("offset", "key", value.alias("value"))
+
+
+def ingress_rows(frame: DataFrame) -> DataFrame:
+    """What the ingress takes of a Kafka record."""
+    timestamp = F.unix_millis("timestamp").alias("timestamp_ms")
+    return frame.select("topic", "partition", "offset", timestamp, "key", "value", "headers")
