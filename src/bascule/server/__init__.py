@@ -1,0 +1,1 @@
+"""The shell: sockets, epochs, the admin server and the supervisor of `bascule up`."""

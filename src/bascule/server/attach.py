@@ -174,7 +174,9 @@ def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, a
     text = selector.text if selector is not None else ""
     no_local = connection.container if no_local_of(link) else ""
     if not shared and not durable:
-        queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local)
+        queue = engine.create_queue(
+            f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local
+        )
         _consume(connection, link, queue, None).on_close = queue
         return
     name = subscription_name(connection, link)
@@ -221,9 +223,7 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
     """A link is gone, by its client's word or with its session."""
     engine = connection.server.engine
     context, link.context = link.context, None
-    if isinstance(context, ProducerLink):
-        connection.server.starved.pop(context, None)
-    elif isinstance(context, CoordinatorLink):
+    if isinstance(context, CoordinatorLink):
         connection.roll_back_all()
     elif isinstance(context, ConsumerLink) and context.consumer is not None:
         engine.detach(context.consumer)

@@ -85,6 +85,14 @@ class ClientConnection(asyncio.Protocol):
         self.touch()
         self.server.engine.dispatch()
         self.server.send_output()
+        if self.server.congested and self._transport is not None and not self.lost:
+            self._transport.pause_reading()
+            self.server.held_back[self] = None
+
+    def read_on(self) -> None:
+        """The broker has room again."""
+        if self._transport is not None and not self.lost:
+            self._transport.resume_reading()
 
     def touch(self) -> None:
         """There may be output."""
@@ -173,6 +181,8 @@ class ClientConnection(asyncio.Protocol):
             self.amqp.close(AmqpError(INVALID_FIELD, f"client id {self.container!r} is connected already", info))
             return
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+        if self.server.reason:
+            self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
 
     def _attached(self, event: events.Attached) -> None:
         link = event.link
@@ -208,7 +218,9 @@ class ClientConnection(asyncio.Protocol):
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
             if len(event.payload) > self.server.max_message_bytes:
-                raise AmqpError(MESSAGE_SIZE_EXCEEDED, f"message of {len(event.payload)} bytes; the limit is {self.server.max_message_bytes}")
+                raise AmqpError(
+                    MESSAGE_SIZE_EXCEEDED, f"message of {len(event.payload)} bytes; the limit is {self.server.max_message_bytes}"
+                )
             facts = scan(event.payload)
             transaction = None if event.txn_id is None else self._transaction(event.txn_id)
             address, routing = producer.address, producer.routing

@@ -123,7 +123,13 @@ class Epoch:
         self._next_offset = offset + 1
         self._watch = self._loop.call_later(WATCH_S, self._look)
         waiting = sum(queue.ready.count for queue in self.engine.addresses.queues.values())
-        log.info("epoch %d: %d queues, %d messages, loaded in %.2f s", offset, len(self.engine.addresses.queues), waiting, time.monotonic() - started_s)
+        log.info(
+            "epoch %d: %d queues, %d messages, loaded in %.2f s",
+            offset,
+            len(self.engine.addresses.queues),
+            waiting,
+            time.monotonic() - started_s,
+        )
 
     async def _write_start(self) -> int:
         self._started = self._loop.create_future()
@@ -136,7 +142,9 @@ class Epoch:
         try:
             return await asyncio.wait_for(self._started, self.place.append_timeout_s)
         except TimeoutError:
-            raise JournalUnavailable(f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s") from None
+            raise JournalUnavailable(
+                f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s"
+            ) from None
 
     def _load(self, epoch: int) -> Loader:
         """In the executor: the newest snapshot that the journal announces, and what follows."""
@@ -156,7 +164,9 @@ class Epoch:
                 loader = Loader(self.engine, snapshot)
                 if loader.first_offset < first:
                     if snapshot is None:
-                        raise DamagedRecord(f"journal {self.place.topic} begins at offset {first}, and no usable snapshot covers what was before")
+                        raise DamagedRecord(
+                            f"journal {self.place.topic} begins at offset {first}, and no usable snapshot covers what was before"
+                        )
                     log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
                     continue
                 self._replay(reader, loader, epoch)
@@ -298,4 +308,3 @@ class Epoch:
             self._watch.cancel()
         await self._loop.run_in_executor(None, self._writer.close)
         self._executor.shutdown(wait=False)
-

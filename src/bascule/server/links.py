@@ -20,7 +20,7 @@ from bascule.jms.sections import header_bytes, scan
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
 
-#: Messages a producer may have on their way: hides a round trip at full speed, bounds what one connection can make the broker hold.
+#: Messages a producer may have on their way: hides a round trip at full speed.
 PRODUCER_CREDIT = 1000
 #: A producer's credit is topped up when half is used: one flow frame for so many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
@@ -56,12 +56,9 @@ class ProducerLink:
         self.connection.touch()
 
     def top_up(self) -> None:
-        """Give credit, unless the broker has as much on its way as it may."""
-        if self.connection.server.congested:
-            self.connection.server.starved[self] = None
-        else:
-            self.link.flow(PRODUCER_CREDIT)
-            self.connection.touch()
+        """Give credit. What a connection can make the broker hold is bounded by bytes, where they are read."""
+        self.link.flow(PRODUCER_CREDIT)
+        self.connection.touch()
 
 
 class ConsumerLink:

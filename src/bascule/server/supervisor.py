@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import os
 import threading
@@ -111,7 +112,9 @@ class CommandPart:
         starts = [number for number, line in enumerate(lines) if line.startswith(ERROR_LINE)]
         kind = InvalidInput if code == InvalidInput.exit_code else Unavailable
         if starts and code != 0:
-            return kind("\n".join(lines[starts[-1] :]).removeprefix(ERROR_LINE))
+            first, *rest = lines[starts[-1] :]
+            more = itertools.takewhile(lambda line: line.startswith(" "), rest)  # other threads may have had a last word
+            return kind("\n".join([first.removeprefix(ERROR_LINE), *more]))
         return kind(f"{self.name} ended with {code}; see {self._child.log_file}")
 
     def stop(self, timeout_s: float) -> None:
