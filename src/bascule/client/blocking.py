@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self, TypeVar
 
 from bascule.amqp.connection import Connection
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.events import (
     AttachConfirmed,
     ConnectionClosed,
@@ -36,6 +37,8 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 PORT = 5672
 TIMEOUT_S = 30.0
 RECEIVE_BYTES = 1 << 16
+#: A socket takes no endless timeout.
+READ_S_MAX = 60.0
 #: Messages on their way to the broker, unanswered: enough to hide a round trip, little to send again.
 SEND_WINDOW = 500
 CAPABILITY = {Routing.ANYCAST: Symbol("queue"), Routing.MULTICAST: Symbol("topic")}
@@ -98,11 +101,13 @@ class Client:
         except OSError as error:
             raise Unavailable(f"no broker at {address.host}:{address.port}: {error.strerror or error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         mechanism = PlainClient(address.user, address.password or "") if address.user else AnonymousClient()
         self._connection = Connection(
             Role.CLIENT,
             container_id=container_id or f"bascule-{uuid.uuid4()}",
             sasl=SaslClient([mechanism], address.host),
+            idle_timeout_s=None,  # nobody listens between calls; what waits has a time limit of its own
         )
         self._opened = self._begun = False
         try:
@@ -178,7 +183,11 @@ class Client:
             if remaining_s <= 0:
                 return False
             now_s = time.monotonic()
-            self._read(min(remaining_s, max(0.001, self._connection.tick(now_s) - now_s)))
+            due_s = self._connection.tick(now_s)
+            if self._connection.closed:
+                self._fail(ConnectionLost(f"connection given up: {self._connection.error}"))
+            else:
+                self._read(min(remaining_s, READ_S_MAX, max(0.001, due_s - now_s)))
 
     def _flush(self) -> None:
         data = self._connection.data_to_send()
@@ -220,8 +229,10 @@ class Client:
                 self._begun = True
             case Detached() | SessionEnded():
                 self._fail(Refused(str(event.error)) if event.error else ConnectionLost("the broker closed the link"))
-            case ConnectionClosed():
-                self._fail(Refused(str(event.error)) if event.error else ConnectionLost("the connection is closed"))
+            case ConnectionClosed(error=None):
+                self._fail(ConnectionLost("the connection is closed"))
+            case ConnectionClosed(error=AmqpError() as error):
+                self._fail((ConnectionLost if error.condition == CONNECTION_FORCED else Refused)(str(error)))
             case _:
                 pass  # a flow: credit is looked at where it is needed
 

@@ -132,7 +132,7 @@ def test_deaths_in_a_row_wait_longer_and_a_steady_run_forgets_them(tmp_path: Pat
     ("program", "kind", "text"),
     [
         ("import sys; print('error: no JDK'); sys.exit(3)", Unavailable, "no JDK"),
-        ("import sys; print('starting'); print('error: bad\\n  more'); sys.exit(2)", InvalidInput, "bad\n  more"),
+        ("import sys; print('starting'); print('error: bad\\n  more\\nnoise'); sys.exit(2)", InvalidInput, "bad\n  more"),
         ("import sys; sys.exit(7)", Unavailable, "broker ended with 7; see "),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_part_that_never_served_ends_the_start_with_its_own_error(tmp_path: Pa
     supervisor = Supervisor([part(tmp_path, "broker", program)], pids_file=tmp_path / "pids.json", tell=lambda _line: None)
     with pytest.raises(kind) as raised:
         supervisor.run(threading.Event(), lambda: None)
-    assert str(raised.value).startswith(text)
+    assert str(raised.value) == text or str(raised.value).startswith("broker ended with 7; see ")
 
 
 def test_ports_left_open_are_kept_from_run_to_run(tmp_path: Path) -> None:
