@@ -151,8 +151,8 @@ public final class Alerts {
     static Alert alert(Message message) throws JMSException {
         String text = message.getBody(String.class);
         Matcher airport = AIRPORT.matcher(text);
-        String id = message.propertyExists("kafka.offset")
-                ? message.getStringProperty("kafka.partition") + "/" + message.getStringProperty("kafka.offset") : message.getJMSMessageID();
+        String id = message.propertyExists("kafka_offset")
+                ? message.getStringProperty("kafka_partition") + "/" + message.getStringProperty("kafka_offset") : message.getJMSMessageID();
         return new Alert(id, airport.find() ? airport.group(1) : text);
     }
 
