@@ -54,9 +54,9 @@ class Journaling:
     ``append(key, value)`` is the log's; it must confirm in order, by :meth:`confirm`, or end the epoch.
     """
 
-    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[bool], None] = lambda urgent: None) -> None:
         self._append = append
-        self._on_work = on_work  # told once when an empty open record gets its first entry or action
+        self._on_work = on_work  # told once when there is something to append, and once more (True) when somebody waits for it
         self.epoch = -1
         self.sequence = 0  # of the last record made
         self.confirmed_sequence = 0
@@ -64,6 +64,7 @@ class Journaling:
         self.in_flight: deque[Batch] = deque()
         self.in_flight_bytes = 0
         self._woken = False
+        self._urgent = False
         self._held = False  # a transaction is being written: its entries must stay in one record
 
     def begin(self, epoch: int, last_sequence: int) -> None:
@@ -80,9 +81,13 @@ class Journaling:
         if not self._woken:
             self._wake()
 
-    def together(self, size_bytes: int) -> None:
-        """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is."""
-        if self.batch.size_bytes + size_bytes > RECORD_BYTES_SOFT:
+    def together(self, size_bytes: int, messages: int = 1) -> None:
+        """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is.
+
+        ``messages`` is how many it has at most, which a record must be able to number.
+        """
+        batch = self.batch
+        if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
         self._held = True
 
@@ -93,7 +98,8 @@ class Journaling:
     def add_send(self, send: Send) -> int:
         """A message for the open record; returns its mid."""
         batch = self.batch
-        if batch.messages >= MESSAGES_PER_RECORD_MAX - 1 and not self._held:
+        if batch.messages >= MESSAGES_PER_RECORD_MAX:
+            assert not self._held
             self.flush()
             batch = self.batch
         mid = mid_of(batch.sequence, batch.messages)
@@ -121,6 +127,9 @@ class Journaling:
         """Do this once all that was decided so far is stored; at once where it is already."""
         if not self.batch.empty:
             self.batch.actions.append((action, arguments))
+            if not self._urgent:
+                self._urgent = True
+                self._on_work(True)
         elif self.in_flight:
             self.in_flight[-1].actions.append((action, arguments))
         else:
@@ -133,11 +142,11 @@ class Journaling:
 
     def _wake(self) -> None:
         self._woken = True
-        self._on_work()
+        self._on_work(False)
 
     def flush(self) -> None:
         """Append the open record."""
-        self._woken = False
+        self._woken = self._urgent = False
         batch = self.batch
         if batch.empty:
             return

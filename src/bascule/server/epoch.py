@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
 IN_FLIGHT_MAX = 4
+#: What nobody waits for (an acknowledgement alone) may wait for company: the next send takes it along and saves an append.
+LINGER_S = 0.005
 #: Bytes on their way at which producers get no more credit.
 IN_FLIGHT_BYTES_MAX = 32 << 20
 #: How often the age of the oldest append is looked at.
@@ -193,8 +195,11 @@ class Epoch:
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        self._loop.call_soon(self.flush)
+    def _work(self, urgent: bool) -> None:
+        if urgent:
+            self._loop.call_soon(self.flush)
+        else:
+            self._loop.call_later(LINGER_S, self.flush)
 
     def flush(self) -> None:
         """Append what has gathered, unless enough is on its way already."""
