@@ -157,8 +157,8 @@ class QpidPeer:
 
     def _read_answers(self) -> None:
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):
-            for line in self._process.stdout:
+        with self._process.stdout as lines:
+            for line in lines:
                 answer = json.loads(line)
                 with self._lock:
                     future = self._calls.pop(answer["id"])

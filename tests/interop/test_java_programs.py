@@ -1,0 +1,8 @@
+import pytest
+
+from bascule.testing.java import SOURCE_DIR, compiled
+
+
+@pytest.mark.parametrize("program", sorted(path.stem for path in SOURCE_DIR.glob("*.java")))
+def test_every_java_program_compiles(program: str) -> None:
+    assert (compiled(program) / f"{program}.class").is_file()
