@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from bascule.client.blocking import Address
+    from bascule.client.blocking import Address, Delivery
     from bascule.core.destination import Routing
 
 #: A table shows so much of a body; JSON shows all.
@@ -112,24 +113,23 @@ def receive(
     from bascule.client.blocking import Client
 
     streaming = follow or output is Format.JSON
-    rows: list[dict[str, Any]] = []
+    page: list[Delivery] = []
     taken = 0
     with Client(_address(broker, user, config)) as client:
         receiver = client.receiver(destination, _routing(topic), selector=selector)
         while follow or taken < count:
             wanted = AHEAD if follow else min(AHEAD, count - taken)
             delivery = receiver.receive(math.inf if follow else timeout_s, ahead=wanted)
+            if delivery is not None:
+                page.append(delivery)
+                taken += 1
+            if streaming or delivery is None or len(page) == AHEAD or taken == count:
+                _show([_row(each.data) for each in page], Format.JSON if streaming else Format.TABLE)
+                for each in page:
+                    receiver.accept(each)
+                page.clear()
             if delivery is None:
                 break
-            row = _row(delivery.data)
-            if streaming:
-                line(as_json(row))
-            else:
-                rows.append(row)
-            receiver.accept(delivery)
-            taken += 1
-        if not streaming:
-            _show(rows)
     if taken < count and not follow:
         note(f"{taken} of {count} came")
         raise typer.Exit(1)
@@ -147,19 +147,9 @@ def browse(
     """Show the messages of a queue without taking them."""
     from bascule.client.blocking import Client
 
-    rows: list[dict[str, Any]] = []
     with Client(_address(broker, user, config)) as client:
-        receiver = client.receiver(destination, selector=selector, browse=True)
-        for delivery in receiver.drain(AHEAD):
-            if output is Format.JSON:
-                line(as_json(_row(delivery.data)))
-            else:
-                rows.append(_row(delivery.data))
-            count = None if count is None else count - 1
-            if count == 0:
-                break
-    if output is Format.TABLE:
-        _show(rows)
+        there = client.receiver(destination, selector=selector, browse=True).drain(AHEAD)
+        _show((_row(delivery.data) for delivery in itertools.islice(there, count)), output)
 
 
 def _address(broker: str | None, user: str | None, config: Path | None) -> Address:
@@ -237,7 +227,12 @@ def _row(data: bytes) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", {}) and (name, value) != ("expiration_ms", 0)}
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(rows: Iterable[dict[str, Any]], output: Format) -> None:
+    if output is Format.JSON:
+        for row in rows:
+            line(as_json(row))
+        return
+
     def short(row: dict[str, Any]) -> str:
         body = row.get("body", "")
         text = body if isinstance(body, str) else as_json(body)
