@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
 
-from bascule.cli.main import app
+from bascule.cli.main import app, main
 
 COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
@@ -21,17 +21,40 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def bascule(*arguments: str, directory: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BASCULE_")} | environment
-    return subprocess.run(
-        [sys.executable, "-m", "bascule.cli", *arguments],
-        cwd=directory, env=env | {"COLUMNS": "200", "NO_COLOR": "1"}, input=stdin, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Bascule = Callable[..., Done]
+
+
+@pytest.fixture
+def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Bascule:
+    """Runs a command in this process, in an empty directory and without settings from outside."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("BASCULE_") and "__" in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["bascule", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        return Done(int(str(code or 0)), *capfd.readouterr())
+
+    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_help_of_each_command_shows_an_example(command: list[str], tmp_path: Path) -> None:
-    done = bascule(*command, "--help", directory=tmp_path)
+def test_the_help_of_each_command_shows_an_example(command: list[str], bascule: Bascule) -> None:
+    done = bascule(*command, "--help")
     assert done.returncode == 0
     assert "Example:" in done.stdout
     assert f"bascule {' '.join(command)}" in done.stdout
@@ -39,7 +62,7 @@ def test_the_help_of_each_command_shows_an_example(command: list[str], tmp_path:
 
 def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_path: Path) -> None:
     program = (
-        "import sys; from bascule.cli.main import app; app(['up', '--help'], standalone_mode=False); "
+        "import sys; from bascule.cli.main import app, main; app(['up', '--help'], standalone_mode=False); "
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'confluent_kafka', 'pydantic_settings', 'uvicorn'}))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -47,29 +70,32 @@ def test_help_imports_neither_spark_nor_the_kafka_client_nor_the_servers(tmp_pat
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_good_settings_are_said_to_be_good(tmp_path: Path) -> None:
+def test_good_settings_are_said_to_be_good(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
-    assert bascule("config", "check", directory=tmp_path).stdout == "bascule.toml: good (1 diverts, 0 ingresses)\n"
-    done = bascule("config", "check", "--format", "json", directory=tmp_path)
+    assert bascule("config", "check").stdout == "bascule.toml: good (1 diverts, 0 ingresses)\n"
+    done = bascule("config", "check", "--format", "json")
     assert json.loads(done.stdout) == {"file": "bascule.toml", "diverts": ["a"], "ingresses": []}
 
 
-def test_wrong_settings_are_told_on_standard_error_without_a_traceback_and_the_exit_code_is_2(tmp_path: Path) -> None:
+def test_wrong_settings_are_told_on_standard_error_without_a_traceback_and_the_exit_code_is_2(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text("[broker]\nprot = 1\n")
     for command in (["config", "check"], ["up"], ["broker"]):
-        done = bascule(*command, directory=tmp_path)
+        done = bascule(*command)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr == "error: bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?\n"
 
 
-def test_settings_are_shown_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
+def test_settings_are_shown_with_their_sources_and_without_secrets(
+    tmp_path: Path, bascule: Bascule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASCULE_ADMIN__PORT", "1")
     (tmp_path / "bascule.toml").write_text("[broker.users]\nann = 'hush'\n")
-    done = bascule("config", "show", "--format", "json", directory=tmp_path, BASCULE_ADMIN__PORT="1")
+    done = bascule("config", "show", "--format", "json")
     shown = {each["key"]: each for each in json.loads(done.stdout)}
     assert shown["broker.users.ann"] == {"key": "broker.users.ann", "value": "********", "source": "bascule.toml:2"}
     assert shown["admin.port"] == {"key": "admin.port", "value": 1, "source": "environment BASCULE_ADMIN__PORT"}
-    assert "hush" not in bascule("config", "show", directory=tmp_path).stdout
+    assert "hush" not in bascule("config", "show").stdout
 
 
 @pytest.mark.parametrize(
@@ -93,8 +119,8 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(tmp_path: Pat
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: int, text: str, tmp_path: Path) -> None:
-    done = bascule(*arguments, directory=tmp_path)
+def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: int, text: str, bascule: Bascule) -> None:
+    done = bascule(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"error: {text}")
     assert "Traceback" not in done.stderr
