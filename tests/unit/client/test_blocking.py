@@ -14,9 +14,9 @@ import pytest
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import NOT_FOUND, AmqpError
 from bascule.amqp.events import Attached, Flowed, Opened, Transferred
-from bascule.amqp.link import SenderLink
+from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, Released, Role
-from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, password_check
+from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
 from bascule.client.blocking import Address, Client, ConnectionLost, Refused, TimedOut
 from bascule.core.errors import InvalidInput, Unavailable
 
@@ -30,7 +30,7 @@ def obliging(connection: Connection, event: Any) -> None:
             connection.open()
         case Attached():
             event.link.accept()
-            if event.link.RECEIVER:
+            if isinstance(event.link, ReceiverLink):
                 event.link.flow(1000)
             else:
                 event.link.context = iter((b"one", b"two", b"three"))
@@ -45,7 +45,7 @@ def obliging(connection: Connection, event: Any) -> None:
 @contextmanager
 def server(react: React) -> Iterator[Address]:
     """One connection, on a thread of its own; a reaction that raises OSError cuts it."""
-    mechanisms = {"PLAIN": lambda: PlainServer(password_check({"ann": "hush"})), "ANONYMOUS": AnonymousServer}
+    mechanisms: dict[str, Callable[[], ServerMechanism]] = {"PLAIN": lambda: PlainServer(password_check({"ann": "hush"})), "ANONYMOUS": AnonymousServer}
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -18,7 +18,7 @@ def test_settings_are_complete_without_any_source_and_ignore_the_environment(mon
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        Settings().broker.port = 1  # type: ignore[misc]
+        Settings().broker.port = 1
 
 
 @pytest.mark.parametrize(
