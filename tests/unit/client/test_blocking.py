@@ -45,7 +45,10 @@ def obliging(connection: Connection, event: Any) -> None:
 @contextmanager
 def server(react: React) -> Iterator[Address]:
     """One connection, on a thread of its own; a reaction that raises OSError cuts it."""
-    mechanisms: dict[str, Callable[[], ServerMechanism]] = {"PLAIN": lambda: PlainServer(password_check({"ann": "hush"})), "ANONYMOUS": AnonymousServer}
+    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
+        "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
+        "ANONYMOUS": AnonymousServer,
+    }
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
