@@ -12,6 +12,8 @@ from bascule.journal.records import DIGEST_SIZE
 WINDOW_COUNT = 20_000
 #: A client that could not reconnect for longer than this has given up.
 WINDOW_MS = 3_600_000
+#: Addresses with a window: each temporary queue that is replied to gets one, and outlives neither its client nor this.
+WINDOWS_MAX = 10_000
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -34,16 +36,60 @@ class DuplicateWindow:
         return digest in self.digests
 
     def add(self, digest: bytes, now_ms: int) -> None:
-        """Remember an id; forget what is too many or too old."""
+        """Remember an id; forget what is too many."""
         if digest in self.digests:
             return
         self.digests.add(digest)
-        order = self.order
-        order.append((digest, now_ms))
-        while len(order) > self.count_max or order[0][1] < now_ms - self.period_ms:
+        self.order.append((digest, now_ms))
+        if len(self.order) > self.count_max:
+            self.digests.discard(self.order.popleft()[0])
+
+    def forget(self, now_ms: int) -> None:
+        """Forget what is too old."""
+        order, oldest_ms = self.order, now_ms - self.period_ms
+        while order and order[0][1] < oldest_ms:
             self.digests.discard(order.popleft()[0])
 
     def snapshot(self, unconfirmed: Iterable[bytes]) -> list[tuple[bytes, int]]:
         """What is remembered of confirmed sends, oldest first."""
         without = set(unconfirmed)
         return [pair for pair in self.order if pair[0] not in without]
+
+
+class DuplicateWindows:
+    """The windows of all addresses; the ones that were used last are kept."""
+
+    __slots__ = ("by_address", "count_max", "period_ms")
+
+    def __init__(self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS) -> None:
+        self.count_max = count_max
+        self.period_ms = period_ms
+        self.by_address: dict[str, DuplicateWindow] = {}
+
+    def window(self, address: str) -> DuplicateWindow:
+        """What has been accepted lately on an address."""
+        window = self.by_address.get(address)
+        if window is None:
+            if len(self.by_address) >= WINDOWS_MAX:
+                self._drop_half()
+            window = self.by_address[address] = DuplicateWindow(self.count_max, self.period_ms)
+        return window
+
+    def admit(self, address: str, digests: tuple[bytes, ...], now_ms: int) -> bool:
+        """Remember a message by its ids; False when one of them is known: it is a repeat, and nothing changes."""
+        window = self.window(address)
+        window.forget(now_ms)
+        for digest in digests:
+            if digest in window:
+                return False
+        for digest in digests:
+            window.add(digest, now_ms)
+        return True
+
+    def _drop_half(self) -> None:
+        def last_ms(address: str) -> int:
+            order = self.by_address[address].order
+            return order[-1][1] if order else -1
+
+        for address in sorted(self.by_address, key=last_ms)[: WINDOWS_MAX // 2]:
+            del self.by_address[address]

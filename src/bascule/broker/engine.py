@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route
-from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS, DuplicateWindow, digest_of
+from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
@@ -22,10 +22,24 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import Scan, application_property, selector_lookup
 from bascule.jms.selector import Selector, compile_selector
-from bascule.journal.records import Op, Send, SendFlag, count_entry, ingress_entry, json_entry, queue_deleted_entry, reserve_entry
+from bascule.journal.records import (
+    INDEX_MAX,
+    MESSAGES_PER_RECORD_MAX,
+    Op,
+    Send,
+    SendFlag,
+    count_entry,
+    ingress_entry,
+    json_entry,
+    mid_of,
+    queue_deleted_entry,
+    reserve_entry,
+)
 
-#: Queues a broker holds; each costs memory for good, and a peer can ask for any name.
-QUEUES_MAX = 100_000
+#: Queues a broker holds; each costs memory for good, and a peer can ask for any name. A SEND entry counts its queues in 16 bits.
+QUEUES_MAX = 65_535
+#: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
+SEND_OVERHEAD_BYTES = 256
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 
@@ -51,6 +65,18 @@ class SendPort(Protocol):
         """The message was not taken and never will be."""
 
 
+def _selects(selector: Selector, body: bytes) -> bool:
+    return selector.matches(selector_lookup(body))
+
+
+def _matches(predicate: Callable[[bytes], bool], body: bytes) -> bool:
+    """Whether a selector is true of a message. Of one whose properties cannot be read it is unknown, hence not true."""
+    try:
+        return predicate(body)
+    except BasculeError:
+        return False
+
+
 class Engine:
     """All state of one broker and the commands on it. ``clock`` gives milliseconds since the epoch."""
 
@@ -60,7 +86,7 @@ class Engine:
         self.bodies = bodies
         self.clock = clock
         self.addresses = AddressBook()
-        self.windows: dict[str, DuplicateWindow] = {}
+        self.windows = DuplicateWindows(self.policy.duplicate_count, self.policy.duplicate_ms)
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.transactions: dict[bytes, Transaction] = {}
@@ -74,21 +100,24 @@ class Engine:
     def queue(self, name: str) -> Queue:
         """The anycast queue of a name; made when it is not there. Raises ResourceLimit."""
         queue = self.addresses.anycast.get(name)
-        if queue is not None:
-            return queue
-        if len(self.addresses.queues) >= QUEUES_MAX:
-            raise ResourceLimit(f"queue {name!r}: the broker holds {QUEUES_MAX} queues already")
-        return self.create_queue(name, name, Routing.ANYCAST)
+        return self.create_queue(name, name, Routing.ANYCAST) if queue is None else queue
 
     def create_queue(
-        self, name: str, address: str, routing: Routing, *, durable: bool = True, selector: str = "", no_local: str = "", subscription: str = ""
-    ) -> Queue:
-        """A new queue, bound to its address. A durable one is there for good once the open record is stored."""
+        self, name: str, address: str, routing: Routing, *,
+        durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "",
+    ) -> Queue:  # fmt: skip
+        """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
+        if len(self.addresses.queues) >= QUEUES_MAX:
+            raise ResourceLimit(f"queue {name!r}: the broker holds {QUEUES_MAX} queues already")
         queue = Queue(self.next_queue_id, name, address, routing, durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        return self._create(queue)
+
+    def _create(self, queue: Queue) -> Queue:
+        """Without a look at the limit: for a message that has been accepted already."""
         self.next_queue_id += 1
         self.addresses.add(queue)
-        if durable:
+        if queue.durable:
             self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
             self.journaling.then(self._created, queue)
         return queue
@@ -104,6 +133,8 @@ class Engine:
         self.addresses.remove(queue)
         for message in (*queue.ready, *queue.unacked()):
             self.release(message)
+        for consumer in queue.consumers:
+            consumer.unacked.clear()
         queue.consumers.clear()
         if queue.durable:
             self.journaling.add(queue_deleted_entry(queue.id))
@@ -120,6 +151,7 @@ class Engine:
                 self.queue(address)
             if scan.durable and self.stalled is not None and transaction is None:
                 raise self.stalled
+            duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
         except BasculeError as error:
             port.refused(token, error)
             return
@@ -128,13 +160,12 @@ class Engine:
         message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms)
         message.body_start = scan.body_start
         message.container = container
-        duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, scan.delivery_time_ms)
         if transaction is not None:
             self._gather(transaction, draft)
             port.accepted(token)
             return
-        self._store(draft, now_ms)
+        self._put(draft, now_ms)
         if scan.durable:
             self.journaling.then(port.accepted, token)
             self.journaling.close_if_full()
@@ -156,19 +187,39 @@ class Engine:
         return tuple(ids)
 
     def _gather(self, transaction: Transaction, draft: Draft) -> None:
-        transaction.drafts.append(draft)
-        transaction.size_bytes += draft.message.size_bytes + 256
-        limit = self.policy.transaction_bytes_max
-        if transaction.size_bytes > limit and transaction.doomed is None:
-            transaction.doomed = ResourceLimit(f"transaction larger than {limit} bytes: commit more often")
-
-    def _store(self, draft: Draft, now_ms: int) -> None:
-        """Decide about a message: a repeat, a journal entry, or a place in memory."""
-        message, address, routing = draft.message, draft.address, draft.routing
-        if draft.duplicate_ids and not self._remember(address, draft.duplicate_ids, now_ms):
+        if transaction.doomed is not None:
             return
+        drafts = transaction.drafts
+        drafts.append(draft)
+        address = draft.address
+        transaction.size_bytes += (
+            draft.message.size_bytes + len(address) + 4 * len(self.addresses.route(address, draft.routing).queues) + SEND_OVERHEAD_BYTES
+        )
+        limit = self.policy.transaction_bytes_max
+        if transaction.size_bytes > limit:
+            transaction.doomed = ResourceLimit(f"transaction larger than {limit} bytes: commit more often")
+        elif len(drafts) > MESSAGES_PER_RECORD_MAX:
+            transaction.doomed = ResourceLimit(f"transaction of more than {MESSAGES_PER_RECORD_MAX} messages: commit more often")
+        if transaction.doomed is not None:
+            drafts.clear()
+
+    def _put(self, draft: Draft, now_ms: int) -> None:
+        """Take a message that stands for itself: a persistent one is in its queues once it is stored."""
+        queues = self._decide(draft, now_ms)
+        if queues is None:
+            return
+        if draft.durable:
+            self.journaling.then(self._stored, draft.message, queues)
+        else:
+            self._stored(draft.message, queues)
+
+    def _decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
+        """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
+        message, address, routing = draft.message, draft.address, draft.routing
+        if draft.duplicate_ids and not self.windows.admit(address, draft.duplicate_ids, now_ms):
+            return None
         if routing is Routing.ANYCAST and address not in self.addresses.anycast:
-            self.create_queue(address, address, Routing.ANYCAST)  # deleted since it was asked for
+            self._create(Queue(self.next_queue_id, address, address, routing, durable=True))  # deleted since it was asked for
         route = self.addresses.route(address, routing)
         taken: tuple[str, ...] = ()
         if route.exclusive:
@@ -181,10 +232,7 @@ class Engine:
             mid = self._journal_send(draft, ids, taken, now_ms)
             if draft.durable:
                 message.mid = mid
-                self.journaling.then(self._stored, message, queues)
-                return
-        self._stored(message, queues)
-        self.dispatch()
+        return queues
 
     @staticmethod
     def _durable_ids(draft: Draft, route: Route, queues: tuple[Queue, ...]) -> tuple[int, ...]:
@@ -192,38 +240,23 @@ class Engine:
             return ()
         return route.durable_ids if queues is route.queues else tuple(queue.id for queue in queues if queue.durable)
 
-    def window(self, address: str) -> DuplicateWindow:
-        """What has been accepted lately on an address."""
-        window = self.windows.get(address)
-        if window is None:
-            window = self.windows[address] = DuplicateWindow(self.policy.duplicate_count, self.policy.duplicate_ms)
-        return window
+    @staticmethod
+    def _taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
+        return tuple(divert.name for divert in diverts if _matches(divert.matches, body))
 
-    def _remember(self, address: str, duplicate_ids: tuple[bytes, ...], now_ms: int) -> bool:
-        """False when one of the ids has been seen: the message is a repeat."""
-        window = self.window(address)
-        for digest in duplicate_ids:
-            if digest in window:
-                return False
-        for digest in duplicate_ids:
-            window.add(digest, now_ms)
-        return True
-
-    def _taken_by(self, diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
-        return tuple(divert.name for divert in diverts if divert.matches(body))
-
-    def _wants(self, queue: Queue, draft: Draft) -> bool:
+    @staticmethod
+    def _wants(queue: Queue, draft: Draft) -> bool:
         if queue.no_local_container and queue.no_local_container == draft.container:
             return False
-        return not queue.selector_text or compile_selector(queue.selector_text).matches(selector_lookup(draft.body))
+        return not queue.selector_text or _matches(partial(_selects, compile_selector(queue.selector_text)), draft.body)
 
     def _journal_send(self, draft: Draft, queue_ids: tuple[int, ...], taken: tuple[str, ...], now_ms: int) -> int:
-        flags = SendFlag.DURABLE.value if draft.durable else SendFlag.PIPELINES_ONLY.value
+        flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
         ids = draft.duplicate_ids
         if ids:
             flags |= 16 if len(ids) == 1 else 48
         if taken:
-            flags |= SendFlag.DIVERTS.value
+            flags |= SendFlag.DIVERTS
         message = draft.message
         return self.journaling.add_send(
             Send(flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, draft.address,
@@ -255,21 +288,30 @@ class Engine:
 
     def matches(self, selector: Selector, message: Message) -> bool:
         """Whether a selector wants a message."""
-        return selector.matches(selector_lookup(self.bodies.read(message)))
+        return _matches(partial(_selects, selector), self.bodies.read(message))
 
     def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
-        """A consumer is gone: what it had not settled is the queue's again. ``failed`` counts that as a failed delivery."""
+        """A consumer is gone: what it had not settled is the queue's again.
+
+        ``failed`` counts that as a failed delivery. Without, it is marked as maybe delivered and gets no nearer to its dead letter:
+        most of it was prefetched and never seen.
+        """
         queue = consumer.queue
         if consumer not in queue.consumers:
             return
         queue.consumers.remove(consumer)
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
-        self._return(queue, list(consumer.unacked.values()), failed=failed)
+        unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
-        if queue.durable and not queue.consumers and queue.reserved_mid >= 0:
+        if not failed:
+            self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
+        self._return(queue, unacked, failed=failed)
+        if queue.durable and not queue.consumers:
             # Nothing goes out any more: what arrives from here on cannot have been delivered.
-            self._reserve(queue, self.journaling.sequence << 16 | 0xFFFF)
+            handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
+            if queue.reserving_mid > handed_out:
+                self._reserve(queue, handed_out)
 
     def acknowledge(self, consumer: Consumer, message: Message) -> None:
         """The consumer has it: it leaves the queue. Repeats do nothing."""
@@ -279,7 +321,7 @@ class Engine:
     def _gone(self, queue: Queue, message: Message) -> None:
         if queue.counts:
             queue.counts.pop(message.position, None)
-        if queue.durable and message.mid >= 0:
+        if queue.durable and message.mid >= 0 and not queue.deleted:
             self.journaling.add_ack(queue, message.mid)
         self.release(message)
 
@@ -300,39 +342,41 @@ class Engine:
             self._dead_letter(consumer.queue, message)
 
     def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
-        if not messages or queue.deleted:
+        """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
+        if queue.deleted:
+            for message in messages:
+                self.release(message)
             return
         dead: list[Message] = []
         if failed:
-            counts: list[tuple[int, int]] = []
-            for message in messages:
-                count = queue.delivery_count(message) + 1
-                queue.counts[message.position] = count
-                if message.mid >= 0:
-                    counts.append((message.mid, count))
-                if count >= self.policy.deliveries_max:
-                    dead.append(message)
-            if counts and queue.durable:
-                self.journaling.add(count_entry(queue.id, counts))
-        if dead:
-            messages = [message for message in messages if message not in dead]
-        queue.ready.put_back(messages)
-        self._dirty[queue] = None
+            counts = {message: queue.delivery_count(message) + 1 for message in messages}
+            self._count(queue, counts)
+            dead = [message for message, count in counts.items() if count >= self.policy.deliveries_max]
+            if dead:
+                messages = [message for message, count in counts.items() if count < self.policy.deliveries_max]
+        if messages:
+            queue.ready.put_back(messages)
+            self._dirty[queue] = None
         for message in dead:
             self._dead_letter(queue, message)
-        self.dispatch()
+
+    def _count(self, queue: Queue, counts: dict[Message, int]) -> None:
+        for message, count in counts.items():
+            queue.counts[message.position] = count
+        journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
+        if journaled and queue.durable:
+            self.journaling.add(count_entry(queue.id, journaled))
 
     def _dead_letter(self, queue: Queue, message: Message) -> None:
         """Move it: its copy in the dead-letter queue and its end in this one are one record."""
-        target = self.queue(self.policy.dead_letter_address)
-        if queue is target:
+        address = self.policy.dead_letter_address
+        if queue.deleted or queue is self.addresses.anycast.get(address):
             self._return(queue, [message], failed=False)
             return
         body = self.bodies.read(message)
-        copy = Message(body, message.priority)
-        draft = Draft(copy, self.policy.dead_letter_address, Routing.ANYCAST, body, message.journaled, "", (), 0)
+        draft = Draft(Message(body, message.priority), address, Routing.ANYCAST, body, message.journaled, "", (), 0)
         self.journaling.together(message.size_bytes)
-        self._store(draft, self.clock())
+        self._put(draft, self.clock())
         self._gone(queue, message)
         self.journaling.part()
 
@@ -359,15 +403,22 @@ class Engine:
             return
         self.transactions.pop(transaction.id, None)
         now_ms = self.clock()
-        self.journaling.together(transaction.size_bytes)
+        stored: list[tuple[Message, tuple[Queue, ...]]] = []
+        self.journaling.together(transaction.size_bytes, len(transaction.drafts))
         for draft in transaction.drafts:
-            self._store(draft, now_ms)
+            queues = self._decide(draft, now_ms)
+            if queues is not None:
+                stored.append((draft.message, queues))
         for consumer, message in transaction.acks:
-            if not consumer.queue.deleted:
-                self._gone(consumer.queue, message)
+            self._gone(consumer.queue, message)
         self.journaling.part()
-        self.journaling.then(done, None)
+        self.journaling.then(self._committed, stored, done)
         self.journaling.close_if_full()
+
+    def _committed(self, stored: list[tuple[Message, tuple[Queue, ...]]], done: Callable[[BasculeError | None], None]) -> None:
+        for message, queues in stored:
+            self._stored(message, queues)
+        done(None)
 
     def rollback(self, transaction: Transaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
@@ -387,7 +438,7 @@ class Engine:
         self._dirty[queue] = None
 
     def dispatch(self) -> None:
-        """Give waiting messages to consumers with credit, in all queues where something changed."""
+        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell."""
         while self._dirty:
             queue, _ = self._dirty.popitem()
             if not queue.deleted:
@@ -409,6 +460,7 @@ class Engine:
             if message.expiry_ms and message.expiry_ms <= self.clock():
                 ready.take(message)
                 self._gone(queue, message)
+                idle = 0
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 if message.mid > queue.reserving_mid:
@@ -420,8 +472,8 @@ class Engine:
             idle = 0
         if queue.durable and consumers and not ready.count:
             sequence = self.journaling.sequence
-            if 0 <= queue.reserving_mid < (sequence + RESERVE_SEQUENCES // 2) << 16:
-                self._reserve(queue, (sequence + RESERVE_SEQUENCES) << 16)
+            if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
+                self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
         for consumer in consumers:
             consumer.port.dispatched()
 
@@ -444,13 +496,16 @@ class Engine:
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
 
-        Each comes with whether it is kept where nobody is bound to its address (seed 003 drops it). What has been taken changes nothing.
+        Each comes with whether it is kept where nobody is bound to its address (or dropped). What has been taken changes nothing.
+        Raises ResourceLimit for more messages than a record can hold.
         """
         if next_offset <= self.ingress_positions.get(partition, 0):
             return
+        if len(sends) > MESSAGES_PER_RECORD_MAX:
+            raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
         self.ingress_positions[partition] = next_offset
         now_ms = self.clock()
-        self.journaling.together(sum(len(send.body) + 256 for send, _ in sends))
+        self.journaling.together(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends))
         for send, keep in sends:
             self._take_in(send, keep, now_ms)
         self.journaling.add(ingress_entry(partition, next_offset))
@@ -460,15 +515,17 @@ class Engine:
     def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
         routing = Routing(send.routing)
         if routing is Routing.ANYCAST and keep and send.address not in self.addresses.anycast:
-            self.create_queue(send.address, send.address, routing)
+            self._create(Queue(self.next_queue_id, send.address, send.address, routing, durable=True))
         route = self.addresses.route(send.address, routing)
         if not route.queues and not keep:
             return
         message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms)
         draft = Draft(message, send.address, routing, send.body, True, "", (), send.delivery_time_ms)
         taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
-        queues = () if taken else tuple(queue for queue in route.queues if self._wants(queue, draft))
-        flags = send.flags | SendFlag.FROM_KAFKA.value | SendFlag.DURABLE.value | (SendFlag.DIVERTS.value if taken else 0)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if self._wants(queue, draft))
+        flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         durable_ids = self._durable_ids(draft, route, queues)
         message.mid = self.journaling.add_send(send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids, diverts=taken))
         self.journaling.then(self._stored, message, queues)

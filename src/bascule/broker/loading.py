@@ -9,6 +9,7 @@ from bascule.broker.snapshot import Snapshot
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
+    INDEX_MAX,
     DamagedRecord,
     Header,
     Kind,
@@ -56,14 +57,14 @@ class Loader:
         engine.next_queue_id = snapshot.next_queue_id
         engine.ingress_positions = dict(snapshot.ingress)
         for content, mids, counts in zip(snapshot.queues, snapshot.mids, snapshot.counts, strict=True):
-            reserved, recovered = content.pop("reserved"), content.pop("recovered")
+            reserved_mid = content.pop("reserved")
             queue = self._add(Queue.from_journal(content))
-            queue.reserved_mid, queue.recovered_mid = reserved, recovered
+            queue.reserved_mid = reserved_mid
             self._counts[queue.id].update(counts)
             for mid in mids:
                 self._wanted.setdefault(mid, []).append(queue.id)
         for address, pairs in snapshot.windows.items():
-            window = engine.window(address)
+            window = engine.windows.window(address)
             for digest, time_ms in pairs:
                 window.add(digest, time_ms)
 
@@ -81,7 +82,10 @@ class Loader:
             if self._old_fence.admits(offset, header) and header.kind is Kind.DATA:
                 self._fetch(header, value)
             return
-        if not self.fence.admits(offset, header) or header.kind is Kind.EPOCH:
+        if not self.fence.admits(offset, header):
+            return
+        if header.kind is Kind.EPOCH:
+            self._end_deliveries()
             return
         self.offsets.note(header.sequence, offset)
         index = 0
@@ -91,6 +95,12 @@ class Loader:
                 index += 1
             else:
                 self._apply(op, value, start, end)
+
+    def _end_deliveries(self) -> None:
+        """An epoch starts without consumers: what a reservation covers and is not there yet has never been delivered."""
+        last_mid = mid_of(self.fence.sequence, INDEX_MAX)
+        for queue in self.engine.addresses.queues.values():
+            queue.reserved_mid = min(queue.reserved_mid, last_mid)
 
     def _fetch(self, header: Header, value: bytes) -> None:
         """Bodies of messages that the snapshot has as mids."""
@@ -118,9 +128,7 @@ class Loader:
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
-            window = self.engine.window(send.address)
-            for digest in send.duplicate_ids:
-                window.add(digest, send.timestamp_ms)
+            self.engine.windows.admit(send.address, send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
             self._hold(mid, send, send.queues)
 
@@ -166,7 +174,8 @@ class Loader:
         """All records up to the epoch's start are applied: fill the queues. Raises DamagedRecord when bodies are missing."""
         if self._wanted:
             missing = sorted(self._wanted)
-            raise DamagedRecord(f"{len(missing)} messages of snapshot {self.snapshot and self.snapshot.id} are not in the journal: {missing[:3]}…")
+            name = self.snapshot and self.snapshot.id
+            raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         for queue_id, live in self._live.items():
             queue = self.engine.addresses.queues[queue_id]
             counts = self._counts[queue_id]
@@ -175,8 +184,7 @@ class Loader:
                 if mid in counts:
                     queue.counts[message.position] = counts[mid]
             # What a reservation covers and is still here may have been delivered before the crash.
-            queue.recovered_mid = max(queue.recovered_mid, min(queue.reserved_mid, mid_of(self.fence.sequence, 0xFFFF)))
-            queue.reserving_mid = queue.reserved_mid
+            queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
         self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
         self._live.clear()
         self._counts.clear()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from bascule.broker.message import Message
 from bascule.broker.ready import Ready, View
 from bascule.core.destination import Routing
+from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
 #: messages are marked redelivered after a crash without having been delivered.
@@ -118,7 +119,7 @@ class Queue:
     def next_reservation(self, message: Message, next_sequence: int) -> int:
         """The mid to reserve up to so that ``message`` and those behind it can go out."""
         if self.ready.count <= RESERVE_AHEAD:
-            return (next_sequence + RESERVE_SEQUENCES) << 16
+            return mid_of(next_sequence + RESERVE_SEQUENCES, INDEX_MAX)
         highest = message.mid
         for number, other in enumerate(self.ready):
             if number == RESERVE_AHEAD:

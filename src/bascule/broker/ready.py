@@ -7,17 +7,22 @@ from collections.abc import Callable, Iterator
 
 from bascule.broker.message import PRIORITY_MAX, Message
 
-#: Stale entries (taken through a selector's view) are swept when they outnumber the live ones and this.
+#: Entries of messages that were taken by another way are swept when they outnumber the live ones and this.
 SWEEP_MIN = 256
 
 
-def _insert(line: deque[Message], message: Message) -> None:
-    """Put a message that had left ``line`` back to its place, which is near the head."""
-    before: list[Message] = []
-    while line and line[0].position < message.position:
-        before.append(line.popleft())
-    line.appendleft(message)
-    line.extendleft(reversed(before))
+def _position(message: Message) -> int:
+    return message.position
+
+
+def _merge(line: deque[Message], messages: list[Message]) -> None:
+    """Put messages that had left ``line`` back to their places, which are near the head."""
+    last = max(message.position for message in messages)
+    head = list(messages)
+    while line and line[0].position < last:
+        head.append(line.popleft())
+    head.sort(key=_position, reverse=True)
+    line.extendleft(head)
 
 
 class Ready:
@@ -53,21 +58,23 @@ class Ready:
 
     def put_back(self, messages: list[Message]) -> None:
         """Messages that had been taken are back: each goes to its place in the order."""
-        messages.sort(key=lambda message: message.position)
         self.count += len(messages)
+        returned: dict[int, list[Message]] = {}
         for message in messages:
             self.size_bytes += message.size_bytes
             if message.position in self.stale:
                 self.stale.remove(message.position)
             else:
-                line = self.lines[message.priority]
-                if line is None:
-                    line = self.lines[message.priority] = deque()
-                _insert(line, message)
-            if self.held is not None:
-                self.held.add(message.position)
-                for view in self.views.values():
-                    view.put_back(message)
+                returned.setdefault(message.priority, []).append(message)
+        for priority, group in returned.items():
+            line = self.lines[priority]
+            if line is None:
+                line = self.lines[priority] = deque()
+            _merge(line, group)
+        if self.held is not None:
+            self.held.update(message.position for message in messages)
+            for view in self.views.values():
+                view.put_back(messages)
 
     def peek(self) -> Message | None:
         """The next message for a consumer without a selector."""
@@ -154,12 +161,28 @@ class View:
         if self.matches(message):
             self.members.add(message.position)
             self.lines[message.priority].append(message)
+            if len(self.members) > 2 * self.ready.count + SWEEP_MIN:
+                self._sweep()
 
-    def put_back(self, message: Message) -> None:
-        """A message is back in the queue."""
-        if message.position not in self.members and self.matches(message):
-            self.members.add(message.position)
-            _insert(self.lines[message.priority], message)
+    def put_back(self, messages: list[Message]) -> None:
+        """Messages are back in the queue."""
+        returned: dict[int, list[Message]] = {}
+        for message in messages:
+            if message.position not in self.members and self.matches(message):
+                self.members.add(message.position)
+                returned.setdefault(message.priority, []).append(message)
+        for priority, group in returned.items():
+            _merge(self.lines[priority], group)
+
+    def _sweep(self) -> None:
+        """Let go of what went to consumers without this selector while nobody asked here."""
+        held = self.ready.held
+        assert held is not None
+        self.members &= held
+        for line in self.lines:
+            live = [message for message in line if message.position in held]
+            line.clear()
+            line.extend(live)
 
     def peek(self) -> Message | None:
         """The next message for a consumer with this selector."""

@@ -1,7 +1,7 @@
 """A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
 
-Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed integers, then
-for each duplicate window its digests and times. All big endian.
+Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed
+integers, then for each duplicate window its digests and times. All big endian.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bascule.broker.engine import Engine
+from bascule.broker.message import Message
 from bascule.broker.queue import Queue
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord
@@ -53,21 +54,22 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     acked: dict[Queue, list[int]] = {}
     for queue, mid in journaling.unconfirmed_acks():
         acked.setdefault(queue, []).append(mid)
+    uncommitted: dict[Queue, list[Message]] = {}
     for transaction in engine.transactions.values():
         for consumer, message in transaction.acks:
-            acked.setdefault(consumer.queue, []).append(message.mid)
+            uncommitted.setdefault(consumer.queue, []).append(message)
     sequence = journaling.confirmed_sequence
     queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
     unconfirmed = list(journaling.unconfirmed_digests())
     snapshot = Snapshot(
-        journaling.epoch, sequence, offsets.offset_of(sequence) + 1, engine.next_queue_id, offsets,
-        [{**queue.describe(), "reserved": queue.reserved_mid, "recovered": queue.recovered_mid} for queue in queues],
+        journaling.epoch, sequence, offsets.offset_of(sequence) + 1 if sequence else 0, engine.next_queue_id, offsets,
+        [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
         dict(engine.confirmed_ingress),
-        windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.items()},
+        windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
     )  # fmt: skip
     for queue in queues:
-        messages = [message for message in (*queue.ready, *queue.unacked()) if message.mid >= 0]
-        snapshot.mids.append(sorted([*(message.mid for message in messages), *(mid for mid in acked.get(queue, ()) if mid >= 0)]))
+        messages = [message for message in (*queue.ready, *queue.unacked(), *uncommitted.get(queue, ())) if message.mid >= 0]
+        snapshot.mids.append(sorted([*(message.mid for message in messages), *acked.get(queue, ())]))
         snapshot.counts.append(
             sorted((message.mid, queue.counts[message.position]) for message in messages if message.position in queue.counts)
         )

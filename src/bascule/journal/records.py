@@ -30,6 +30,8 @@ HEADER_SIZE = HEADER.size
 INDEX_BITS = 16
 #: Messages in one record: the index of a message identity has 16 bits.
 MESSAGES_PER_RECORD_MAX = 1 << INDEX_BITS
+#: The highest index: ``mid_of(sequence, INDEX_MAX)`` is not below any message of a record.
+INDEX_MAX = MESSAGES_PER_RECORD_MAX - 1
 
 
 class Kind(enum.IntEnum):
@@ -57,8 +59,8 @@ class Op(enum.IntEnum):
     SNAPSHOT = 9  # JSON: a snapshot announced
 
 
-class SendFlag(enum.IntFlag):
-    """Bits of a SEND entry."""
+class SendFlag:
+    """Bits of a SEND entry; plain integers, since an enum's ``&`` costs a microsecond and every message has several."""
 
     DURABLE = 1
     TRANSACTED = 2
@@ -130,6 +132,18 @@ class Send(NamedTuple):
     body: bytes
 
 
+class _Layout(NamedTuple):
+    """The bytes that an entry has: a fixed part, and items of one size."""
+
+    fixed: int
+    item: int = 0
+
+    def fits(self, length: int) -> bool:
+        """Whether a payload can have this length."""
+        rest = length - self.fixed
+        return rest == 0 if not self.item else rest >= 0 and rest % self.item == 0
+
+
 _ENTRY = struct.Struct(">BI")
 _SEND = struct.Struct(">BBBqqqHH")
 _SOURCE = struct.Struct(">Hiq")
@@ -138,6 +152,13 @@ _MID_COUNT = struct.Struct(">QH")
 _RESERVE = struct.Struct(">IQ")
 _INGRESS = struct.Struct(">iq")
 DIGEST_SIZE = 16
+_LAYOUTS = {
+    Op.ACK: _Layout(_U32.size, 8),
+    Op.COUNT: _Layout(_U32.size, _MID_COUNT.size),
+    Op.RESERVE: _Layout(_RESERVE.size),
+    Op.QUEUE_DELETED: _Layout(_U32.size),
+    Op.INGRESS: _Layout(_INGRESS.size),
+}
 
 
 def mid_of(sequence: int, index: int) -> int:
@@ -160,6 +181,8 @@ def decode_header(value: bytes | None, *, check: bool = True) -> Header:
     _, version, kind, epoch, sequence, crc, length = HEADER.unpack_from(value)
     if version > VERSION:
         raise NewerRecord(f"journal format {version}; this Bascule reads up to {VERSION}")
+    if version < 1:
+        raise DamagedRecord(f"journal format {version}; the first is 1")
     if len(value) != HEADER_SIZE + length:
         raise DamagedRecord(f"body of {len(value) - HEADER_SIZE} bytes, header says {length}")
     if check and zlib.crc32(memoryview(value)[HEADER_SIZE:]) != crc:
@@ -181,6 +204,9 @@ def entries(value: bytes) -> Iterator[tuple[int, int, int]]:
         position = start + length
         if position > size:
             raise DamagedRecord(f"entry at byte {start} runs past the end")
+        layout = _LAYOUTS.get(op)
+        if layout is not None and not layout.fits(length):
+            raise DamagedRecord(f"entry at byte {start}: operation {op} with {length} bytes")
         yield op, start, position
 
 

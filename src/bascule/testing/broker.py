@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,28 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine, Policy
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import DEFAULT_PRIORITY, Bodies, Message
 from bascule.broker.queue import Consumer, Queue
+from bascule.broker.transactions import Transaction
+from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import scan
+from bascule.jms.sections import APPLICATION_PROPERTIES, PROPERTIES, VALUE, header_bytes, scan, section_bytes
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import KEY_OF_KIND, Kind, Op, encode_record, json_entry
+from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, encode_record, json_entry
+
+
+def message_bytes(
+    content: Any, *, durable: bool = True, priority: int = DEFAULT_PRIORITY, ttl_ms: int = 0,
+    message_id: str | None = None, properties: Mapping[str, Any] | None = None,
+) -> bytes:  # fmt: skip
+    """An encoded AMQP message whose body is one value."""
+    parts = [header_bytes(durable, priority, ttl_ms)]
+    if message_id is not None:
+        parts.append(section_bytes(PROPERTIES, [message_id]))
+    if properties:
+        parts.append(section_bytes(APPLICATION_PROPERTIES, dict(properties)))
+    parts.append(section_bytes(VALUE, content))
+    return b"".join(parts)
 
 
 @dataclass
@@ -44,14 +60,20 @@ class Sender:
         """Not taken."""
         self.answers.append((token, error))
 
+    @property
+    def accepted_tokens(self) -> list[Any]:
+        """What was taken, in the order of the answers."""
+        return [token for token, error in self.answers if error is None]
 
-@dataclass
+
 class Receiver:
     """A consumer's link with credit that the test gives; it keeps (message, delivery count)."""
 
-    credit: int = 0
-    received: list[tuple[Message, int]] = field(default_factory=list)
-    consumer: Consumer | None = None
+    def __init__(self, credit: int) -> None:
+        self.credit = credit
+        self.received: list[tuple[Message, int]] = []
+        self.drains_answered = 0
+        self.consumer: Consumer
 
     def deliver(self, message: Message, delivery_count: int) -> None:
         """Take one."""
@@ -60,6 +82,12 @@ class Receiver:
 
     def dispatched(self) -> None:
         """Nothing more for now."""
+        self.drains_answered += 1
+
+    @property
+    def messages(self) -> list[Message]:
+        """What it got, without the counts."""
+        return [message for message, _ in self.received]
 
 
 class BrokerInMemory:
@@ -71,39 +99,66 @@ class BrokerInMemory:
         self.clock = clock
         self.policy = policy
         self.in_flight: list[tuple[bytes, bytes]] = []
-        self.snapshot: bytes | None = None
+        self.snapshots: dict[str, bytes] = {}
         self.start()
 
-    def start(self) -> None:
-        """A new epoch: what was in flight is lost, all else is loaded."""
+    def start(self, *, stored: int = 0) -> None:
+        """A new epoch, as after a crash: ``stored`` of the appends in flight had reached the log, unanswered; the rest is lost."""
+        for record in self.in_flight[:stored]:
+            self.log.append(*record)
         self.in_flight.clear()
         epoch = self.log.append(KEY_OF_KIND[Kind.EPOCH], encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": []})))
-        journaling = Journaling(lambda key, value: self.in_flight.append((key, value)))
-        self.engine = Engine(journaling, Bodies(None, 1 << 40), self.clock, self.policy)
-        loader = Loader(self.engine, None if self.snapshot is None else snapshots.decode(self.snapshot))
-        for offset in range(loader.first_offset, epoch + 1):
-            loader.apply(offset, self.log.records[offset][1])
-        loader.finish()
-        journaling.begin(epoch, loader.fence.sequence)
+        loader = self._load()
+        loader.engine.journaling.begin(epoch, loader.fence.sequence)
+        self.engine = loader.engine
         self.offsets: OffsetMap = loader.offsets
 
-    def take_snapshot(self) -> None:
-        """The next load begins from here."""
-        if self.engine.journaling.confirmed_sequence:
-            self.snapshot = snapshots.encode(snapshots.take(self.engine, self.offsets))
+    def _load(self) -> Loader:
+        for name, data in reversed(self.snapshots.items()):
+            loader = self.replay(data)
+            if name in loader.announced:
+                return loader
+        return self.replay(None)
 
-    def settle(self, count: int | None = None) -> None:
-        """Append what has gathered; confirm ``count`` records, or all until nothing is left to append."""
+    def replay(self, snapshot: bytes | None) -> Loader:
+        """What a load of the log, from a snapshot or from its start, makes of it."""
+        journaling = Journaling(lambda key, value: self.in_flight.append((key, value)))
+        engine = Engine(journaling, Bodies(None, 1 << 40), self.clock, self.policy)
+        loader = Loader(engine, None if snapshot is None else snapshots.decode(snapshot))
+        for offset in range(loader.first_offset, len(self.log.records)):
+            try:
+                loader.apply(offset, self.log.records[offset][1])
+            except ForeignRecord:
+                continue
+        loader.finish()
+        return loader
+
+    def take_snapshot(self) -> None:
+        """A snapshot of what is confirmed, and its announcement; the next load begins from it once that is stored."""
+        taken = snapshots.take(self.engine, self.offsets)
+        self.snapshots.pop(taken.id, None)
+        self.snapshots[taken.id] = snapshots.encode(taken)
+        self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
+
+    def flush(self) -> None:
+        """The end of a turn: dispatch, and append what has gathered."""
         self.engine.dispatch()
         self.engine.journaling.flush()
-        while self.in_flight and count != 0:
-            offset = self.log.append(*self.in_flight.pop(0))
+
+    def confirm(self, count: int) -> None:
+        """Kafka stores the oldest ``count`` records in flight."""
+        for record in self.in_flight[:count]:
+            offset = self.log.append(*record)
             self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
             self.engine.confirm()
-            if count is None:
-                self.engine.journaling.flush()
-            else:
-                count -= 1
+        del self.in_flight[:count]
+
+    def settle(self) -> None:
+        """Turns and confirmations until nothing is left to do."""
+        self.flush()
+        while self.in_flight:
+            self.confirm(len(self.in_flight))
+            self.flush()
 
     def attach(self, queue: Queue, credit: int = 0, **options: Any) -> Receiver:
         """A consumer with credit."""
@@ -112,8 +167,14 @@ class BrokerInMemory:
         self.engine.wake(queue)
         return receiver
 
-    def send(self, address: str, body: bytes, sender: Sender, token: Any, *, routing: Any = 0, container: str = "c", transaction: Any = None) -> None:
-        """Send an encoded message."""
-        from bascule.core.destination import Routing
+    def give(self, receiver: Receiver, credit: int) -> None:
+        """More credit for a consumer."""
+        receiver.credit += credit
+        self.engine.wake(receiver.consumer.queue)
 
-        self.engine.send(address, Routing(routing), body, scan(body), container, sender, token, transaction)
+    def send(
+        self, address: str, body: bytes, sender: Sender, token: Any, *,
+        routing: Routing = Routing.ANYCAST, container: str = "client", transaction: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        """Send an encoded message."""
+        self.engine.send(address, routing, body, scan(body), container, sender, token, transaction)
