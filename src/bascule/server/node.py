@@ -202,11 +202,14 @@ class Node:
             on_ended=partial(_resolve, ended),
             on_confirmed=self._confirmed, on_stalled=self._stalled,
         )  # fmt: skip
-        await epoch.start()
         # What a load leaves behind lives long: the collector need not look at it again and again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        gc.disable()
+        try:
+            await epoch.start()
+        finally:
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            gc.enable()
         return IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
 
     async def _leave_epoch(self, tail: IngressTail, error: BasculeError | None) -> None:
