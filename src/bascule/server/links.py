@@ -29,20 +29,26 @@ PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 class ProducerLink:
     """A client's producer; the broker's :class:`~bascule.broker.engine.SendPort`. ``address`` None takes each message's own ``to``."""
 
-    __slots__ = ("address", "connection", "link", "routing")
+    __slots__ = ("_accepted_in", "address", "connection", "link", "routing")
 
     def __init__(self, connection: ClientConnection, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
         self.connection = connection
         self.link = link
         self.address = address
         self.routing = routing
+        self._accepted_in = TransactionalState(b"", ACCEPTED)
 
     def accepted(self, token: Any) -> None:
         """The message is taken: tell the client, with the outcome inside its transaction where it has one."""
         if token is None:
             return
         delivery_id, txn_id = token
-        self.link.settle(delivery_id, ACCEPTED if txn_id is None else TransactionalState(txn_id, ACCEPTED))
+        if txn_id is None:
+            self.link.settle(delivery_id, ACCEPTED)
+        else:
+            if self._accepted_in.txn_id != txn_id:
+                self._accepted_in = TransactionalState(txn_id, ACCEPTED)  # one for all of a transaction: the engine gathers equal answers
+            self.link.settle(delivery_id, self._accepted_in)
         self.connection.touch()
 
     def refused(self, token: Any, error: BasculeError) -> None:
