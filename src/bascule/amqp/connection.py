@@ -1,10 +1,7 @@
 """A connection without IO: bytes in and events out, calls in and bytes out (part 2, section 2.4).
 
-    connection = Connection(Role.SERVER, container_id="bascule", sasl=SaslServer(...), require_sasl=True)
-    for event in connection.receive(data, now_s): ...      # answer by methods of connection, sessions and links
-    transport.write(connection.data_to_send())             # after every round
-    if connection.closed: transport.close()
-    wake_at_s = connection.tick(now_s)                     # at the time that the last tick returned, at the latest
+A shell gives what it read to ``receive``, answers the events by methods of connection, sessions and links, then writes
+``data_to_send``, and closes its socket where ``closed`` is true; it calls ``tick`` at the latest when the last one said.
 """
 
 from __future__ import annotations
@@ -63,16 +60,11 @@ from bascule.amqp.performatives import (
 )
 from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import Session
-from bascule.amqp.states import CONNECTION, ConnectionInput, ConnectionState
+from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
 _NEVER: Final = float("inf")
 #: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
 _HEARTBEATS_PER_TIMEOUT: Final = 3
-_HEADER_DUE: Final = frozenset({ConnectionState.START, ConnectionState.AUTHENTICATED})
-#: No frame but SASL's can be sent: an error has no way to the peer.
-_SPEECHLESS: Final = frozenset({ConnectionState.START, ConnectionState.SASL, ConnectionState.AUTHENTICATED})
-_PEER_NOT_OPEN: Final = _SPEECHLESS | {ConnectionState.HEADERS, ConnectionState.OPEN_SENT, ConnectionState.CLOSE_PIPED}
-_CLOSING: Final = frozenset({ConnectionState.CLOSE_PIPED, ConnectionState.CLOSE_SENT})
 
 
 class Connection:
@@ -159,7 +151,7 @@ class Connection:
             desired_capabilities=desired_capabilities,
             properties=properties,
         )
-        if self.state not in _SPEECHLESS:
+        if self.state not in SPEECHLESS:
             self._send_open()
 
     def begin(self) -> Session:
@@ -170,9 +162,9 @@ class Connection:
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close in order: ConnectionClosed follows when the peer answers. Nothing happens where a close was sent before."""
-        if self.closed or self.state in _CLOSING:
+        if self.closed or self.state in CLOSING:
             return
-        if self.state in _SPEECHLESS:
+        if self.state in SPEECHLESS:
             self._end(error, by_peer=False)
             return
         self.error = error
@@ -198,13 +190,13 @@ class Connection:
         due_s = _NEVER
         if self.closed:
             return due_s
-        if self.state in _CLOSING:
+        if self.state in CLOSING:
             if self._close_due_s is None:
                 self._close_due_s = now_s + self.limits.close_timeout_s
             due_s = self._close_due_s
             if now_s >= due_s:
                 self._end(self.error, by_peer=False)
-        elif self.state in _PEER_NOT_OPEN:
+        elif self.state in PEER_NOT_OPEN:
             due_s = self._started_s + self.limits.handshake_timeout_s
             if now_s >= due_s:
                 self._fail(HostileLoad(f"not open after {self.limits.handshake_timeout_s} s"))
@@ -242,22 +234,22 @@ class Connection:
         return events
 
     def _consume(self, data: bytes) -> None:
-        if self.state in _PEER_NOT_OPEN:
+        if self.state in PEER_NOT_OPEN:
             self._pre_open_bytes += len(data)
         position, size = 0, len(data)
         while not self.closed:
-            if self.state in _HEADER_DUE:
+            if self.state in HEADER_DUE:
                 if not self._take_header(data[position : position + PROTOCOL_HEADER_SIZE]):
                     self._needed_bytes = PROTOCOL_HEADER_SIZE
                     break
                 position += PROTOCOL_HEADER_SIZE
             else:
                 position = self._take_frames(data, position, size)
-                if self.state not in _HEADER_DUE:
+                if self.state not in HEADER_DUE:
                     break
         if self.closed:
             return
-        if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in _PEER_NOT_OPEN:
+        if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
             raise HostileLoad(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
         if position < size:
             self._buffer.keep(data[position:], self._needed_bytes)
@@ -338,7 +330,7 @@ class Connection:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
         step = _STEPS.get(type(performative), ConnectionInput.RECV_FRAME)
         before = self._move(step)
-        if before in _CLOSING and step is ConnectionInput.RECV_FRAME:
+        if before in CLOSING and step is ConnectionInput.RECV_FRAME:
             return
         if type(performative) is Transfer:
             self._on_transfer(performative, channel, body, payload)
@@ -453,7 +445,7 @@ class Connection:
 
     def _fail(self, fault: AmqpError) -> None:
         """End for a breach of the protocol by the peer, and say so where it can hear it."""
-        if self.state not in _SPEECHLESS and self.state not in _CLOSING and not self.closed:
+        if self.state not in SPEECHLESS and self.state not in CLOSING and not self.closed:
             if not self._open_sent:
                 self.open()
             self.send(0, Close(Error.of(fault)))

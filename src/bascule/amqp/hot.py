@@ -178,7 +178,7 @@ def read_flow(data: bytes, position: int, end: int) -> Flow | None:
     if None in values[1:4]:
         return None
     for _ in range(count - 8):
-        if data[p] not in _BOOLEANS:
+        if data[p] != NULL and data[p] not in _BOOLEANS:
             return None
         values.append(data[p] == TRUE)
         p += 1

@@ -300,6 +300,8 @@ class Session:
         deliveries = list(self.unsettled.values())
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
+        self.links.clear()
+        self._by_remote_handle.clear()
         self._queue.clear()
         self.incoming.clear()
         self.unsettled = {}

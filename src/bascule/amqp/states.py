@@ -110,6 +110,12 @@ CONNECTION: Final[dict[tuple[ConnectionState, ConnectionInput], ConnectionState]
     **{(state, _CI.FAIL): _C.ENDED for state in _C},
 }
 
+HEADER_DUE: Final = frozenset({_C.START, _C.AUTHENTICATED})
+#: No frame but SASL's can be sent: an error has no way to the peer.
+SPEECHLESS: Final = frozenset({_C.START, _C.SASL, _C.AUTHENTICATED})
+PEER_NOT_OPEN: Final = SPEECHLESS | {_C.HEADERS, _C.OPEN_SENT, _C.CLOSE_PIPED}
+CLOSING: Final = frozenset({_C.CLOSE_PIPED, _C.CLOSE_SENT})
+
 _S, _SI = SessionState, SessionInput
 SESSION: Final[dict[tuple[SessionState, SessionInput], SessionState]] = {
     (_S.UNMAPPED, _SI.SEND_BEGIN): _S.BEGIN_SENT,

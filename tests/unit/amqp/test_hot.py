@@ -1,0 +1,103 @@
+import struct
+from typing import Any
+
+import pytest
+
+from bascule.amqp import hot
+from bascule.amqp.composite import Composite, decode_composite, encode_composite
+from bascule.amqp.errors import DecodeError
+from bascule.amqp.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Declared,
+    Disposition,
+    Flow,
+    Modified,
+    Received,
+    Rejected,
+    TransactionalState,
+    Transfer,
+)  # fmt: skip
+
+BIG = 70_000
+STATES = [None, ACCEPTED, RELEASED, Modified(True, True), Rejected(), Received(1, 2), TransactionalState(b"t" * 12, ACCEPTED)]
+TRANSFERS = [
+    Transfer(handle, BIG, b"tag", message_format, settled, more, state=state)
+    for handle in (0, 7, BIG)
+    for message_format in (None, 0, BIG)
+    for settled in (None, False, True)
+    for more in (False, True)
+    for state in STATES
+]
+DISPOSITIONS = [
+    Disposition(role, BIG, last, settled, state)
+    for role in (True, False)
+    for last in (None, BIG, BIG + 9)
+    for settled in (True, False)
+    for state in STATES
+]
+FLOWS = [
+    Flow(BIG, 1, 0, 300, *rest)  # type: ignore[arg-type]
+    for rest in ((), (0,), (5, BIG, 7), (5, 0, 1, None, True), (5, 0, 1, 2, True, True), (5, 0, 1, 2, False, True))
+]
+
+
+def test_a_transfer_is_read_as_by_the_general_decoder() -> None:
+    for transfer in TRANSFERS:
+        encoded = encode_composite(transfer)
+        frame = hot.read_transfer(encoded + b"payload", 3, len(encoded) + 7)
+        assert frame is not None, transfer
+        expected = hot.transfer_frame(transfer, len(encoded))
+        assert frame[:4] == expected[:4]
+        assert frame[4][1:] == expected[4][1:]
+
+
+def test_a_disposition_is_read_as_by_the_general_decoder() -> None:
+    for disposition in DISPOSITIONS:
+        encoded = encode_composite(disposition)
+        try:
+            frame = hot.read_disposition(encoded, 3, len(encoded))
+        except struct.error:
+            frame = None  # a short one at the end of the buffer is left to the general decoder
+        if frame is None:
+            assert disposition.last is None
+        else:
+            assert frame == hot.disposition_frame(disposition)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=repr)
+def test_a_flow_is_read_as_by_the_general_decoder(flow: Flow) -> None:
+    encoded = encode_composite(flow)
+    assert hot.read_flow(encoded, 3, len(encoded)) == flow
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, 100_000])
+def test_a_transfer_is_written_as_the_general_decoder_reads_it(size_bytes: int) -> None:
+    head = hot.transfer_head(9, 300, BIG, 5, True, False, size_bytes)
+    assert struct.unpack_from(">IBBH", head) == (len(head) + size_bytes, 2, 0, 9)
+    assert decode_composite(head[8:]) == (Transfer(300, BIG, BIG.to_bytes(4, "big"), 5, True), len(head) - 8)
+
+
+@pytest.mark.parametrize("state", [*STATES, Declared(b"t" * 255), Rejected()], ids=repr)
+def test_a_disposition_is_written_as_the_general_decoder_reads_it(state: Composite | None) -> None:
+    encoded = hot.disposition(9, True, 1, BIG, True, hot.state_bytes(state) if state is not None else b"")
+    assert struct.unpack_from(">IBBH", encoded) == (len(encoded), 2, 0, 9)
+    assert decode_composite(encoded[8:]) == (Disposition(True, 1, BIG, True, state), len(encoded) - 8)
+
+
+def test_flows_are_written_as_the_general_decoder_reads_them() -> None:
+    session = hot.session_flow(3, 1, 2, 3, 4)
+    assert decode_composite(session[8:]) == (Flow(1, 2, 3, 4), len(session) - 8)
+    link = hot.link_flow(3, (1, 2, 3, 4), 5, 6, 7, 8, True, False)
+    assert decode_composite(link[8:]) == (Flow(1, 2, 3, 4, 5, 6, 7, 8, True), len(link) - 8)
+
+
+@pytest.mark.parametrize("reader", [hot.read_transfer, hot.read_disposition, hot.read_flow])
+@pytest.mark.parametrize("performative", [TRANSFERS[-1], DISPOSITIONS[3], FLOWS[-1]], ids=["transfer", "disposition", "flow"])
+def test_a_cut_frame_is_never_read_as_whole(reader: Any, performative: Composite) -> None:
+    encoded = encode_composite(performative)
+    for end in range(4, len(encoded)):
+        try:
+            assert reader(encoded, 3, end) is None
+        except (IndexError, struct.error, DecodeError):
+            continue

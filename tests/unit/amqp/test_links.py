@@ -1,0 +1,508 @@
+from typing import Any
+
+import pytest
+from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
+
+from bascule.amqp.composite import Composite
+from bascule.amqp.errors import (
+    ERRANT_LINK,
+    HANDLE_IN_USE,
+    ILLEGAL_STATE,
+    INVALID_FIELD,
+    MESSAGE_SIZE_EXCEEDED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    RESOURCE_LIMIT_EXCEEDED,
+    TRANSFER_LIMIT_EXCEEDED,
+    UNATTACHED_HANDLE,
+    WINDOW_VIOLATION,
+    AmqpError,
+    IllegalUse,
+)  # fmt: skip
+from bascule.amqp.events import AttachConfirmed, Attached, Detached, Dispositioned, Flowed, SessionBegun, SessionEnded, Transferred
+from bascule.amqp.limits import Limits
+from bascule.amqp.link import ReceiverLink, SenderLink
+from bascule.amqp.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Attach,
+    Begin,
+    DeleteOnClose,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Modified,
+    Rejected,
+    Source,
+    Target,
+    Transfer,
+)  # fmt: skip
+from bascule.amqp.types import Described, Symbol, ULong
+
+
+def test_a_message_goes_up_and_its_outcome_comes_back() -> None:
+    pair = Pair()
+    sender, receiver = pair.producer()
+    sender.send((b"head", b"body"), context="mine")
+    [transfer] = of(Transferred, pair.run().at_server)
+    assert (transfer.link, transfer.payload, transfer.settled, transfer.txn_id) == (receiver, b"headbody", False, None)
+    receiver.settle(transfer.delivery_id, ACCEPTED)
+    [told] = of(Dispositioned, pair.run().at_client)
+    assert (told.deliveries, told.state, told.settled) == ([(sender, 0, "mine")], ACCEPTED, True)
+    assert sender.session.unsettled == {}
+
+
+@pytest.mark.parametrize("outcome", [ACCEPTED, RELEASED, Rejected(Error(NOT_FOUND)), Modified(True, True), Modified(True)], ids=repr)
+def test_every_outcome_comes_back(outcome: Composite) -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=5)
+    sender.send(b"message", context=7)
+    [transfer] = of(Transferred, pair.run().at_client)
+    receiver.settle(transfer.delivery_id, outcome)
+    [told] = of(Dispositioned, pair.run().at_server)
+    assert told.state == outcome
+    assert [delivery.context for delivery in told.deliveries] == [7]
+
+
+def test_a_settled_message_needs_no_answer() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=1)
+    sender.send(b"message", settled=True)
+    [transfer] = of(Transferred, pair.run().at_client)
+    assert transfer.settled
+    assert sender.session.unsettled == {}
+    receiver.settle(transfer.delivery_id, ACCEPTED)
+    assert pair.client.data_to_send() == b""
+
+
+def test_outcomes_of_neighbours_share_a_frame() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=10)
+    for number in range(10):
+        sender.send(b"message", context=number)
+    ids = [transfer.delivery_id for transfer in of(Transferred, pair.run().at_client)]
+    for delivery_id in (ids[1], ids[0], ids[2], ids[5], ids[4]):
+        receiver.settle(delivery_id, ACCEPTED)
+    receiver.settle(ids[3], RELEASED)
+    data = pair.client.data_to_send()
+    assert [(frame.first, frame.last, type(frame.state).__name__) for _, frame, _ in frames_of(data) if isinstance(frame, Disposition)] == [
+        (0, 2, "Accepted"), (4, 5, "Accepted"), (3, 3, "Released"),
+    ]  # fmt: skip
+    told = of(Dispositioned, pair.server.receive(data, 0.0))
+    assert [[delivery.context for delivery in event.deliveries] for event in told] == [[0, 1, 2], [4, 5], [3]]
+    assert set(sender.session.unsettled) == {6, 7, 8, 9}
+
+
+def test_a_consumer_that_does_not_settle_is_answered_by_the_sender() -> None:
+    script = Script().attached(sender=False)
+    link = next(iter(script.server.sessions[0].links.values()))
+    assert isinstance(link, SenderLink)
+    script.say(Flow(0, 100, 0, 100, 0, 0, 10))
+    link.send(b"message")
+    script.server.data_to_send()
+    [told] = of(Dispositioned, script.say(Disposition(True, 0, None, False, ACCEPTED)))
+    assert not told.settled
+    assert link.session.unsettled
+    link.session.settle_outgoing(0, ACCEPTED)
+    [(_, frame, _)] = frames_of(script.server.data_to_send())
+    assert frame == Disposition(False, 0, 0, True, ACCEPTED)
+    assert not link.session.unsettled
+    assert of(Dispositioned, script.say(Disposition(True, 0, None, True, ACCEPTED))) == []
+
+
+def test_a_huge_range_costs_no_more_than_what_is_unsettled() -> None:
+    pair = Pair()
+    _, sender = pair.consumer(credit=3)
+    for _ in range(3):
+        sender.send(b"message")
+    pair.run()
+    sender.session.on_disposition((True, 1, 1 << 30, True, ACCEPTED))  # type: ignore[arg-type]
+    assert set(sender.session.unsettled) == {0}
+
+
+def test_credit_counts_down_and_is_topped_up() -> None:
+    pair = Pair(credit=2)
+    sender, receiver = pair.producer()
+    assert sender.credit == 2
+    sender.send(b"1")
+    pair.run()
+    assert (sender.credit, receiver.credit) == (1, 1)
+    receiver.flow(5)
+    assert of(Flowed, pair.run().at_client)[0].link is sender
+    assert (sender.credit, receiver.credit) == (5, 5)
+
+
+def test_credit_that_crosses_a_message_counts_it() -> None:
+    pair = Pair(credit=2)
+    sender, receiver = pair.producer()
+    receiver.flow(10)
+    sender.send(b"on its way")
+    pair.run()
+    assert (sender.credit, receiver.credit) == (9, 9)
+
+
+def test_sending_without_credit_is_our_bug() -> None:
+    pair = Pair(credit=0)
+    sender, _ = pair.producer()
+    with pytest.raises(IllegalUse):
+        sender.send(b"message")
+
+
+def test_a_drain_gives_the_credit_back() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer()
+    receiver.flow(10, drain=True)
+    [flowed] = of(Flowed, pair.run().at_server)
+    assert flowed.link is sender
+    assert sender.drain
+    sender.send(b"the last one")
+    sender.drained()
+    pair.run()
+    assert (sender.credit, receiver.credit, receiver.drain, sender.drain) == (0, 0, False, False)
+    assert [type(event) for event in pair.at_client] == [Transferred, Flowed]
+    receiver.flow(3)
+    pair.run()
+    assert sender.credit == 3
+
+
+def test_a_drain_of_no_credit_is_answered_at_once() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer()
+    receiver.flow(0, drain=True)
+    pair.run()
+    assert of(Flowed, pair.at_client)
+    assert not sender.drain
+
+
+def test_an_echo_is_answered() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer()
+    sender.available = 42
+    receiver.flow(7, echo=True)
+    data = pair.client.data_to_send()
+    pair.server.receive(data, 0.0)
+    [(_, flow, _)] = frames_of(pair.server.data_to_send())
+    assert isinstance(flow, Flow)
+    assert (flow.link_credit, flow.available, flow.echo) == (7, 42, False)
+
+
+def test_a_large_message_goes_in_many_frames() -> None:
+    pair = Pair(frame_size=512)
+    sender, _ = pair.producer()
+    message = bytes(range(256)) * 40
+    sender.send((message[:5000], message[5000:]), message_format=3)
+    sender.send(b"small")
+    data = pair.client.data_to_send()
+    sizes = [len(payload) for _, frame, payload in frames_of(data) if isinstance(frame, Transfer)]
+    assert len(sizes) > 20
+    assert sum(sizes) == len(message) + 5
+    transfers = of(Transferred, pair.server.receive(data, 0.0))
+    assert [(event.payload, event.message_format) for event in transfers] == [(message, 3), (b"small", 0)]
+
+
+def test_the_session_s_window_holds_frames_back() -> None:
+    pair = Pair(limits=Limits(incoming_window_frames=10), frame_size=512)
+    sender, receiver = pair.producer()
+    session = sender.session
+    for number in range(30):
+        sender.send(b"%d" % number, settled=True)
+    sender.send(b"x" * 5000)
+    assert session._queue
+    payloads = [event.payload for event in of(Transferred, pair.run().at_server)]
+    assert payloads == [*(b"%d" % number for number in range(30)), b"x" * 5000]
+    assert not session._queue
+    assert receiver.credit == 100 - 31
+
+
+def test_what_a_detached_link_had_queued_is_dropped() -> None:
+    pair = Pair(limits=Limits(incoming_window_frames=4))
+    session = pair.session()
+    sender, _ = pair.producer(session)
+    for _ in range(6):
+        sender.send(b"message")
+    sender.session.abandon(sender)
+    assert not session._queue
+
+
+def test_an_aborted_message_is_dropped() -> None:
+    script = Script().attached()
+    assert script.say(Transfer(0, 0, b"t", 0, False, True), b"part") == []
+    assert script.say(Transfer(0, None, None, None, None, False, aborted=True)) == []
+    [transfer] = of(Transferred, script.say(Transfer(0, 1, b"t", 0), b"whole"))
+    assert transfer.payload == b"whole"
+    assert transfer.link.credit == 8
+
+
+def test_settled_on_a_later_frame_counts() -> None:
+    script = Script().attached()
+    script.say(Transfer(0, 0, b"t", 0, None, True), b"a")
+    [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0, True), b"b"))
+    assert transfer.settled
+    assert transfer.payload == b"ab"
+
+
+def test_a_refused_attach_has_a_null_terminus_and_a_detach_with_the_error() -> None:
+    for sender in (True, False):
+        script = Script().begun()
+        script.server.receive(b"", 0.0)
+        session = script.server.sessions[0]
+        session.on_performative(attach(sender=sender))
+        link = session.links[0]
+        link.refuse(AmqpError(NOT_FOUND, "no such queue"))
+        answer, detach = (frame for _, frame, _ in frames_of(script.server.data_to_send()))
+        assert isinstance(answer, Attach)
+        assert (answer.target if sender else answer.source) is None
+        assert isinstance(detach, Detach)
+        assert detach.closed
+        assert detach.error is not None
+        assert detach.error.condition == NOT_FOUND
+        script.say(Detach(0, True))
+        assert session.links == {}
+
+
+def test_a_client_hears_a_refusal() -> None:
+    pair = Pair()
+    link = pair.session().attach_receiver("consumer", Source("nowhere"), Target())
+    pair.server.receive(pair.client.data_to_send(), 0.0)
+    next(iter(pair.server.sessions[0].links.values())).refuse(AmqpError(NOT_FOUND, "no such queue"))
+    pair.run()
+    assert [type(event) for event in pair.at_client] == [AttachConfirmed, Detached]
+    assert link.source is None
+    error = of(Detached, pair.at_client)[0].error
+    assert error is not None
+    assert error.condition == NOT_FOUND
+    assert link.session.links == {}
+
+
+def test_an_attach_shows_all_that_the_peer_asks_for() -> None:
+    selector = Described(ULong(0x0000468C00000004), "a = 1")
+    script = Script().begun()
+    asked = Attach(
+        "durable|2", 0, True, 1, 1,
+        Source("news", 2, Symbol("never"), filter={"jms-selector": selector}, capabilities=("topic", "shared")),
+        Target("client"), desired_capabilities=("SHARED-SUBS",), properties={Symbol("p"): 1}, max_message_size=1000,
+    )  # fmt: skip
+    [attached] = of(Attached, script.say(asked))
+    link = attached.link
+    assert isinstance(link, SenderLink)
+    assert link.remote == asked
+    answer = script.answer(Attach)
+    assert (answer.role, answer.source, answer.target, answer.initial_delivery_count) == (False, asked.source, asked.target, 0)
+    assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (1, 1)
+
+
+def test_a_dynamic_target_gets_its_address_in_the_answer() -> None:
+    pair = Pair()
+    target = Target(dynamic=True, dynamic_node_properties={"lifetime-policy": DeleteOnClose()}, capabilities=("temporary-queue",))
+    link = pair.session().attach_sender("temporary", Source(), target)
+    [attached] = of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
+    assert attached.link.target == target
+    attached.link.accept(target=Target("temp.1", dynamic=True), max_message_size=77, offered_capabilities=("DELAYED_DELIVERY",))
+    pair.run()
+    assert link.target.address == "temp.1"
+    assert link.remote.max_message_size == 77
+    assert link.remote.offered_capabilities == ("DELAYED_DELIVERY",)
+
+
+def test_a_null_source_is_answered_with_the_one_that_is_known() -> None:
+    pair = Pair()
+    link = pair.session().attach_receiver("subscription", None, Target())
+    [attached] = of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))
+    assert attached.link.source is None
+    attached.link.accept(source=Source("news", 2))
+    pair.run()
+    assert link.source == Source("news", 2)
+
+
+def test_detaching_gives_back_what_nobody_settled() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=5)
+    for number in range(3):
+        sender.send(b"message", context=number)
+    pair.run()
+    receiver.settle(0, ACCEPTED)
+    receiver.detach(closed=False)
+    pair.run()
+    [told] = of(Dispositioned, pair.at_server)
+    assert [delivery.context for delivery in told.deliveries] == [0]
+    [detached] = of(Detached, pair.at_server)
+    assert ([delivery.context for delivery in detached.deliveries], detached.closed, sender.credit) == ([1, 2], False, 0)
+    assert not of(Detached, pair.at_client)[0].closed
+    assert sender.session.links == {}
+    receiver.settle(1, ACCEPTED)
+    assert pair.client.data_to_send() == b""
+
+
+def test_both_sides_may_detach_at_once() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=5)
+    sender.detach(AmqpError(NOT_FOUND, "deleted"))
+    receiver.detach()
+    pair.run()
+    assert len(of(Detached, pair.at_client)) == len(of(Detached, pair.at_server)) == 1
+    assert sender.session.links == receiver.session.links == {}
+    assert not pair.server.closed
+
+
+def test_a_peer_that_attaches_and_detaches_at_once_is_answered_in_order() -> None:
+    script = Script().begun()
+    session = script.server.sessions[0]
+    session.on_performative(attach(sender=False))
+    session.on_performative(Flow(0, 1, 0, 1, 0, 0, 5))
+    session.on_performative(Detach(0, True))
+    [link] = session.links.values()
+    link.accept()
+    assert [type(frame) for _, frame, _ in frames_of(script.server.data_to_send())] == [Attach, Detach]
+    assert link.credit == 0
+    assert session.links == {}
+
+
+def test_credit_given_before_the_answer_counts_after_it() -> None:
+    script = Script().begun()
+    session = script.server.sessions[0]
+    session.on_performative(attach(sender=False))
+    session.on_performative(Flow(0, 1, 0, 1, 0, 0, 5))
+    [link] = session.links.values()
+    assert link.credit == 0
+    link.accept()
+    assert link.credit == 5
+
+
+def test_handles_are_used_again() -> None:
+    pair = Pair()
+    session = pair.session()
+    for _ in range(5):
+        link, _ = pair.producer(session)
+        link.detach()
+        pair.run()
+        assert link.handle == 0
+
+
+def test_ending_a_session_gives_back_its_deliveries() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer(credit=5)
+    sender.send(b"message", context=1)
+    pair.run()
+    receiver.session.end()
+    [ended] = of(SessionEnded, pair.run().at_server)
+    assert [delivery.context for delivery in ended.deliveries] == [1]
+    assert of(SessionEnded, pair.at_client)
+    assert pair.server.sessions == pair.client.sessions == {}
+    assert sender.credit == 0
+    assert of(SessionBegun, Pair.run(pair).at_server) == []
+    assert pair.session().channel == 0
+
+
+BREACHES: dict[str, tuple[bool, list[tuple[Composite, bytes]], type[Composite], str]] = {
+    "handle in use": (True, [(attach(0), b"")], End, HANDLE_IN_USE),
+    "transfer on no handle": (True, [(Transfer(9, 0, b"t"), b"")], End, UNATTACHED_HANDLE),
+    "detach of no handle": (True, [(Detach(9), b"")], End, UNATTACHED_HANDLE),
+    "flow of no handle": (True, [(Flow(0, 1, 0, 1, 9, 0, 1), b"")], End, UNATTACHED_HANDLE),
+    "transfer to a receiver": (False, [(Transfer(0, 0, b"t"), b"")], End, ERRANT_LINK),
+    "delivery without id": (True, [(Transfer(0, None, b"t"), b"")], End, INVALID_FIELD),
+    "delivery without tag": (True, [(Transfer(0, 0), b"")], End, INVALID_FIELD),
+    "delivery within a delivery": (True, [(Transfer(0, 0, b"t", more=True), b""), (Transfer(0, 1, b"u"), b"")], End, INVALID_FIELD),
+    "backward disposition": (False, [(Disposition(True, 5, 3, True, ACCEPTED), b"")], End, INVALID_FIELD),
+    "resumed delivery": (True, [(Transfer(0, 0, b"t", resume=True), b"")], Detach, NOT_IMPLEMENTED),
+    "no credit": (True, [(Transfer(0, number, b"t"), b"") for number in range(11)], Detach, TRANSFER_LIMIT_EXCEEDED),
+    "too large in one frame": (True, [(Transfer(0, 0, b"t"), b"x" * 101)], Detach, MESSAGE_SIZE_EXCEEDED),
+    "too large in two frames": (
+        True, [(Transfer(0, 0, b"t", more=True), b"x" * 60), (Transfer(0, 0, b"t", more=True), b"x" * 60)], Detach, MESSAGE_SIZE_EXCEEDED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sender", "frames", "answer", "condition"), BREACHES.values(), ids=BREACHES)
+def test_a_breach_ends_what_it_happens_in(sender: bool, frames: list[tuple[Composite, bytes]], answer: type[Any], condition: str) -> None:
+    script = Script(limits=Limits(message_size_bytes_max=100)).attached(sender=sender)
+    events = [event for frame, payload in frames for event in script.say(frame, payload)]
+    found = script.answer(answer)
+    assert found.error.condition == condition
+    assert len(of(SessionEnded if answer is End else Detached, events)) == 1
+    assert not script.server.closed
+    # What was on its way is passed over; the peer's answer ends it, and a new start works.
+    assert script.say(Transfer(0, 50, b"t"), b"late") == []
+    assert script.say(Detach(0, True) if answer is Detach else End()) == []
+    assert script.answers == []
+    if answer is End:
+        script.say(Begin(None, 0, 1, 1))
+    assert of(Attached, script.say(attach(3)))
+
+
+def test_a_transfer_beyond_the_window_ends_the_session() -> None:
+    script = Script().attached()
+    script.server.sessions[0]._incoming_window = 0
+    script.say(Transfer(0, 0, b"t"))
+    error = script.answer(End).error
+    assert error is not None
+    assert error.condition == WINDOW_VIOLATION
+
+
+def test_an_attach_answer_to_an_attached_link_is_illegal() -> None:
+    pair = Pair()
+    sender, receiver = pair.producer()
+    with pytest.raises(IllegalUse, match="waits for no answer"):
+        receiver.accept()
+    with pytest.raises(AmqpError) as caught:
+        sender.on_attach(Attach("producer", 0, True))
+    assert caught.value.condition == ILLEGAL_STATE
+
+
+def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
+    pair = Pair(limits=Limits(unsettled_per_session_max=3))
+    receiver, sender = pair.consumer(credit=10)
+    for _ in range(3):
+        sender.send(b"message")
+    assert sender.credit == 0
+    transfers = of(Transferred, pair.run().at_client)
+    receiver.flow(20)
+    pair.run()
+    assert sender.credit == 0
+    receiver.settle(transfers[0].delivery_id, ACCEPTED)
+    assert of(Flowed, pair.run().at_server)
+    assert sender.credit == 20
+
+
+def test_a_producer_with_too_much_unsettled_loses_its_session() -> None:
+    script = Script(limits=Limits(unsettled_per_session_max=3)).attached()
+    for number in range(4):
+        script.say(Transfer(0, number, b"t", 0))
+    error = script.answer(End).error
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
+
+
+def test_a_sender_may_settle_its_own_delivery() -> None:
+    script = Script().attached()
+    [transfer] = of(Transferred, script.say(Transfer(0, 0, b"t", 0)))
+    assert script.say(Disposition(False, 0, None, True)) == []
+    transfer.link.settle(0, ACCEPTED)
+    assert script.server.data_to_send() == b""
+
+
+def test_counters_go_round() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer()
+    for session, peer in ((sender.session, receiver.session),):
+        session._next_delivery_id = session._next_outgoing_id = 0xFFFFFFFE
+        peer._next_incoming_id = 0xFFFFFFFE
+    sender.delivery_count = receiver.delivery_count = 0xFFFFFFFE
+    receiver.flow(10)
+    pair.run()
+    for number in range(4):
+        sender.send(b"%d" % number)
+    transfers = of(Transferred, pair.run().at_client)
+    assert [transfer.delivery_id for transfer in transfers] == [0xFFFFFFFE, 0xFFFFFFFF, 0, 1]
+    for transfer in transfers:
+        receiver.settle(transfer.delivery_id, ACCEPTED)
+    receiver.flow(10)
+    pair.run()
+    assert sender.session.unsettled == {}
+    assert (sender.credit, sender.delivery_count) == (10, 2)
+    sender.send(b"again")
+    assert sender.session._outgoing_window > 0
+    assert isinstance(receiver, ReceiverLink)
+    assert Accepted() == ACCEPTED

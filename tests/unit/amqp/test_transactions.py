@@ -1,0 +1,67 @@
+import pytest
+from tests.unit.amqp.pair import Pair, of
+
+from bascule.amqp import performatives as p
+from bascule.amqp.codec import encode
+from bascule.amqp.errors import DECODE_ERROR, TRANSACTION_UNKNOWN_ID, DecodeError
+from bascule.amqp.events import Declared, Discharged, Dispositioned, Transferred
+from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Discharge, Error, Rejected, TransactionalState
+from bascule.amqp.transactions import decode_control, encode_control
+from bascule.amqp.types import Described, ULong
+
+
+def test_a_transaction_is_declared_used_and_discharged() -> None:
+    pair = Pair()
+    session = pair.session()
+    control, coordinator = pair.producer(session, Coordinator(("amqp:local-transactions",)))
+    assert coordinator.is_coordinator
+    control.send(encode_control(Declare()))
+    [declared] = of(Declared, pair.run().at_server)
+    coordinator.settle(declared.delivery_id, p.Declared(b"txn-1"))
+    [told] = of(Dispositioned, pair.run().at_client)
+    assert told.state == p.Declared(b"txn-1")
+
+    sender, receiver = pair.producer(session)
+    sender.send(b"message", state=TransactionalState(b"txn-1"), context="sent")
+    [transfer] = of(Transferred, pair.run().at_server)
+    assert (transfer.txn_id, transfer.payload) == (b"txn-1", b"message")
+    receiver.settle(transfer.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
+    [told] = of(Dispositioned, pair.run().at_client)
+    assert (told.state, told.txn_id, told.deliveries[0].context) == (ACCEPTED, b"txn-1", "sent")
+
+    consumer, provider = pair.consumer(session, credit=1)
+    provider.send(b"to acknowledge", context="taken")
+    [transfer] = of(Transferred, pair.run().at_client)
+    consumer.settle(transfer.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
+    [told] = of(Dispositioned, pair.run().at_server)
+    assert (told.state, told.txn_id, told.settled, told.deliveries[0].context) == (ACCEPTED, b"txn-1", True, "taken")
+
+    control.send(encode_control(Discharge(b"txn-1", True)))
+    control.send(encode_control(Declare()))
+    first, second = pair.run().at_server
+    assert isinstance(first, Discharged)
+    assert (first.txn_id, first.fail) == (b"txn-1", True)
+    assert isinstance(second, Declared)
+    coordinator.settle(first.delivery_id, Rejected(Error(TRANSACTION_UNKNOWN_ID)))
+    coordinator.settle(second.delivery_id, p.Declared(b"txn-2"))
+    assert [type(event.state) for event in of(Dispositioned, pair.run().at_client)] == [Rejected, p.Declared]
+
+
+def test_what_is_no_control_message_is_rejected() -> None:
+    pair = Pair()
+    control, _ = pair.producer(target=Coordinator())
+    control.send(b"\xff")
+    control.send(encode(Described(ULong(0x77), "text")))
+    told = of(Dispositioned, pair.run().at_client)
+    assert [event.state.error.condition for event in told] == [DECODE_ERROR, DECODE_ERROR]
+
+
+def test_a_control_message_may_have_sections_before_its_body() -> None:
+    header = encode(Described(ULong(0x70), [True]))
+    assert decode_control(header + encode_control(Discharge(b"1", False))) == Discharge(b"1", False)
+    assert decode_control(encode_control(Declare())) == Declare()
+
+
+def test_a_message_without_body_is_no_control_message() -> None:
+    with pytest.raises(DecodeError):
+        decode_control(encode(Described(ULong(0x70), [True])))
