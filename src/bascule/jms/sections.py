@@ -343,8 +343,17 @@ def section_bytes(section: int, value: Any) -> bytes:
 
 def application_property(data: bytes, name: str) -> Any:
     """One application property, None where the message has it not. Raises MalformedMessage."""
+    return _named(data, APPLICATION_PROPERTIES, name)
+
+
+def message_annotation(data: bytes, name: str) -> Any:
+    """One message annotation, None where the message has it not. Raises MalformedMessage."""
+    return _named(data, MESSAGE_ANNOTATIONS, name)
+
+
+def _named(data: bytes, wanted: int, name: str) -> Any:
     for section, start, end in places(data):
-        if section == APPLICATION_PROPERTIES:
+        if section == wanted:
             key = name.encode()
             if data.find(key, start, end) < 0:
                 return None

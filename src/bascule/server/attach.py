@@ -14,6 +14,8 @@ from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
+from bascule.jms.message import DESTINATION_KINDS
+from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink, no_local_of, selector_of
 
@@ -48,6 +50,13 @@ def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
         if address.startswith(prefix):
             return Place(address[len(prefix) :], routing if routing is not None else prefixed)
     return Place(address, routing)
+
+
+def place_of_message(to: object, body: bytes) -> Place:
+    """The destination that a message names itself, on a link that names none. Raises AmqpError, MalformedMessage."""
+    kind = message_annotation(body, "x-opt-jms-dest")
+    known = isinstance(kind, int) and 0 <= kind < len(DESTINATION_KINDS)
+    return place_of(to, (DESTINATION_KINDS[kind],) if known else ())
 
 
 def routing_at(connection: ClientConnection, place: Place) -> Routing:
@@ -226,7 +235,8 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
     if isinstance(context, CoordinatorLink):
         connection.roll_back_all()
     elif isinstance(context, ConsumerLink) and context.consumer is not None:
-        engine.detach(context.consumer)
+        # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
+        engine.detach(context.consumer, failed=False)
         if context.on_close is not None and not context.on_close.consumers:
             engine.delete_queue(context.on_close)
     queue = connection.unsubscribing.pop(link, None)

@@ -25,7 +25,7 @@ from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Transaction
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
-from bascule.server.attach import attach, detached, place_of, routing_at
+from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
             transaction = None if event.txn_id is None else self._transaction(event.txn_id)
             address, routing = producer.address, producer.routing
             if address is None or routing is None:
-                place = place_of(facts.to, ())
+                place = place_of_message(facts.to, event.payload)
                 address, routing = place.address, routing_at(self, place)
         except BasculeError as error:
             producer.refused(token, error)

@@ -1,0 +1,205 @@
+"""A broker, and pipelines, as processes against a Kafka that is there: for tests that kill them.
+
+    with System(kafka.bootstrap, directory, prefix="orders") as system:
+        ...
+        system.broker.kill()
+        system.broker.start()
+
+Nothing is started again by itself, so a test says what is dead and when. ``bascule up`` has its own tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from bascule.core.errors import Unavailable
+from bascule.embedded.process import Child, free_port
+
+#: Far above what a loaded machine needs: a test that waits longer has found something.
+BROKER_START_S = 60.0
+PIPELINES_START_S = 150.0
+WAIT_S = 60.0
+POLL_S = 0.02
+#: A client that comes back at once, as long as it takes.
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200&failover.warnAfterReconnectAttempts=1000"
+
+
+class Late(Unavailable):
+    """A condition did not come true in time."""
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Look until ``condition()`` is true, and return what it gave. An OSError counts as not yet. Raises Late."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if found := condition():
+                return found
+        except OSError:
+            pass  # who would answer is being started
+        if time.monotonic() > deadline:
+            raise Late(f"waited {timeout_s:g} s for {what}")
+        time.sleep(POLL_S)
+
+
+def failover(url: str) -> str:
+    """The URL of a client that connects again whenever it has lost its broker."""
+    return FAILOVER.format(url)
+
+
+class Command:
+    """A ``bascule`` command that serves: started, killed, stopped for a while, started again."""
+
+    def __init__(self, name: str, *, log_file: Path, env: Mapping[str, str], start_timeout_s: float) -> None:
+        self.log_file = log_file
+        self._timeout_s = start_timeout_s
+        self._child = Child([sys.executable, "-m", "bascule.cli", name], log_file=log_file, env={"PYTHONUNBUFFERED": "1", **env}, name=name)
+        self._log_start = 0
+
+    def launch(self) -> None:
+        """Start it; do not wait. Raises NotStarted."""
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._child.start()
+
+    def start(self) -> None:
+        """Start it, and return when it serves. Raises NotStarted."""
+        self.launch()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Return when it serves. Raises NotStarted."""
+        self._child.wait_ready(lambda: any(line.startswith("ready ") for line in self.said().splitlines()), self._timeout_s)
+
+    def said(self) -> str:
+        """What it has said since its last start."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises Unavailable when it does not run."""
+        if self._child.pid is None:
+            raise Unavailable(f"{self._child.name} does not run")
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._child.running
+
+    def kill(self) -> None:
+        """End it by SIGKILL; returns when it is gone."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Kill it, start it, and return when it serves."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._child.stop()
+
+
+class System:
+    """A broker with a journal of its own in a Kafka, and the pipelines of its configuration when they are started."""
+
+    def __init__(self, bootstrap: str, directory: Path, *, prefix: str, config: str = "", env: Mapping[str, str] | None = None) -> None:
+        """``config`` is the text of a bascule.toml; bridge, topics, Kafka, ports and directory are chosen here. ``env`` may say otherwise."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.bootstrap = bootstrap
+        self.prefix = prefix
+        self.port, self.admin_port = free_port(), free_port()
+        file = directory / "bascule.toml"
+        file.write_text(config)
+        chosen = {
+            "BASCULE_CONFIG": str(file),
+            "BASCULE_BRIDGE__ID": prefix,
+            "BASCULE_JOURNAL__PREFIX": prefix,
+            "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+            "BASCULE_EMBEDDED__DATA_DIR": str(directory),
+            "BASCULE_BROKER__PORT": str(self.port),
+            "BASCULE_ADMIN__PORT": str(self.admin_port),
+            **(env or {}),
+        }
+        self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)
+        self.pipelines = Command("pipelines", log_file=directory / "pipelines.log", env=chosen, start_timeout_s=PIPELINES_START_S)
+
+    def __enter__(self) -> Self:
+        """Start the broker."""
+        self.broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop what runs."""
+        self.pipelines.stop()
+        self.broker.stop()
+
+    @property
+    def url(self) -> str:
+        """For a client that is to notice the broker's end."""
+        return f"amqp://127.0.0.1:{self.port}"
+
+    @property
+    def failover_url(self) -> str:
+        """For a client that is to live on."""
+        return failover(self.url)
+
+    def status(self) -> dict[str, Any]:
+        """What the broker says of itself. Raises OSError."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/status", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def queue(self, name: str) -> dict[str, Any] | None:
+        """How a queue, or the queue of a subscription, stands; None when there is none. Raises OSError."""
+        return next((queue for queue in self.status()["queues"] if queue["name"] == name), None)
+
+    def depth(self, name: str) -> int:
+        """Messages in a queue, waiting or handed out. Raises OSError."""
+        queue = self.queue(name)
+        return 0 if queue is None else int(queue["messages"]) + int(queue["delivering"])
+
+    def wait_depth(self, name: str, count: int) -> None:
+        """Return when a queue holds so many messages. Raises Late."""
+        wait_for(lambda: self.depth(name) == count, f"{count} messages in queue {name}")
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """A process that does nothing for a while (SIGSTOP)."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Process id and command line of all children of a process, and of theirs."""
+    children: dict[int, list[int]] = {}
+    commands: dict[int, str] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (OSError, IndexError):
+            continue  # it has just ended
+        children.setdefault(parent, []).append(int(directory.name))
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found[child] = commands[child]
+            waiting.append(child)
+    return found

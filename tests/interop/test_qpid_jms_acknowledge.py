@@ -1,0 +1,107 @@
+"""When a message is gone for a JMS client, when it comes again, and how it is marked then."""
+
+from __future__ import annotations
+
+import pytest
+from tests.interop.conftest import Connect
+
+from bascule.testing.qpid import Mode, Received
+from bascule.testing.system import System, wait_for
+
+
+def facts(messages: list[Received]) -> list[tuple[str, bool, int]]:
+    return [(message.body, message.redelivered, message.delivery_count) for message in messages]
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL"])
+def test_what_was_acknowledged_is_gone_in_every_mode(connect: Connect, system: System, name: str, queue: str, mode: Mode) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=20)
+    session = connection.session(mode)
+    messages = session.consumer(queue).receive_many(20)
+    assert facts(messages) == [(str(n), False, 1) for n in range(20)]
+    if mode in ("CLIENT", "INDIVIDUAL"):
+        for message in messages if mode == "INDIVIDUAL" else messages[-1:]:
+            session.acknowledge(message)
+    session.close()  # dups-ok sends its acknowledgements at the latest now
+    system.wait_depth(name, 0)
+    assert connection.session().consumer(queue).receive_many(1, 0) == []
+
+
+def test_client_acknowledge_takes_all_that_the_session_got_and_recover_brings_the_rest_again(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=6)
+    session = connection.session("CLIENT")
+    consumer = session.consumer(queue)
+    first = consumer.receive_many(3)
+    session.acknowledge(first[0])
+    assert facts(consumer.receive_many(2)) == [("3", False, 1), ("4", False, 1)]
+    session.recover()
+    assert facts(consumer.receive_many(3)) == [("3", True, 2), ("4", True, 2), ("5", False, 1)]
+    session.close()
+    assert [message.body for message in connection.session().consumer(queue).receive_many(3)] == ["3", "4", "5"]
+
+
+def test_individual_acknowledge_takes_one_message_alone(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=3)
+    session = connection.session("INDIVIDUAL")
+    messages = session.consumer(queue).receive_many(3)
+    session.acknowledge(messages[1])
+    session.close()
+    rest = connection.session().consumer(queue).receive_many(3, 0.5)
+    assert [(message.body, message.redelivered) for message in rest] == [("0", True), ("2", True)]
+
+
+def test_rollback_delivers_again_with_the_count_raised_each_time(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=2)
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    for count in (1, 2, 3):
+        assert facts(consumer.receive_many(2)) == [("0", count > 1, count), ("1", count > 1, count)]
+        session.rollback()
+    assert facts(consumer.receive_many(2)) == [("0", True, 4), ("1", True, 4)]
+    session.commit()
+    assert consumer.receive_many(1, 0) == []
+
+
+def test_a_message_that_fails_too_often_goes_to_the_dead_letter_queue_and_holds_nobody_up(connect: Connect, name: str, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("poison", properties={"origin": name})
+    connection.session().producer(queue).send("good")
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    for _ in range(4):
+        message = consumer.receive()
+        assert message is not None
+        assert message.body == "poison"
+        session.rollback()
+    message = consumer.receive()
+    assert message is not None
+    assert message.body == "good"
+    session.commit()
+    dead = connection.session().consumer("queue:DLQ", selector=f"origin = '{name}'").receive()
+    assert dead is not None
+    assert dead.body == "poison"
+
+
+def test_a_listener_that_throws_gets_the_message_again(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("once more")
+    consumer = connection.session().consumer(queue)
+    consumer.listen(fail_first=1)
+    # The client releases it, which AMQP does not count as a delivery (section 3.4.4): it comes unmarked.
+    assert [message.body for message in consumer.collect(2)] == ["once more", "once more"]
+
+
+def test_messages_of_a_connection_that_breaks_come_back_marked(connect: Connect, system: System, name: str, queue: str) -> None:
+    connect().session().producer(queue).send("{n}", count=5)
+    lost = connect()
+    session = lost.session("CLIENT")
+    assert len(session.consumer(queue).receive_many(3)) == 3
+    wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 5, "everything prefetched")
+    lost.close()
+    again = connect().session().consumer(queue).receive_many(5)
+    assert [message.body for message in again] == [str(n) for n in range(5)]
+    assert all(message.redelivered for message in again[:3])

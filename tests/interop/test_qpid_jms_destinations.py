@@ -1,0 +1,254 @@
+"""Queues, topics, subscriptions, browsers and temporary destinations, as a JMS client asks for them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.interop.conftest import Connect
+
+from bascule.testing.qpid import Consumer, JmsError
+from bascule.testing.system import System, wait_for
+
+
+def bodies(consumer: Consumer, count: int, timeout_s: float = 10.0) -> list[str]:
+    return [message.body for message in consumer.receive_many(count, timeout_s)]
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def test_consumers_of_a_queue_compete_and_each_message_goes_to_one(connect: Connect, system: System, queue: str) -> None:
+    consumers = [connect(f"{system.url}?jms.prefetchPolicy.all=1").session().consumer(queue) for _ in range(3)]
+    for consumer in consumers:
+        consumer.listen()
+    connect().session().producer(queue).send("{n}", count=60)
+    taken: list[list[str]] = [[], [], []]
+    wait_for(lambda: _collect(consumers, taken) == 60, "60 messages at three consumers", 20)
+    assert sorted(int(body) for part in taken for body in part) == list(range(60))
+    assert all(part == sorted(part, key=int) for part in taken)
+    assert all(taken), "a consumer got nothing"
+
+
+def _collect(consumers: list[Consumer], taken: list[list[str]]) -> int:
+    for consumer, part in zip(consumers, taken, strict=True):
+        part += [message.body for message in consumer.collect(0, 0)]
+    return sum(map(len, taken))
+
+
+def test_a_queue_keeps_the_order_of_its_producer(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=300)
+    assert bodies(connection.session().consumer(queue), 300) == [str(n) for n in range(300)]
+
+
+def test_higher_priorities_overtake(connect: Connect, queue: str) -> None:
+    connection = connect()
+    producer = connection.session().producer(queue)
+    for priority in (4, 0, 9, 4, 9):
+        producer.send(str(priority), priority=priority)
+    assert bodies(connection.session().consumer(queue), 5) == ["9", "9", "4", "4", "0"]
+
+
+def test_a_selector_takes_what_it_wants_and_leaves_the_rest_in_order(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=10, properties={"n": ["n", 0], "kind": "flight"})
+    odd = connection.session().consumer(queue, selector="kind = 'flight' AND n BETWEEN 3 AND 5")
+    assert bodies(odd, 4, 0.5) == ["3", "4", "5"]
+    assert bodies(connection.session().consumer(queue), 7) == ["0", "1", "2", "6", "7", "8", "9"]
+
+
+def test_a_browser_sees_everything_and_takes_nothing(connect: Connect, queue: str) -> None:
+    connection = connect()
+    connection.session().producer(queue).send("{n}", count=25, properties={"n": ["n", 0]})
+    session = connection.session()
+    assert [message.body for message in session.browse(queue)] == [str(n) for n in range(25)]
+    assert [message.body for message in session.browse(queue, "n >= 23")] == ["23", "24"]
+    assert bodies(connection.session().consumer(queue), 25) == [str(n) for n in range(25)]
+    assert session.browse(queue) == []
+
+
+def test_receive_no_wait_says_at_once_whether_there_is_something(connect: Connect, queue: str) -> None:
+    connection = connect()
+    consumer = connection.session().consumer(queue)
+    assert consumer.receive_many(1, 0) == []
+    connection.session().producer(queue).send("there")
+    assert bodies(consumer, 1, 0) == ["there"]
+    assert consumer.receive_many(1, 0) == []
+
+
+def test_receive_no_wait_without_prefetch_drains_the_link(connect: Connect, system: System, queue: str) -> None:
+    connection = connect(f"{system.url}?jms.prefetchPolicy.all=0")
+    consumer = connection.session().consumer(queue)
+    assert consumer.receive_many(1, 0) == []
+    connection.session().producer(queue).send("{n}", count=2)
+    assert bodies(consumer, 3, 0) == ["0", "1"]
+
+
+def test_a_connection_that_is_stopped_delivers_nothing_until_it_is_started(connect: Connect, queue: str) -> None:
+    stopped = connect(start=False)
+    consumer = stopped.session().consumer(queue)
+    connect().session().producer(queue).send("later")
+    assert consumer.receive(0.3) is None
+    stopped.start()
+    assert bodies(consumer, 1) == ["later"]
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_subscriber_of_a_topic_gets_every_message_from_then_on(connect: Connect, topic: str) -> None:
+    connection = connect()
+    producer = connection.session().producer(topic)
+    producer.send("nobody listens")
+    first, second = (connection.session().consumer(topic) for _ in range(2))
+    producer.send("{n}", count=10)
+    third = connection.session().consumer(topic, selector="n > 1")
+    producer.send("last", properties={"n": 2})
+    assert bodies(first, 11) == bodies(second, 11) == [*map(str, range(10)), "last"]
+    assert bodies(third, 2, 0.3) == ["last"]
+
+
+def test_no_local_keeps_out_what_the_own_connection_sends(connect: Connect, topic: str) -> None:
+    connection, other = connect(), connect()
+    consumer = connection.session().consumer(topic, no_local=True)
+    connection.session().producer(topic).send("own")
+    other.session().producer(topic).send("other")
+    assert bodies(consumer, 2, 0.5) == ["other"]
+
+
+def test_a_durable_subscription_gathers_while_its_client_is_away_until_it_unsubscribes(connect: Connect, topic: str, name: str) -> None:
+    producer = connect().session().producer(topic)
+    client = connect(client_id=name)
+    client.session().consumer(topic, name="sub", durable=True).close()
+    producer.send("{n}", count=3)
+    client.close()
+    producer.send("{n}", count=2, first=3)
+    client = connect(client_id=name)
+    session = client.session()
+    consumer = session.consumer(topic, name="sub", durable=True)
+    assert bodies(consumer, 5) == ["0", "1", "2", "3", "4"]
+    with pytest.raises(JmsError):
+        session.unsubscribe("sub")  # in use
+    consumer.close()
+    session.unsubscribe("sub")
+    producer.send("nobody listens")
+    assert bodies(session.consumer(topic, name="sub", durable=True), 1, 0.3) == []
+    with pytest.raises(JmsError, match="InvalidDestinationException"):
+        session.unsubscribe("never was")
+
+
+def test_a_durable_subscription_with_another_selector_begins_anew(connect: Connect, topic: str, name: str) -> None:
+    producer = connect().session().producer(topic)
+    session = connect(client_id=name).session()
+    session.consumer(topic, name="sub", durable=True).close()
+    producer.send("old")
+    consumer = session.consumer(topic, name="sub", durable=True, selector="n = 1")
+    producer.send("one", properties={"n": 1})
+    producer.send("two", properties={"n": 2})
+    assert bodies(consumer, 2, 0.3) == ["one"]
+
+
+def test_an_unshared_durable_subscription_has_one_consumer(connect: Connect, topic: str, name: str) -> None:
+    connection = connect(client_id=name)
+    connection.session().consumer(topic, name="sub", durable=True)
+    with pytest.raises(JmsError):
+        connection.session().consumer(topic, name="sub", durable=True)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_consumers_of_a_shared_subscription_share_its_messages(
+    connect: Connect, system: System, topic: str, name: str, durable: bool
+) -> None:
+    connections = [connect(f"{system.url}?jms.prefetchPolicy.all=1") for _ in range(2)]  # without client id: shared by all
+    consumers = [each.session().consumer(topic, name=name, shared=True, durable=durable) for each in connections]
+    alone = connections[0].session().consumer(topic)
+    for consumer in consumers:
+        consumer.listen()
+    connect().session().producer(topic).send("{n}", count=40)
+    taken: list[list[str]] = [[], []]
+    wait_for(lambda: _collect(consumers, taken) == 40, "40 messages at two consumers", 20)
+    assert sorted(int(body) for part in taken for body in part) == list(range(40))
+    assert all(taken), "a consumer got nothing"
+    assert bodies(alone, 40) == [str(n) for n in range(40)]
+
+
+def test_a_shared_durable_subscription_outlives_its_consumers_and_a_shared_one_does_not(connect: Connect, topic: str, name: str) -> None:
+    connection = connect()
+    session = connection.session()
+    session.consumer(topic, name=f"{name}-durable", shared=True, durable=True).close()
+    session.consumer(topic, name=f"{name}-volatile", shared=True).close()
+    connection.session().producer(topic).send("meanwhile")
+    assert bodies(session.consumer(topic, name=f"{name}-volatile", shared=True), 1, 0.3) == []
+    durable = session.consumer(topic, name=f"{name}-durable", shared=True, durable=True)
+    assert bodies(durable, 1) == ["meanwhile"]
+    durable.close()
+    session.unsubscribe(f"{name}-durable")
+
+
+def test_a_name_is_a_queue_and_a_topic_at_once_without_mixing(connect: Connect, name: str) -> None:
+    connection = connect()
+    on_queue, on_topic = (connection.session().consumer(f"{kind}:{name}") for kind in ("queue", "topic"))
+    anonymous = connection.session().producer()
+    anonymous.send("q", to=f"queue:{name}")
+    anonymous.send("t", to=f"topic:{name}")
+    assert bodies(on_queue, 2, 0.3) == ["q"]
+    assert bodies(on_topic, 2, 0.3) == ["t"]
+
+
+# -- temporary destinations --------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_by_a_temporary_queue(connect: Connect, queue: str) -> None:
+    client = connect().session()
+    reply_to = client.temporary_queue()
+    client.producer(queue).send("question", reply_to=reply_to.address, correlation_id="42")
+    server = connect().session()
+    request = server.consumer(queue).receive()
+    assert request is not None
+    assert request.reply_to == reply_to.address
+    server.producer().send("answer", to=request.reply_to, correlation_id=request.correlation_id)
+    answer = client.consumer(reply_to.address).receive()
+    assert answer is not None
+    assert (answer.body, answer.correlation_id) == ("answer", "42")
+
+
+def test_a_temporary_topic_serves_its_connection(connect: Connect) -> None:
+    connection = connect()
+    session = connection.session()
+    temporary = session.temporary_topic()
+    consumer = session.consumer(temporary.address)
+    connection.session().producer(temporary.address).send("news")
+    assert bodies(consumer, 1) == ["news"]
+
+
+def test_a_temporary_queue_goes_with_its_connection_and_what_is_in_it_too(connect: Connect, system: System) -> None:
+    owner = connect()
+    address = owner.session().temporary_queue().address
+    connect().session().producer().send("lost", to=address, persistent=False)
+    queue = address.partition(":")[2]
+    wait_for(lambda: system.queue(queue), "the temporary queue")
+    owner.close()
+    wait_for(lambda: system.queue(queue) is None, "the temporary queue's end", 10)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_id_is_one_connections_alone_until_that_is_closed(connect: Connect, name: str) -> None:
+    first = connect(client_id=name)
+    with pytest.raises(JmsError, match="InvalidClientIDException"):
+        connect(client_id=name)
+    first.close()
+    assert connect(client_id=name).client_id == name
+
+
+def test_a_user_needs_the_right_password(connect: Connect, queue: str) -> None:
+    connect(user="ann", password="hush").session().producer(queue).send("hello")
+    for user, password in (("ann", "wrong"), ("bob", "hush")):
+        with pytest.raises(JmsError, match="JMSSecurity"):
+            connect(user=user, password=password)
+
+
+def test_the_broker_says_who_it_is(connect: Connect) -> None:
+    said = connect().metadata()
+    assert said["jms"].startswith("3.")
+    assert "JMSXDeliveryCount" in said["jmsx"]

@@ -1,0 +1,72 @@
+"""Local transactions of a JMS session: all of it, or none."""
+
+from __future__ import annotations
+
+import pytest
+from tests.interop.conftest import Connect
+
+from bascule.testing.qpid import Consumer
+from bascule.testing.system import System
+
+
+def bodies(consumer: Consumer, count: int, timeout_s: float = 10.0) -> list[str]:
+    return [message.body for message in consumer.receive_many(count, timeout_s)]
+
+
+def test_what_a_transaction_sends_is_seen_with_its_commit_at_all_destinations(connect: Connect, name: str) -> None:
+    connection = connect()
+    readers = [connection.session().consumer(f"{kind}:{name}") for kind in ("queue", "topic")]
+    session = connection.session("TRANSACTED")
+    producer = session.producer()
+    for kind in ("queue", "topic"):
+        producer.send("{n}", to=f"{kind}:{name}", count=3)
+    assert [reader.receive_many(1, 0.2) for reader in readers] == [[], []]
+    session.commit()
+    assert [bodies(reader, 3) for reader in readers] == [["0", "1", "2"]] * 2
+
+
+def test_a_rollback_forgets_what_was_sent_and_returns_what_was_received(connect: Connect, system: System, name: str) -> None:
+    connection = connect()
+    connection.session().producer(f"queue:{name}.in").send("job")
+    session = connection.session("TRANSACTED")
+    consumer, producer = session.consumer(f"queue:{name}.in"), session.producer(f"queue:{name}.out")
+    for final in (False, True):
+        assert bodies(consumer, 1) == ["job"]
+        producer.send("done")
+        (session.commit if final else session.rollback)()
+        assert (system.depth(f"{name}.in"), system.depth(f"{name}.out")) == ((0, 1) if final else (1, 0))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_transaction_of_many_messages_keeps_their_order(connect: Connect, queue: str, persistent: bool) -> None:
+    connection = connect()
+    session = connection.session("TRANSACTED")
+    session.producer(queue).send("{n}", count=1500, persistent=persistent)  # more than a producer's credit
+    session.commit()
+    assert bodies(connection.session().consumer(queue), 1500) == [str(n) for n in range(1500)]
+
+
+def test_a_connection_that_breaks_takes_its_open_transaction_with_it(connect: Connect, system: System, name: str) -> None:
+    connect().session().producer(f"queue:{name}.in").send("job")
+    connection = connect()
+    session = connection.session("TRANSACTED")
+    assert bodies(session.consumer(f"queue:{name}.in"), 1) == ["job"]
+    session.producer(f"queue:{name}.out").send("done")
+    connection.close()
+    again = connect().session().consumer(f"queue:{name}.in").receive()
+    assert again is not None
+    assert (again.body, again.redelivered, again.delivery_count) == ("job", True, 2)
+    assert system.depth(f"{name}.out") == 0
+
+
+def test_a_session_serves_one_transaction_after_another(connect: Connect, queue: str) -> None:
+    connection = connect()
+    session = connection.session("TRANSACTED")
+    producer, consumer = session.producer(queue), connection.session("TRANSACTED")
+    for number in range(50):
+        producer.send(str(number))
+        (session.rollback if number % 5 == 4 else session.commit)()
+    reader = consumer.consumer(queue)
+    for number in (number for number in range(50) if number % 5 != 4):
+        assert bodies(reader, 1) == [str(number)]
+        consumer.commit()
