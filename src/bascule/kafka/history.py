@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -12,6 +12,40 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from bascule.core.errors import Unavailable
 
 READ_TIMEOUT_S = 60.0
+_RETRY_S = 0.1
+_PASSING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+    }
+)
+
+
+def partition_offsets(admin: AdminClient, at: Sequence[TopicPartition], spec: OffsetSpec, timeout_s: float) -> dict[int, int]:
+    """An offset of each partition (of one topic), whatever transactions are open. Raises Unavailable when Kafka does not answer."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            asked = admin.list_offsets(
+                dict.fromkeys(at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
+            )
+            return {each.partition: int(future.result().offset) for each, future in asked.items()}
+        except KafkaException as error:
+            # A topic just created, or a leader that moves, refuses for a moment.
+            if not passing(error.args[0]) or time.monotonic() > deadline:
+                raise Unavailable(f"{at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
+            time.sleep(_RETRY_S)
+
+
+def passing(error: KafkaError) -> bool:
+    """Whether an error may go away by itself."""
+    return error.retriable() or error.code() in _PASSING
 
 
 class TopicHistory:
@@ -73,19 +107,15 @@ class TopicHistory:
                     # Transaction markers may fill the range up to its end. An EOF before it waits for an open transaction.
                     if offset >= end:
                         return
-                else:
+                elif not passing(failure):
                     raise Unavailable(f"{self._at.topic}-{self._at.partition} is not readable: {failure.str()}")
+                else:
+                    continue
                 deadline = time.monotonic() + READ_TIMEOUT_S
         raise Unavailable(f"{self._at.topic}-{self._at.partition} could not be read up to offset {end}")
 
     def _offset(self, spec: OffsetSpec) -> int:
-        try:
-            asked = self._admin.list_offsets(
-                {self._at: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=READ_TIMEOUT_S
-            )
-            return int(asked[self._at].result().offset)
-        except KafkaException as error:
-            raise Unavailable(f"{self._at.topic}-{self._at.partition} does not answer: {error}") from error
+        return partition_offsets(self._admin, [self._at], spec, READ_TIMEOUT_S)[self._at.partition]
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.history import partition_offsets, passing
 
 #: Keys are spread over this many partitions, so that a writer seldom waits for another one's open transaction.
 POSITION_PARTITIONS = 16
@@ -103,27 +104,18 @@ class PositionReader:
         commit behind a neighbour's open transaction. Raises Unavailable when that offset is not reached in time.
         """
         deadline = time.monotonic() + timeout_s
-        try:
-            if not self._reached:
-                self._reached = self._offsets(OffsetSpec.earliest(), timeout_s)
-                self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
-            # The consumer's own query would answer the last stable offset, since it reads committed records only.
-            ends = self._offsets(OffsetSpec.latest(), timeout_s)
-            while any(self._reached[partition] < end for partition, end in ends.items()):
-                self._take(deadline)
-        except KafkaException as error:
-            raise Unavailable(f"positions in {self._at[0].topic} are not readable: {error}") from error
+        if not self._reached:
+            self._reached = partition_offsets(self._admin, self._at, OffsetSpec.earliest(), timeout_s)
+            self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
+        # The consumer's own query would answer the last stable offset, since it reads committed records only.
+        ends = partition_offsets(self._admin, self._at, OffsetSpec.latest(), timeout_s)
+        while any(self._reached[partition] < end for partition, end in ends.items()):
+            self._take(deadline)
         return dict(self._positions)
 
     def close(self) -> None:
         """Frees the client."""
         self._consumer.close()
-
-    def _offsets(self, spec: OffsetSpec, timeout_s: float) -> dict[int, int]:
-        asked = self._admin.list_offsets(
-            dict.fromkeys(self._at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
-        )
-        return {at.partition: int(future.result().offset) for at, future in asked.items()}
 
     def _take(self, deadline: float) -> None:
         message = self._consumer.poll(min(1.0, max(0.0, deadline - time.monotonic())))
@@ -132,6 +124,8 @@ class PositionReader:
                 raise Unavailable(f"a transaction stayed open in {self._at[0].topic}, partitions and offsets {self._reached}")
             return
         failure = message.error()
+        if failure is not None and passing(failure):
+            return
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
@@ -141,7 +135,7 @@ class PositionReader:
         elif failure.code() == KafkaError._PARTITION_EOF:
             self._reached[partition] = max(self._reached[partition], offset)
         else:
-            raise KafkaException(failure)
+            raise Unavailable(f"positions in {self._at[0].topic} are not readable: {failure.str()}")
 
     def _apply(self, key: Any, value: Any) -> None:
         name = (key or b"").decode()

@@ -48,7 +48,7 @@ class Positions:
                 self.topics.create(topic, partitions, config, replication_factor=pipelines.replication_factor)
         policy = self.topics.config(pipelines.positions_topic).get("cleanup.policy")
         if policy != "compact":
-            raise PositionLost(f"topic {pipelines.positions_topic!r} has cleanup.policy={policy!r}: positions would be deleted; set 'compact'")
+            raise PositionLost(f"topic {pipelines.positions_topic!r} has cleanup.policy={policy!r}, which deletes positions; set 'compact'")
         found = there.get(pipelines.positions_topic, POSITION_PARTITIONS)
         if found != POSITION_PARTITIONS:
             raise PositionLost(f"topic {pipelines.positions_topic!r} has {found} partitions, not {POSITION_PARTITIONS}")
@@ -157,14 +157,15 @@ class Positions:
             seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
             if seen >= 0:
                 raise PositionLost(
-                    f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r} has come"
-                    f" to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete the group to begin anew"
+                    f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"
+                    f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
+                    " the group to begin anew"
                 )
             return
         first = history.earliest()
         for position in found:
             if position.topic_id != topic_id:
-                raise PositionLost(f"topic {topic!r} was deleted and created again since pipeline {pipeline!r} last ran (its id is another)")
+                raise PositionLost(f"topic {topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
             if position.offset < first:
                 raise PositionLost(
                     f"pipeline {pipeline!r} stands at offset {position.offset} of {topic}-{partition}, whose records begin at {first}:"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sql
 
 from bascule.core.errors import InvalidInput
 from bascule.embedded.jars import classpath
@@ -149,11 +149,11 @@ def kafka_range(session: SparkSession, pipelines: Pipelines, topic: str, partiti
 
 def journal_rows(frame: DataFrame) -> DataFrame:
     """Offset, key and value of journal records; of state records only the header, which the fence needs, goes on to Python."""
-    value = F.when(F.col("key") == F.lit(STATE_KEY), F.substring("value", 1, HEADER_SIZE)).otherwise(F.col("value"))
+    value = sql.when(sql.col("key") == sql.lit(STATE_KEY), sql.substring("value", 1, HEADER_SIZE)).otherwise(sql.col("value"))
     return frame.select("offset", "key", value.alias("value"))
 
 
 def ingress_rows(frame: DataFrame) -> DataFrame:
     """What the ingress takes of a Kafka record."""
-    timestamp = F.unix_millis("timestamp").alias("timestamp_ms")
+    timestamp = sql.unix_millis("timestamp").alias("timestamp_ms")
     return frame.select("topic", "partition", "offset", timestamp, "key", "value", "headers")

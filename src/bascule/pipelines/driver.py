@@ -1,0 +1,294 @@
+"""The Spark driver: all diverts and ingresses of one bridge in one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.history import LagMirror
+from bascule.kafka.positions import Position, position_key
+from bascule.pipelines.positions import COMMON, JOURNAL_PARTITION, Positions
+from bascule.pipelines.queries import PipelineStopped, Query
+from bascule.pipelines.registry import DivertPlan, joined
+from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
+from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_settings
+from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask
+
+if TYPE_CHECKING:
+    from bascule.config.settings import Settings
+
+log = structlog.get_logger()
+
+POLL_S = 0.25
+#: New topics and partitions of an ingress are looked for this often.
+REFRESH_S = 10.0
+MIRROR_S = 5.0
+#: The broker creates the journal; when both start together, the pipelines wait for it.
+JOURNAL_TIMEOUT_S = 120.0
+#: A divert that catches up joins the others when it is so near: they stand still while it takes the rest.
+JOIN_RECORDS = 20_000
+CLAIMS_AT_ONCE = 8
+
+
+class Driver:
+    """Runs the pipelines until it is stopped. ``start``, then ``poll`` often, then ``stop``; from one thread."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self.pipelines = pipelines
+        self.owner = uuid.uuid4().hex
+        self.queries: dict[str, Query] = {}
+        self._positions = Positions(pipelines, self.owner)
+        self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
+        self._session: SparkSession | None = None
+        self._diverts = {divert.name: divert for divert in pipelines.diverts}
+        self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
+        self._sources: dict[str, set[tuple[str, int]]] = {}
+        self._mirrors: dict[str, LagMirror] = {}
+        self._refresh_due_s = 0.0
+        self._mirror_due_s = 0.0
+
+    def start(self) -> None:
+        """Takes all positions over and starts the queries. Raises BasculeError."""
+        with ThreadPoolExecutor(1) as background:
+            # The session takes seconds; Kafka's side is looked at meanwhile.
+            session = background.submit(spark_session, self.pipelines)
+            self._positions.prepare_topics()
+            plan = self._take_diverts() if self.pipelines.diverts else None
+            self._session = session.result()
+        if plan is not None:
+            self._start_diverts(plan)
+        for name, ingress in self._ingresses.items():
+            self._add(f"ingress:{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
+        self._refresh_due_s = time.monotonic() + REFRESH_S
+
+    def poll(self) -> None:
+        """Looks after the queries, joins what has caught up, finds new topics, shows the lag."""
+        for query in list(self.queries.values()):
+            query.check()
+        self._join_those_near()
+        now = time.monotonic()
+        if now >= self._refresh_due_s:
+            self._refresh_due_s = now + REFRESH_S
+            self._refresh_ingresses()
+        if now >= self._mirror_due_s:
+            self._mirror_due_s = now + MIRROR_S
+            self._mirror()
+
+    def stop(self) -> None:
+        """Stops everything in order."""
+        for query in self.queries.values():
+            query.stop()
+        self._mirror()
+        for mirror in self._mirrors.values():
+            mirror.close()
+        if self._session is not None:
+            self._session.stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # --- diverts ---
+
+    def _take_diverts(self) -> DivertPlan | None:
+        return self._positions.take_diverts(self.pipelines.diverts, self._journal_id())
+
+    def _journal_id(self) -> str:
+        topic = self.pipelines.journal_topic
+        deadline = time.monotonic() + JOURNAL_TIMEOUT_S
+        while True:
+            found = self._positions.topics.ids([topic]).get(topic)
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise Unavailable(f"there is no topic {topic!r}: the broker creates it; is it running on this Kafka, with this prefix?")
+            time.sleep(POLL_S)
+
+    def _start_diverts(self, plan: DivertPlan) -> None:
+        self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
+        for name in plan.apart:
+            self._add(f"divert:{name}", lambda name=name: self._divert_frame(f"divert:{name}", self._positions.own_key(name)))  # type: ignore[misc]
+
+    def _divert_frame(self, pool: str, key: str) -> DataFrame | None:
+        position = self._positions.read(key)
+        if not position.members:
+            return None
+        start = {(position.topic, position.partition): position.offset}
+        return self._divert_writes(pool, key, position, kafka_stream(self._spark, self.pipelines, start, committed=False))
+
+    def _divert_writes(self, pool: str, key: str, position: Position, frame: DataFrame) -> DataFrame:
+        members = tuple(self._diverts[name] for name in position.members)
+        task = DivertTask(self.pipelines, self._positions.claim(key, position), members)
+        return self._pooled(pool, journal_rows(frame), task)
+
+    def _join_those_near(self) -> None:
+        common = self.queries.get(COMMON)
+        for name in [name for name in self.queries if name.startswith("divert:")]:
+            query = self.queries[name]
+            behind = _journal_offset(query.reached())
+            ahead = _journal_offset(common.reached()) if common and common.running else None
+            if query.running is None or behind is None:
+                continue
+            if common is None or common.running is None or (ahead is not None and abs(ahead - behind) <= JOIN_RECORDS):
+                self._join(name.removeprefix("divert:"))
+
+    def _join(self, name: str) -> None:
+        """Stops the divert and the others, brings whoever is behind to the same offset, and makes them one, in one transaction."""
+        query, common = self.queries[f"divert:{name}"], self.queries[COMMON]
+        query.stop()
+        common.stop()
+        key, common_key = self._positions.own_key(name), self._positions.common_key
+        try:
+            own, shared = self._positions.read(key), self._positions.read(common_key)
+            if own.offset < shared.offset:
+                own = self._catch_up(query.name, key, own, shared.offset)
+            elif shared.members and shared.offset < own.offset:
+                shared = self._catch_up(COMMON, common_key, shared, own.offset)
+            elif shared.offset < own.offset:
+                shared = self._positions.move(common_key, lambda _: _moved(own, shared), {})
+            after = joined(shared, own)
+            self._positions.move(common_key, lambda _: after, {key: None})
+            del self.queries[query.name]
+            log.info("divert has joined", divert=name, offset=after.offset)
+        except BasculeError as error:
+            log.warning("divert could not join yet", divert=name, error=str(error))
+        finally:
+            common.restart()
+
+    def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
+        frame = kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end)
+        self._divert_writes(pool, key, position, frame).write.format("noop").mode("overwrite").save()
+        found = self._positions.read(key)
+        if found.offset != end:
+            raise Unavailable(f"{key!r} came to offset {found.offset}, not {end}")
+        return found
+
+    # --- ingresses ---
+
+    def _ingress_frame(self, ingress: Ingress) -> DataFrame | None:
+        pipeline = f"ingress:{ingress.name}"
+        sources = self._matching(ingress)
+        self._sources[ingress.name] = sources
+        if not sources:
+            log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
+            return None
+        ids = self._positions.topics.ids({topic for topic, _ in sources})
+        # What a known ingress finds later is new since then: all of it counts.
+        known = any(key.startswith(f"{pipeline}/") for key in self._positions.known_keys())
+        start = Start(EARLIEST) if known else ingress.start
+
+        def take(source: tuple[str, int]) -> Position:
+            topic, partition = source
+            return self._positions.take_partition(pipeline, topic, partition, ids.get(topic, ""), start)
+
+        with ThreadPoolExecutor(CLAIMS_AT_ONCE) as pool:
+            positions = list(pool.map(take, sorted(sources)))
+        claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
+        offsets = {(at.topic, at.partition): at.offset for at in positions}
+        frame = kafka_stream(self._spark, self.pipelines, offsets, committed=True)
+        return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress))
+
+    def _matching(self, ingress: Ingress) -> set[tuple[str, int]]:
+        there = self._positions.topics.partitions()
+        if ingress.pattern is None:
+            wanted = [topic for topic in ingress.topics if topic in there]
+        else:
+            pattern = re.compile(ingress.pattern)
+            hidden = (topic for topic in there if not topic.startswith("__") and not self.pipelines.owns(topic))
+            wanted = [topic for topic in hidden if pattern.fullmatch(topic)]
+        return {(topic, partition) for topic in wanted for partition in range(there[topic])}
+
+    def _refresh_ingresses(self) -> None:
+        for name, ingress in self._ingresses.items():
+            query = self.queries[f"ingress:{name}"]
+            if query.stopped is None and self._matching(ingress) != self._sources.get(name):
+                log.info("topics of an ingress have changed", ingress=name)
+                query.restart()
+
+    # --- all ---
+
+    @property
+    def _spark(self) -> SparkSession:
+        assert self._session is not None
+        return self._session
+
+    def _add(self, name: str, build: Callable[[], DataFrame | None]) -> None:
+        query = Query(name, build, self._scratch, self.pipelines.trigger_interval_ms)
+        self.queries[name] = query
+        query.start()
+
+    def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
+        # Worker processes with another environment are other processes: each query keeps its own, with its prepared incarnations.
+        self._spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
+        return frame.mapInArrow(lambda batches: task(batches), REPORT_SCHEMA)
+
+    def _mirror(self) -> None:
+        for name, query in self.queries.items():
+            offsets = query.reached()
+            if offsets:
+                mirror = self._mirrors.get(name)
+                if mirror is None:
+                    mirror = self._mirrors[name] = LagMirror(self.pipelines.kafka, self._positions.group(name))
+                mirror.show(offsets)
+
+
+def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: str | None = None) -> None:
+    """Runs all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
+
+    Raises BasculeError when they cannot start, PipelineStopped when none of them can go on.
+    """
+    servers = bootstrap_servers or settings.kafka.bootstrap_servers
+    if servers is None:
+        raise Unavailable("no Kafka: give kafka.bootstrap_servers (`bascule up` does it for the embedded one)")
+    run_pipelines(from_settings(settings, servers), on_ready=on_ready)
+
+
+def run_pipelines(pipelines: Pipelines, *, on_ready: Callable[[], None]) -> None:
+    """``run`` for plain values."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    driver = Driver(pipelines)
+    try:
+        driver.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # The gateway to Spark has set handlers of its own.
+            signal.signal(number, lambda *_: ended.set())
+        on_ready()
+        while not ended.wait(POLL_S):
+            driver.poll()
+            stopped = {name: query.stopped for name, query in driver.queries.items()}
+            if stopped and all(stopped.values()):
+                raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
+    finally:
+        with suppress(Exception):
+            driver.stop()
+
+
+def _scratch_base(pipelines: Pipelines) -> str | None:
+    if pipelines.checkpoint_dir is not None:
+        os.makedirs(pipelines.checkpoint_dir, exist_ok=True)
+        return pipelines.checkpoint_dir
+    # Written for each batch and never read again: memory will do.
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _journal_offset(reached: Mapping[tuple[str, int], int]) -> int | None:
+    return next((offset for (_, partition), offset in reached.items() if partition == JOURNAL_PARTITION), None)
+
+
+def _moved(to: Position, shared: Position) -> Position:
+    """A common position without members goes where the first one is."""
+    return Position(to.topic, to.topic_id, to.partition, to.offset, to.epoch, to.sequence, to.exclusive, (), shared.owner)

@@ -1,0 +1,119 @@
+"""One streaming query, kept running: started at its positions, started again with a pause when it fails, stopped where that cannot help."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bascule.core.errors import BasculeError
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+#: A query that ran so long before it failed starts again with the first pause.
+STEADY_S = 60.0
+
+#: Errors, by the name in a worker's traceback, that starting again cannot mend.
+FATAL = ("PositionTaken", "PositionLost", "DamagedRecord", "NewerRecord", "BadRecord", "TopicMissing", "Unwritable")
+
+
+class PipelineStopped(BasculeError):
+    """A pipeline cannot go on; the text says why and what to do."""
+
+
+@dataclass(slots=True)
+class Query:
+    """A pipeline as Spark runs it. ``build`` takes its positions over and returns the frame to write, or None for nothing to do yet."""
+
+    name: str
+    build: Callable[[], DataFrame | None]
+    checkpoints: Path
+    trigger_interval_ms: int = 0
+    running: StreamingQuery | None = None
+    stopped: str | None = None
+    restarts: int = 0
+    _attempts: int = 0
+    _pause_s: float = FIRST_PAUSE_S
+    _due_s: float = 0.0
+    _since_s: float = field(default_factory=time.monotonic)
+
+    def start(self) -> None:
+        """Starts it at its positions; an error counts as a failure of the query."""
+        try:
+            frame = self.build()
+            if frame is None:
+                return
+            self._attempts += 1
+            # The position decides, never a checkpoint: each start has a fresh one.
+            self._drop_checkpoint(self._attempts - 1)
+            self.running = (
+                frame.writeStream.format("noop")
+                .queryName(f"{self.name}-{self._attempts}")
+                .trigger(processingTime=f"{self.trigger_interval_ms} milliseconds")
+                .option("checkpointLocation", str(self._checkpoint(self._attempts)))
+                .start()
+            )
+            self._since_s = time.monotonic()
+        except (BasculeError, PySparkException) as error:
+            self._failed(type(error).__name__ + ": " + str(error))
+
+    def check(self) -> None:
+        """Looks after it; to be called often."""
+        if self.stopped is not None:
+            return
+        if self.running is not None and not self.running.isActive:
+            error = self.running.exception()
+            self.running = None
+            if time.monotonic() - self._since_s > STEADY_S:
+                self._pause_s = FIRST_PAUSE_S
+            self._failed(str(error) if error else "ended without a reason")
+        if self.running is None and self.stopped is None and time.monotonic() >= self._due_s:
+            self.start()
+
+    def stop(self) -> None:
+        """Stops it; a transaction under way is aborted by whoever takes the position next."""
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+        self._drop_checkpoint(self._attempts)
+
+    def restart(self) -> None:
+        """Stops and starts it at once."""
+        self.stop()
+        self._due_s = 0.0
+        self.start()
+
+    def reached(self) -> dict[tuple[str, int], int]:
+        """The end of its last finished batch, by topic and partition."""
+        progress = self.running.lastProgress if self.running is not None else None
+        if not progress:
+            return {}
+        ends = json.loads(progress["sources"][0]["endOffset"] or "{}")
+        return {(topic, int(partition)): offset for topic, by in ends.items() for partition, offset in by.items()}
+
+    def _failed(self, said: str) -> None:
+        self.restarts += 1
+        reason = next((line.strip() for line in reversed(said.splitlines()) if any(f"{name}: " in line for name in FATAL)), None)
+        if reason is not None:
+            self.stopped = reason
+            log.error("pipeline stopped", pipeline=self.name, reason=reason)
+            return
+        self._due_s = time.monotonic() + self._pause_s
+        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=said[-2000:])
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _checkpoint(self, attempt: int) -> Path:
+        return self.checkpoints / f"{self.name}-{attempt}"
+
+    def _drop_checkpoint(self, attempt: int) -> None:
+        shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)

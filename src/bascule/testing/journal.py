@@ -1,0 +1,74 @@
+"""A broker's journal without a broker: what pipelines and tools read, written record by record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import Producer
+
+from bascule.core.destination import Routing
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
+
+
+def text_message(text: str, **fields: Any) -> bytes:
+    """An encoded text message; ``fields`` as in JmsMessage."""
+    return encode_message(JmsMessage(body_kind="text", body=text, **fields))
+
+
+class SyntheticJournal:
+    """Writes one journal partition as a broker does: epochs, contiguous sequences, one record for each JMS action."""
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1})
+        self._topic = topic
+        self.epoch = -1
+        self.sequence = 0
+
+    def start_epoch(self, exclusive: Sequence[str] = ()) -> int:
+        """Starts an epoch, with the exclusive diverts that the broker applies in it; returns its number."""
+        self.epoch = self.put(Kind.EPOCH, json_entry(Op.EPOCH, {"exclusive": list(exclusive)}), epoch=0, sequence=0)
+        return self.epoch
+
+    def send(
+        self, *messages: bytes, address: str = "flights", flags: SendFlag = SendFlag.DURABLE, diverts: Sequence[str] = ()
+    ) -> None:
+        """One record of one or more messages (a transaction). ``diverts`` are the exclusive ones that took them. Does not wait."""
+        self.sequence += 1
+        marks = flags | (SendFlag.DIVERTS if diverts else 0)
+        now_ms = int(time.time() * 1000)
+        sends = (Send(marks, Routing.ANYCAST, 4, now_ms, 0, 0, address, (1,), (), tuple(diverts), None, body) for body in messages)
+        self._produce(Kind.DATA, b"".join(map(send_entry, sends)), self.epoch, self.sequence)
+
+    def acknowledge(self) -> None:
+        """One record without messages. Does not wait."""
+        self.sequence += 1
+        self._produce(Kind.STATE, ack_entry(1, [1, 2, 3]), self.epoch, self.sequence)
+
+    def put(self, kind: Kind, body: bytes, *, epoch: int, sequence: int) -> int:
+        """Any record, a zombie's or a repeat as well; returns its offset."""
+        offsets: list[int] = []
+        self._produce(kind, body, epoch, sequence, offsets)
+        self.flush()
+        return offsets[0]
+
+    def flush(self) -> None:
+        """Waits until all is stored."""
+        assert self._producer.flush(30) == 0
+
+    def _produce(self, kind: Kind, body: bytes, epoch: int, sequence: int, offsets: list[int] | None = None) -> None:
+        def stored(error: object, message: Any) -> None:
+            assert error is None, error
+            if offsets is not None:
+                offsets.append(message.offset())
+
+        value = encode_record(kind, epoch, sequence, body)
+        while True:
+            try:
+                self._producer.produce(self._topic, value, KEY_OF_KIND[kind], 0, on_delivery=stored)
+                break
+            except BufferError:
+                self._producer.poll(0.1)
+        self._producer.poll(0)
