@@ -1,0 +1,91 @@
+"""A broker on a log in memory, a clock in hand, and short ways to send and receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.broker.addresses import Diverts
+from bascule.broker.engine import Engine, Policy
+from bascule.broker.queue import Queue
+from bascule.core.destination import Routing
+from bascule.jms.selector import compile_selector
+from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+
+START_MS = 1_000_000
+
+
+class Bench:
+    """The broker under test and one producer."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.now_ms = START_MS
+        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=policy)
+        self.sender = Sender()
+        self.contents: dict[bytes, Any] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.broker.engine
+
+    def queue(self, name: str = "q") -> Queue:
+        return self.engine.queue(name)
+
+    def subscription(self, name: str, address: str = "t", **options: Any) -> Queue:
+        return self.engine.create_queue(name, address, Routing.MULTICAST, **options)
+
+    def encode(self, content: Any, **options: Any) -> bytes:
+        body = message_bytes(content, **options)
+        self.contents[body] = content
+        return body
+
+    def put(self, content: Any, *, to: str = "q", container: str = "client", transaction: Any = None, **options: Any) -> None:
+        """Send to a queue, or to the topics, whose names begin with "t"; the content is the token too."""
+        routing = Routing.MULTICAST if to.startswith("t") else Routing.ANYCAST
+        body = self.encode(content, **options)
+        self.broker.send(to, body, self.sender, content, routing=routing, container=container, transaction=transaction)
+
+    def fill(self, *contents: Any, **options: Any) -> None:
+        """Send and store."""
+        for content in contents:
+            self.put(content, **options)
+        self.broker.settle()
+
+    def consumer(self, queue: Queue | None = None, credit: int = 100, selector: str | None = None) -> Receiver:
+        receiver = self.broker.attach(queue or self.queue(), credit, selector=selector if selector is None else compile_selector(selector))
+        self.broker.settle()
+        return receiver
+
+    def got(self, receiver: Receiver) -> list[Any]:
+        return [self.contents[self.engine.bodies.read(message)] for message in receiver.messages]
+
+    def counts(self, receiver: Receiver) -> list[int]:
+        return [count for _, count in receiver.received]
+
+    def waiting(self, queue: Queue) -> list[Any]:
+        return [self.contents[self.engine.bodies.read(message)] for message in queue.ready]
+
+    def acknowledge(self, receiver: Receiver, *indexes: int) -> None:
+        for index in indexes or range(len(receiver.messages)):
+            self.engine.acknowledge(receiver.consumer, receiver.messages[index])
+
+    def crash(self, stored: int = 0) -> None:
+        self.broker.start(stored=stored)
+
+    def values(self) -> list[bytes]:
+        """The journal."""
+        return [value for _, value in self.broker.log.records]
+
+    def use(self, diverts: Diverts) -> None:
+        self.engine.addresses.use(diverts)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy(deliveries_max=3)
+
+
+@pytest.fixture
+def bench(policy: Policy) -> Bench:
+    return Bench(policy)

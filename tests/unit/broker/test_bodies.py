@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.message import Bodies, Message
+
+
+class Store:
+    """Spilled bodies in a dict."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[int, bytes] = {}
+
+    def put(self, body: bytes) -> int:
+        handle = len(self.bodies)
+        self.bodies[handle] = body
+        return handle
+
+    def get(self, handle: int, size_bytes: int) -> bytes:
+        assert len(self.bodies[handle]) == size_bytes
+        return self.bodies[handle]
+
+    def free(self, handle: int, size_bytes: int) -> None:
+        assert len(self.bodies.pop(handle)) == size_bytes
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def held(bodies: Bodies, body: bytes) -> Message:
+    message = Message(body)
+    bodies.hold(message)
+    return message
+
+
+def test_bodies_beyond_the_budget_go_to_the_store_and_are_read_from_there(store: Store) -> None:
+    bodies = Bodies(store, 10)
+    first, second = held(bodies, b"x" * 8), held(bodies, b"y" * 8)
+    assert (bodies.memory_bytes, bodies.stored_bytes) == (8, 8)
+    assert second.body is None
+    assert (bodies.read(first), bodies.read(second)) == (b"x" * 8, b"y" * 8)
+
+
+def test_what_is_released_makes_room_in_memory_and_in_the_store(store: Store) -> None:
+    bodies = Bodies(store, 10)
+    messages = [held(bodies, b"x" * 8), held(bodies, b"y" * 8)]
+    for message in messages:
+        bodies.release(message)
+    assert (bodies.memory_bytes, bodies.stored_bytes, store.bodies) == (0, 0, {})
+    assert held(bodies, b"z" * 8).body == b"z" * 8
+
+
+def test_without_a_store_everything_stays_in_memory() -> None:
+    bodies = Bodies(None, 0)
+    assert held(bodies, b"x").body == b"x"
+
+
+def test_a_spilled_message_is_delivered_selected_and_moved_to_the_dead_letters_like_any_other(bench: Bench, store: Store) -> None:
+    bench.engine.bodies = Bodies(store, 0)
+    bench.fill("red", properties={"colour": "red"})
+    consumer = bench.consumer(selector="colour = 'red'")
+    assert bench.got(consumer) == ["red"]
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue("DLQ")) == ["red"]
+    assert len(store.bodies) == 1

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.amqp.errors import DecodeError
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.journal.records import Op, Send, SendFlag, decode_send, entries
+
+
+def sends(bench: Bench) -> list[Send]:
+    return [decode_send(value, start, end) for value in bench.values() for op, start, end in entries(value) if op == Op.SEND]
+
+
+@pytest.fixture
+def big(bench: Bench) -> ExclusiveDivert:
+    divert = ExclusiveDivert("big", "orders.#", lambda body: b"big" in body)
+    bench.use(Diverts((divert,), ("orders.#",)))
+    return divert
+
+
+def test_an_exclusive_divert_keeps_its_messages_from_local_queues_and_is_named_in_the_record(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.fill("big order", "small order", to="orders.uk")
+    assert bench.waiting(bench.queue("orders.uk")) == ["small order"]
+    assert [(send.diverts, send.queues != ()) for send in sends(bench)] == [(("big",), False), ((), True)]
+    assert len(bench.sender.accepted_tokens) == 2
+
+
+def test_a_replay_obeys_what_was_decided_whatever_is_configured_then(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.fill("big order", to="orders.uk")
+    bench.use(Diverts())
+    bench.fill("big but late", to="orders.uk")
+    bench.crash()
+    assert bench.waiting(bench.queue("orders.uk")) == ["big but late"]
+
+
+def test_other_addresses_are_not_touched(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.fill("big", to="q")
+    assert bench.waiting(bench.queue()) == ["big"]
+
+
+def test_a_diverted_non_persistent_message_is_journaled_for_the_pipelines_alone(bench: Bench, big: ExclusiveDivert) -> None:
+    consumer = bench.consumer(bench.queue("orders.uk"))
+    bench.put("small", to="orders.uk", durable=False)
+    bench.engine.dispatch()
+    assert bench.got(consumer) == ["small"]
+    bench.broker.settle()
+    (send,) = sends(bench)
+    assert send.flags & SendFlag.PIPELINES_ONLY
+    assert not send.flags & SendFlag.DURABLE
+    assert send.queues == ()
+    bench.crash()
+    assert bench.waiting(bench.queue("orders.uk")) == []
+
+
+def test_a_non_persistent_message_that_no_divert_wants_is_not_journaled(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.fill("light", durable=False)
+    assert sends(bench) == []
+
+
+def test_an_exclusive_divert_takes_non_persistent_messages_too(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.fill("big", to="orders.uk", durable=False)
+    assert bench.waiting(bench.queue("orders.uk")) == []
+    assert [send.diverts for send in sends(bench)] == [("big",)]
+
+
+def test_a_selector_that_cannot_read_the_message_leaves_it_to_the_queue(bench: Bench) -> None:
+    def broken(body: bytes) -> bool:
+        raise DecodeError("no AMQP value")
+
+    bench.use(Diverts((ExclusiveDivert("broken", "#", broken),), ("#",)))
+    bench.fill(1)
+    assert bench.waiting(bench.queue()) == [1]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
+
+
+def test_a_repeat_is_answered_only_when_the_first_is_stored_and_stored_once(bench: Bench) -> None:
+    bench.put(1, message_id="a")
+    bench.broker.flush()
+    bench.put(1, message_id="a")
+    assert bench.sender.answers == []
+    bench.broker.settle()
+    assert bench.sender.accepted_tokens == [1, 1]
+    assert bench.waiting(bench.queue()) == [1]
+
+
+def test_a_repeat_of_a_stored_message_is_answered_at_once(bench: Bench) -> None:
+    bench.fill(1, message_id="a")
+    bench.put(1, message_id="a")
+    assert bench.sender.accepted_tokens == [1, 1]
+    assert bench.waiting(bench.queue()) == [1]
+
+
+def test_a_send_repeated_after_a_crash_is_stored_once_whether_or_not_it_had_been_stored(bench: Bench) -> None:
+    for stored in (0, 1):
+        content = f"message {stored}"
+        bench.put(content, message_id=content)
+        bench.broker.flush()
+        bench.crash(stored)
+        bench.fill(content, message_id=content)
+    assert bench.waiting(bench.queue()) == ["message 0", "message 1"]
+
+
+def test_the_same_id_from_another_client_or_to_another_queue_is_another_message(bench: Bench) -> None:
+    bench.put(1, message_id="a", container="me")
+    bench.put(2, message_id="a", container="you")
+    bench.put(3, message_id="a", container="me", to="q2")
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == [1, 2]
+    assert bench.waiting(bench.queue("q2")) == [3]
+
+
+def test_messages_without_an_id_are_never_repeats(bench: Bench) -> None:
+    bench.fill(1)
+    bench.fill(1)
+    assert bench.waiting(bench.queue()) == [1, 1]
+
+
+def test_an_id_that_the_sender_sets_counts_whoever_sends_under_whatever_message_id(bench: Bench) -> None:
+    bench.put("first", message_id="a", container="me", properties={"_AMQ_DUPL_ID": "order-1"})
+    bench.put("again", message_id="b", container="you", properties={"_AMQ_DUPL_ID": "order-1"})
+    bench.put("other", message_id="c", container="you", properties={"_AMQ_DUPL_ID": "order-2"})
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["first", "other"]
+    assert len(bench.sender.accepted_tokens) == 3
+
+
+def test_both_ids_survive_a_crash(bench: Bench) -> None:
+    bench.fill("first", message_id="a", properties={"_AMQ_DUPL_ID": "order-1"})
+    bench.crash()
+    bench.fill("same message", message_id="a")
+    bench.fill("same order", message_id="b", properties={"_AMQ_DUPL_ID": "order-1"})
+    assert bench.waiting(bench.queue()) == ["first"]
+
+
+def test_within_a_transaction_only_the_senders_own_id_counts(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    for content in ("one", "two"):
+        bench.put(content, message_id="a", transaction=transaction)
+    bench.put("three", properties={"_AMQ_DUPL_ID": "x"}, transaction=transaction)
+    bench.put("four", properties={"_AMQ_DUPL_ID": "x"}, transaction=transaction)
+    bench.engine.commit(transaction, lambda error: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["one", "two", "three"]
+
+
+def test_a_rolled_back_send_leaves_its_id_free(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put("lost", properties={"_AMQ_DUPL_ID": "x"}, transaction=transaction)
+    bench.engine.rollback(transaction)
+    bench.fill("kept", properties={"_AMQ_DUPL_ID": "x"})
+    assert bench.waiting(bench.queue()) == ["kept"]
+
+
+def test_ids_are_forgotten_by_count() -> None:
+    window = DuplicateWindow(count_max=2)
+    for name in (b"a", b"b", b"c"):
+        window.add(name, 0)
+    assert [name in window for name in (b"a", b"b", b"c")] == [False, True, True]
+
+
+def test_ids_are_forgotten_by_time() -> None:
+    windows = DuplicateWindows(period_ms=100)
+    assert windows.admit("q", (b"a",), 0)
+    assert not windows.admit("q", (b"a",), 100)
+    assert windows.admit("q", (b"a",), 101)
+
+
+def test_a_refused_repeat_leaves_none_of_its_ids_behind() -> None:
+    windows = DuplicateWindows()
+    assert windows.admit("q", (b"a",), 0)
+    assert not windows.admit("q", (b"new", b"a"), 0)
+    assert windows.admit("q", (b"new",), 0)
+
+
+def test_addresses_that_were_used_last_keep_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.duplicates.WINDOWS_MAX", 4)
+    windows = DuplicateWindows()
+    for now_ms, address in enumerate(("old", "older", "busy", "new")):
+        windows.admit(address, (b"a",), now_ms)
+    windows.admit("old", (b"b",), 10)
+    windows.admit("one more", (b"a",), 11)
+    assert set(windows.by_address) == {"old", "new", "one more"}
+
+
+def test_ids_are_not_confused_by_where_their_parts_end() -> None:
+    assert digest_of(b"ab", b"c") != digest_of(b"a", b"bc")
+
+
+def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trace(bench: Bench) -> None:
+    body = bench.encode("x", message_id="a", properties={"_AMQ_DUPL_ID": "xyz"}).replace(b"xyz", b"\xff\xfe\xfd")
+    bench.broker.send("q", body, bench.sender, "broken")
+    ((token, error),) = bench.sender.answers
+    assert (token, error.condition) == ("broken", "amqp:decode-error")
+    bench.fill("good", message_id="a")
+    assert bench.waiting(bench.queue()) == ["good"]
+
+
+def test_the_bounds_of_the_window_are_the_owners_choice(bench: Bench) -> None:
+    bench.engine.windows.count_max = dataclasses.replace(bench.engine.policy, duplicate_count=1).duplicate_count
+    bench.fill(1, message_id="a")
+    bench.fill(2, message_id="b")
+    bench.fill(1, message_id="a")
+    assert bench.waiting(bench.queue()) == [1, 2, 1]

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.errors import ResourceLimit
+from bascule.core.destination import Routing
+from bascule.journal.records import Send, SendFlag, Source
+
+KEEP, DROP = True, False
+
+
+def taken(bench: Bench, content: Any, *, to: str = "q", routing: Routing = Routing.ANYCAST, **properties: Any) -> Send:
+    body = bench.encode(content, properties=properties)
+    return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), Source("topic", 0, 7), body)
+
+
+def test_ingress_messages_reach_the_queue_when_they_are_stored(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.engine.take_in(0, 1, [(taken(bench, "from Kafka"), KEEP)])
+    bench.broker.flush()
+    assert bench.got(consumer) == []
+    bench.broker.settle()
+    assert bench.got(consumer) == ["from Kafka"]
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_a_step_killed_on_its_way_is_taken_once_when_it_is_read_again(bench: Bench, stored: int) -> None:
+    bench.queue()
+    bench.broker.settle()
+    step = (0, 10, [(taken(bench, number), KEEP) for number in (1, 2)])
+    bench.engine.take_in(*step)
+    bench.broker.flush()
+    bench.crash(stored)
+    assert bench.engine.ingress_positions.get(0, 0) == (10 if stored else 0)
+    bench.engine.take_in(*step)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_each_partition_has_its_own_position(bench: Bench) -> None:
+    bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
+    bench.engine.take_in(1, 3, [(taken(bench, "b"), KEEP)])
+    bench.broker.settle()
+    bench.crash()
+    assert bench.engine.ingress_positions == {0: 5, 1: 3}
+
+
+def test_messages_and_position_are_one_record(bench: Bench) -> None:
+    bench.queue()
+    bench.broker.settle()
+    records = len(bench.broker.log.records)
+    bench.engine.take_in(0, 2, [(taken(bench, number), KEEP) for number in range(100)])
+    bench.broker.settle()
+    assert len(bench.broker.log.records) == records + 1
+
+
+def test_the_position_moves_where_nothing_was_taken(bench: Bench) -> None:
+    bench.engine.take_in(0, 9, [])
+    bench.broker.settle()
+    bench.crash()
+    assert bench.engine.ingress_positions == {0: 9}
+
+
+def test_for_nobody_a_message_is_dropped_or_kept_as_its_pipeline_says(bench: Bench) -> None:
+    bench.engine.take_in(0, 2, [(taken(bench, "dropped", to="a"), DROP), (taken(bench, "kept", to="b"), KEEP)])
+    bench.broker.settle()
+    assert "a" not in bench.engine.addresses
+    assert bench.waiting(bench.queue("b")) == ["kept"]
+
+
+def test_subscriptions_get_ingress_messages_by_their_selectors(bench: Bench) -> None:
+    all_of_them, red = bench.subscription("all"), bench.subscription("red", selector="colour = 'red'")
+    sends = [taken(bench, colour, to="t", routing=Routing.MULTICAST, colour=colour) for colour in ("red", "blue")]
+    bench.engine.take_in(0, 2, [(send, DROP) for send in sends])
+    bench.broker.settle()
+    assert bench.waiting(all_of_them) == ["red", "blue"]
+    assert bench.waiting(red) == ["red"]
+
+
+@pytest.mark.parametrize(("from_kafka", "local"), [(True, []), (False, ["x"])])
+def test_an_exclusive_divert_takes_what_came_from_kafka_only_if_it_says_so(bench: Bench, from_kafka: bool, local: list[str]) -> None:
+    bench.use(Diverts((ExclusiveDivert("all", "#", lambda body: True, from_kafka),), ("#",)))
+    bench.queue()
+    bench.engine.take_in(0, 1, [(taken(bench, "x"), KEEP)])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == local
+
+
+def test_a_snapshot_has_the_position_that_is_stored_and_no_further(bench: Bench) -> None:
+    bench.engine.take_in(0, 1, [(taken(bench, "stored"), KEEP)])
+    bench.broker.settle()
+    bench.engine.take_in(0, 2, [(taken(bench, "on its way"), KEEP)])
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == ["stored", "on its way"]
+    (data,) = bench.broker.snapshots.values()
+    assert bench.broker.replay(data).snapshot.ingress == {0: 1}
+
+
+def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.engine.MESSAGES_PER_RECORD_MAX", 2)
+    with pytest.raises(ResourceLimit, match="3 ingress messages before offset 3"):
+        bench.engine.take_in(0, 3, [(taken(bench, number), KEEP) for number in range(3)])
+    assert bench.engine.ingress_positions == {}

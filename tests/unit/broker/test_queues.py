@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.engine import Policy
+from bascule.broker.message import Message
+from bascule.testing.broker import Receiver
+
+
+def test_messages_come_in_the_order_they_were_sent(bench: Bench) -> None:
+    bench.fill(1, 2, 3)
+    assert bench.got(bench.consumer()) == [1, 2, 3]
+
+
+def test_higher_priorities_come_first_and_each_in_order(bench: Bench) -> None:
+    for content, priority in ((1, 4), (2, 9), (3, 4), (4, 9), (5, 0)):
+        bench.put(content, priority=priority)
+    bench.broker.settle()
+    assert bench.got(bench.consumer()) == [2, 4, 1, 3, 5]
+
+
+def test_priorities_above_9_count_as_9(bench: Bench) -> None:
+    bench.fill("above", priority=200)
+    bench.fill("nine", priority=9)
+    assert bench.got(bench.consumer()) == ["above", "nine"]
+
+
+def test_competing_consumers_take_turns(bench: Bench) -> None:
+    first, second, third = (bench.consumer() for _ in range(3))
+    bench.fill(*range(9))
+    assert sorted(map(bench.got, (first, second, third))) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_a_consumer_without_credit_is_passed_over(bench: Bench) -> None:
+    idle, busy = bench.consumer(credit=0), bench.consumer(credit=2)
+    bench.fill(1, 2, 3)
+    assert bench.got(idle) == []
+    assert bench.got(busy) == [1, 2]
+    bench.broker.give(idle, 1)
+    bench.broker.settle()
+    assert bench.got(idle) == [3]
+
+
+def test_expired_messages_do_not_end_the_turn_of_those_behind_them(bench: Bench) -> None:
+    bench.consumer(credit=0)
+    bench.fill("a", "b", "c", ttl_ms=10)
+    bench.fill("fresh")
+    bench.now_ms += 10
+    assert bench.got(bench.consumer()) == ["fresh"]
+
+
+def test_an_expired_message_is_never_delivered_and_is_gone_from_the_journal(bench: Bench) -> None:
+    bench.fill("old", ttl_ms=10)
+    bench.now_ms += 11
+    bench.consumer()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_a_message_is_delivered_until_its_time_to_live_ends(bench: Bench) -> None:
+    bench.fill("young", ttl_ms=10)
+    bench.now_ms += 9
+    assert bench.got(bench.consumer()) == ["young"]
+
+
+def test_an_acknowledged_message_is_gone_for_good(bench: Bench) -> None:
+    bench.fill(1, 2)
+    bench.acknowledge(bench.consumer(), 0)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [2]
+
+
+def test_acknowledging_twice_changes_nothing(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer()
+    bench.acknowledge(consumer, 0, 0)
+    bench.broker.settle()
+    assert bench.engine.bodies.memory_bytes == 0
+
+
+def test_released_messages_come_again_in_their_place_and_unmarked(bench: Bench) -> None:
+    bench.fill(1, 2, 3)
+    first = bench.consumer(credit=2)
+    for message in reversed(first.messages):
+        bench.engine.give_back(first.consumer, message, failed=False)
+    second = bench.consumer()
+    assert bench.got(second) == [1, 2, 3]
+    assert bench.counts(second) == [0, 0, 0]
+
+
+def test_a_failed_delivery_raises_the_count_of_the_next_one(bench: Bench) -> None:
+    bench.fill(1)
+    first = bench.consumer(credit=2)
+    bench.engine.give_back(first.consumer, first.messages[0], failed=True)
+    bench.broker.settle()
+    assert bench.counts(first) == [0, 1]
+
+
+def test_the_delivery_count_survives_a_crash(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer(credit=2)
+    bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
+    bench.broker.settle()
+    bench.engine.give_back(consumer.consumer, consumer.messages[1], failed=True)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [2]
+
+
+def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+    bench.fill("poison", "good")
+    consumer = bench.consumer(credit=1)
+    for number in range(policy.deliveries_max):
+        bench.engine.give_back(consumer.consumer, consumer.messages[number], failed=True)
+        bench.broker.give(consumer, 1)
+        bench.broker.settle()
+    assert bench.got(consumer) == ["poison"] * policy.deliveries_max + ["good"]
+    assert bench.waiting(bench.queue(policy.dead_letter_address)) == ["poison"]
+
+
+def test_a_rejected_message_goes_to_the_dead_letters_at_once(bench: Bench) -> None:
+    bench.fill("bad")
+    consumer = bench.consumer()
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+    assert bench.waiting(bench.queue("DLQ")) == ["bad"]
+
+
+def test_the_move_to_the_dead_letters_is_one_record(bench: Bench) -> None:
+    bench.fill("bad")
+    consumer = bench.consumer()
+    before = len(bench.broker.log.records)
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    assert len(bench.broker.log.records) == before + 1
+
+
+def test_a_message_rejected_from_the_dead_letters_stays_there(bench: Bench) -> None:
+    bench.fill("bad", to="DLQ")
+    consumer = bench.consumer(bench.queue("DLQ"), credit=1)
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue("DLQ")) == ["bad"]
+
+
+def test_a_dead_letter_does_not_expire(bench: Bench) -> None:
+    bench.fill("bad", ttl_ms=10)
+    consumer = bench.consumer()
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    bench.now_ms += 1000
+    assert bench.got(bench.consumer(bench.queue("DLQ"))) == ["bad"]
+
+
+def test_a_lost_consumers_messages_go_to_another_in_order_and_marked(bench: Bench) -> None:
+    bench.fill(1, 2, 3)
+    first = bench.consumer(credit=2)
+    bench.engine.detach(first.consumer)
+    second = bench.consumer()
+    assert bench.got(second) == [1, 2, 3]
+    assert bench.counts(second) == [1, 1, 0]
+
+
+def test_a_consumer_that_closes_in_order_brings_what_it_prefetched_no_nearer_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+    bench.fill(1)
+    for _ in range(policy.deliveries_max + 2):
+        consumer = bench.consumer()
+        bench.engine.detach(consumer.consumer, failed=False)
+        bench.broker.settle()
+    assert bench.counts(bench.consumer()) == [1]
+
+
+def test_many_returned_messages_find_their_places_between_those_of_other_consumers(bench: Bench) -> None:
+    bench.fill(*range(3000))
+    first, second = bench.consumer(credit=0), bench.consumer(credit=0)
+    for consumer in (first, second):
+        bench.broker.give(consumer, 1000)
+    bench.broker.settle()
+    bench.engine.detach(first.consumer)
+    bench.engine.detach(second.consumer)
+    assert bench.waiting(bench.queue()) == list(range(3000))
+
+
+def test_a_drain_is_answered_only_when_nothing_more_can_be_delivered(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.broker.attach(bench.queue(), 10)
+    bench.broker.flush()
+    assert consumer.drains_answered == 0
+    bench.broker.settle()
+    assert bench.got(consumer) == [1]
+    assert consumer.drains_answered == 1
+
+
+def test_a_deleted_queue_lets_go_of_everything(bench: Bench) -> None:
+    bench.fill(1, 2, 3)
+    consumer = bench.consumer(credit=2)
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.engine.delete_queue(bench.queue())
+    bench.acknowledge(consumer, 1)
+    bench.engine.rollback(transaction)
+    bench.engine.detach(consumer.consumer)
+    bench.broker.settle()
+    assert bench.engine.bodies.memory_bytes == 0
+    bench.crash()
+    assert "q" not in bench.engine.addresses
+
+
+def test_a_queue_made_again_under_the_same_name_is_empty(bench: Bench) -> None:
+    bench.fill(1)
+    bench.engine.delete_queue(bench.queue())
+    bench.fill(2)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [2]
+
+
+def test_the_limit_of_queues_refuses_the_send_and_names_the_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.engine.QUEUES_MAX", 1)
+    bench.fill(1)
+    bench.put(2, to="another")
+    token, error = bench.sender.answers[-1]
+    assert token == 2
+    assert error.condition == "amqp:resource-limit-exceeded"
+    assert "'another'" in str(error)
+
+
+def test_the_limit_of_queues_does_not_stop_a_dead_letter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.fill("bad")
+    monkeypatch.setattr("bascule.broker.engine.QUEUES_MAX", 1)
+    consumer = bench.consumer()
+    bench.engine.reject(consumer.consumer, consumer.messages[0])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue("DLQ")) == ["bad"]
+
+
+def test_a_non_persistent_message_is_delivered_at_once_and_lost_in_a_crash(bench: Bench) -> None:
+    consumer = bench.consumer()
+    records = len(bench.broker.log.records)
+    bench.put("light", durable=False)
+    bench.engine.dispatch()
+    assert bench.sender.accepted_tokens == ["light"]
+    assert bench.got(consumer) == ["light"]
+    assert len(bench.broker.log.records) == records
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_a_settled_consumer_needs_no_acknowledgement(bench: Bench) -> None:
+    class Settled(Receiver):
+        def deliver(self, message: Message, delivery_count: int) -> None:
+            super().deliver(message, delivery_count)
+            bench.engine.acknowledge(self.consumer, message)
+
+    consumer = Settled(credit=10)
+    consumer.consumer = bench.engine.attach(bench.queue(), consumer)
+    bench.fill(1, 2)
+    bench.crash()
+    assert len(consumer.messages) == 2
+    assert bench.waiting(bench.queue()) == []

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
+from bascule.core.destination import Routing
+from bascule.jms.sections import scan
+from bascule.journal.records import DamagedRecord, Kind, NewerRecord, encode_record
+
+
+def test_messages_come_back_in_order_after_a_crash(bench: Bench) -> None:
+    for content, priority in ((1, 4), (2, 9), (3, 4)):
+        bench.fill(content, priority=priority)
+    bench.crash()
+    assert bench.got(bench.consumer()) == [2, 1, 3]
+
+
+def test_what_may_have_been_delivered_comes_back_redelivered_and_the_rest_does_not(bench: Bench) -> None:
+    bench.fill("delivered")
+    bench.engine.detach(bench.consumer().consumer, failed=False)
+    bench.fill("never reserved")
+    bench.crash()
+    consumer = bench.consumer()
+    assert bench.got(consumer) == ["delivered", "never reserved"]
+    assert bench.counts(consumer) == [1, 0]
+
+
+def test_nothing_is_delivered_before_its_reservation_is_stored(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.broker.attach(bench.queue(), 1)
+    bench.broker.flush()
+    assert bench.got(consumer) == []
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [0]
+
+
+def test_a_stored_but_unanswered_reservation_marks_what_it_covers(bench: Bench) -> None:
+    bench.fill(1)
+    bench.broker.attach(bench.queue(), 1)
+    bench.broker.flush()
+    bench.crash(stored=1)
+    assert bench.counts(bench.consumer()) == [1]
+
+
+def test_a_queue_nobody_consumes_is_never_marked(bench: Bench) -> None:
+    bench.fill(*range(10))
+    bench.crash()
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [0] * 10
+
+
+def test_what_arrives_after_a_crash_is_not_marked_by_a_reservation_from_before_it(bench: Bench) -> None:
+    bench.consumer()
+    bench.fill("before")
+    bench.crash()
+    bench.fill("after")
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [1, 0]
+
+
+def test_a_mark_stays_over_many_crashes(bench: Bench) -> None:
+    bench.fill(1)
+    bench.consumer()
+    for _ in range(3):
+        bench.crash()
+    assert bench.counts(bench.consumer()) == [1]
+
+
+def test_one_reservation_serves_many_deliveries(bench: Bench) -> None:
+    consumer = bench.consumer(credit=10_000)
+    records = len(bench.broker.log.records)
+    for number in range(RESERVE_SEQUENCES):
+        bench.fill(number)
+        bench.acknowledge(consumer, -1)
+    assert len(bench.broker.log.records) - records <= RESERVE_SEQUENCES + 6
+
+
+def test_of_a_deep_queue_at_most_so_many_are_marked(bench: Bench) -> None:
+    bench.fill(*range(3 * RESERVE_AHEAD))
+    bench.consumer(credit=1)
+    bench.crash()
+    consumer = bench.consumer(credit=10_000)
+    assert sum(bench.counts(consumer)) == RESERVE_AHEAD
+    assert bench.counts(consumer)[0] == 1
+
+
+def test_a_load_from_a_snapshot_is_a_load_of_the_whole_journal(bench: Bench) -> None:
+    bench.fill(1, 2, 3, message_id="a")
+    bench.subscription("s")
+    bench.fill(4, 5, to="t")
+    consumer = bench.consumer(credit=1)
+    bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
+    bench.broker.settle()
+    bench.broker.take_snapshot()
+    bench.fill(6)
+    bench.acknowledge(bench.consumer(bench.engine.addresses.subscriptions["s"], credit=1))
+    bench.broker.settle()
+    whole, short = (
+        {queue.name: [(message.mid, queue.delivery_count(message)) for message in queue.ready] for queue in queues}
+        for queues in (bench.broker.replay(data).engine.addresses.queues.values() for data in (None, *bench.broker.snapshots.values()))
+    )
+    assert short == whole
+    assert len(whole["s"]) == 1
+
+
+def test_a_snapshot_that_was_never_announced_is_not_used(bench: Bench) -> None:
+    bench.fill(1)
+    bench.broker.take_snapshot()
+    bench.acknowledge(bench.consumer())  # with the announcement in flight
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1]
+
+
+def test_acknowledgements_in_flight_at_a_snapshot_are_undone_by_a_crash(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer()
+    bench.broker.take_snapshot()
+    bench.broker.flush()
+    bench.acknowledge(consumer)
+    bench.broker.flush()
+    bench.crash(stored=1)
+    assert bench.counts(bench.consumer()) == [1]
+
+
+def test_an_open_transaction_holds_its_messages_in_the_snapshot_with_their_counts(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer(credit=3)
+    for number in range(2):
+        bench.engine.give_back(consumer.consumer, consumer.messages[number], failed=True)
+        bench.broker.settle()
+    bench.engine.acknowledge_in(bench.engine.begin(b"1"), consumer.consumer, consumer.messages[2])
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [2]
+
+
+def test_a_broker_that_never_wrote_anything_can_take_a_snapshot(bench: Bench) -> None:
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+    bench.fill(1)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1]
+
+
+def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
+    for number in range(5):
+        bench.fill(number)
+    consumer = bench.consumer()
+    bench.acknowledge(consumer, 0, 1, 2)
+    bench.broker.settle()
+    taken = snapshots.take(bench.engine, bench.broker.offsets)
+    assert taken.first_offset() == 4  # one epoch, then one record for each of the first three
+    bench.acknowledge(consumer, 3, 4)
+    bench.broker.settle()
+    assert snapshots.take(bench.engine, bench.broker.offsets).first_offset() == len(bench.broker.log.records)
+
+
+def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: Bench) -> None:
+    bench.fill(1)
+    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
+    bench.broker.log.records[1] = bench.broker.log.records[0]
+    with pytest.raises(DamagedRecord, match="1 messages of snapshot 0-1 are not in the journal"):
+        bench.broker.replay(data)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:3], lambda data: b"\0\0\0\1{"])
+def test_a_damaged_snapshot_is_refused(bench: Bench, damage: Callable[[bytes], bytes]) -> None:
+    bench.fill(1, message_id="a")
+    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
+    assert snapshots.decode(data).id == "0-1"
+    with pytest.raises(DamagedRecord, match="snapshot"):
+        snapshots.decode(damage(data))
+
+
+def test_the_records_of_a_zombie_do_not_count(bench: Bench) -> None:
+    bench.fill(1)
+    old_key, old_value = bench.broker.log.records[-1]
+    zombie = bench.broker.engine
+    bench.crash()
+    body = bench.encode("zombie")
+    zombie.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, "zombie")
+    zombie.journaling.flush()
+    bench.broker.log.append(*bench.broker.in_flight.pop())
+    bench.fill(2)
+    bench.broker.log.append(old_key, old_value)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_two_starts_in_a_row_leave_one_epoch_in_charge(bench: Bench) -> None:
+    bench.fill(1)
+    first = bench.broker.engine
+    bench.crash()
+    bench.crash()
+    assert bench.engine.journaling.epoch > first.journaling.epoch
+    bench.fill(2)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_a_hole_stops_the_load(bench: Bench) -> None:
+    for number in range(3):
+        bench.fill(number)
+    del bench.broker.log.records[2]
+    with pytest.raises(DamagedRecord, match="sequence 3 follows 1: records are missing"):
+        bench.crash()
+
+
+def test_a_foreign_record_is_passed_over(bench: Bench) -> None:
+    bench.fill(1)
+    bench.broker.log.append(b"", b"hello")
+    bench.crash()
+    bench.fill(2)
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2]
+
+
+def test_a_damaged_record_stops_the_load(bench: Bench) -> None:
+    bench.fill(1)
+    key, value = bench.broker.log.records[-1]
+    bench.broker.log.records[-1] = (key, value[:-1] + bytes([value[-1] ^ 1]))
+    with pytest.raises(DamagedRecord, match="checksum"):
+        bench.crash()
+
+
+def test_a_record_of_a_newer_version_stops_the_load(bench: Bench) -> None:
+    bench.fill(1)
+    key, value = bench.broker.log.records[-1]
+    bench.broker.log.records[-1] = (key, value[:2] + b"\x02" + value[3:])
+    with pytest.raises(NewerRecord, match="journal format 2; this Bascule reads up to 1"):
+        bench.crash()
+
+
+def test_an_operation_that_nobody_knows_stops_the_load(bench: Bench) -> None:
+    bench.broker.log.append(b"S", encode_record(Kind.STATE, 0, 1, b"\xfe\0\0\0\0"))
+    with pytest.raises(DamagedRecord, match="unknown operation 254"):
+        bench.crash()
+
+
+def test_queues_made_after_a_crash_get_names_and_ids_of_their_own(bench: Bench) -> None:
+    one = bench.queue("one")
+    bench.broker.settle()
+    bench.crash()
+    two = bench.queue("two")
+    assert two.id > one.id
+    bench.broker.settle()
+    bench.crash()
+    assert sorted(queue.name for queue in bench.engine.addresses.queues.values()) == ["one", "two"]

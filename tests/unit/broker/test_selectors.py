@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from tests.unit.broker.conftest import Bench
+
+from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, section_bytes
+
+
+def fill_with_colours(bench: Bench, *contents: int) -> None:
+    for content in contents:
+        bench.put(content, properties={"colour": "red" if content % 2 else "blue"})
+    bench.broker.settle()
+
+
+def test_a_consumer_gets_only_what_its_selector_wants(bench: Bench) -> None:
+    fill_with_colours(bench, 1, 2, 3, 4)
+    assert bench.got(bench.consumer(selector="colour = 'red'")) == [1, 3]
+    assert bench.waiting(bench.queue()) == [2, 4]
+
+
+def test_what_a_selector_took_does_not_come_to_others(bench: Bench) -> None:
+    fill_with_colours(bench, 1, 2, 3, 4)
+    bench.consumer(selector="colour = 'red'")
+    assert bench.got(bench.consumer()) == [2, 4]
+
+
+def test_what_others_took_does_not_come_to_a_selector(bench: Bench) -> None:
+    picky = bench.consumer(credit=0, selector="colour = 'red'")
+    fill_with_colours(bench, 1, 2, 3, 4)
+    bench.consumer(credit=2)
+    bench.broker.give(picky, 10)
+    bench.broker.settle()
+    assert bench.got(picky) == [3]
+
+
+def test_a_selector_finds_its_message_behind_a_deep_queue_without_looking_again(bench: Bench) -> None:
+    looked_at = []
+    picky = bench.consumer(credit=0, selector="colour = 'red'")
+    view = picky.consumer.view
+    view.matches = lambda message: looked_at.append(message) or (message.size_bytes > 0 and b"red" in message.body)
+    fill_with_colours(bench, *range(0, 4000, 2))
+    fill_with_colours(bench, 4001)
+    for _ in range(5):
+        bench.broker.give(picky, 1)
+        bench.broker.settle()
+    assert bench.got(picky) == [4001]
+    assert len(looked_at) == 2001
+
+
+def test_a_message_given_back_by_a_selectors_consumer_is_anybodys(bench: Bench) -> None:
+    fill_with_colours(bench, 1, 2, 3)
+    picky = bench.consumer(selector="colour = 'red'")
+    bench.engine.detach(picky.consumer)
+    assert bench.got(bench.consumer()) == [1, 2, 3]
+
+
+def test_a_message_given_back_comes_to_a_selector_that_arrived_meanwhile(bench: Bench) -> None:
+    fill_with_colours(bench, 1, 2, 3)
+    plain = bench.consumer()
+    picky = bench.consumer(selector="colour = 'red'")
+    bench.engine.detach(plain.consumer)
+    bench.broker.settle()
+    assert bench.got(picky) == [1, 3]
+
+
+def test_the_last_consumer_of_a_selector_takes_the_view_with_it(bench: Bench) -> None:
+    queue = bench.queue()
+    first, second = (bench.consumer(selector="colour = 'red'") for _ in range(2))
+    bench.engine.detach(first.consumer)
+    assert set(queue.ready.views) == {"colour = 'red'"}
+    bench.engine.detach(second.consumer)
+    assert not queue.ready.views
+    assert queue.ready.held is None
+
+
+def test_a_view_that_nobody_asks_lets_go_of_what_others_took(bench: Bench) -> None:
+    bench.consumer(credit=0, selector="colour = 'red'")
+    plain = bench.consumer(credit=10_000)
+    for number in range(1, 2001, 2):
+        fill_with_colours(bench, number)
+        bench.acknowledge(plain, -1)
+    view = bench.queue().ready.views["colour = 'red'"]
+    assert sum(map(len, view.lines)) < 600
+
+
+def test_a_line_lets_go_of_what_a_selector_took(bench: Bench) -> None:
+    fill_with_colours(bench, 0)  # waits, before all that the selector takes
+    picky = bench.consumer(credit=10_000, selector="colour = 'red'")
+    for number in range(1, 2001, 2):
+        fill_with_colours(bench, number)
+        bench.acknowledge(picky, -1)
+    assert sum(len(line) for line in bench.queue().ready.lines if line) < 600
+    assert bench.waiting(bench.queue()) == [0]
+
+
+def test_priorities_hold_within_a_selector(bench: Bench) -> None:
+    for content, priority in ((1, 4), (3, 9), (5, 4)):
+        bench.put(content, priority=priority, properties={"colour": "red"})
+    bench.broker.settle()
+    assert bench.got(bench.consumer(selector="colour = 'red'")) == [3, 1, 5]
+
+
+def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_harms_nobody(bench: Bench) -> None:
+    good = section_bytes(APPLICATION_PROPERTIES, {"colour": "red"})
+    broken = good.replace(b"red", b"\xff\xfe\xfd")
+    body = header_bytes(True) + broken + section_bytes(VALUE, "x")
+    bench.contents[body] = "broken"
+    picky = bench.consumer(selector="colour = 'red'")
+    bench.subscription("s", selector="colour = 'red'")
+    bench.broker.send("q", body, bench.sender, 1)
+    fill_with_colours(bench, 1)
+    assert bench.got(picky) == [1]
+    assert bench.got(bench.consumer()) == ["broken"]

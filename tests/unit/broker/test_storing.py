@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.errors import JournalUnavailable
+from bascule.broker.journaling import RECORD_BYTES_SOFT
+from bascule.journal.records import HEADER_SIZE, Op, decode_header, entries
+
+
+def ops_of(value: bytes) -> list[str]:
+    return [Op(op).name for op, _, _ in entries(value)]
+
+
+def test_nothing_is_answered_or_delivered_before_its_record_is_stored(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.put(1)
+    bench.engine.dispatch()
+    assert (bench.sender.answers, bench.got(consumer)) == ([], [])
+    bench.broker.flush()
+    assert (bench.sender.answers, bench.got(consumer)) == ([], [])
+    bench.broker.settle()
+    assert (bench.sender.accepted_tokens, bench.got(consumer)) == ([1], [1])
+
+
+def test_what_is_decided_in_one_turn_is_one_record(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer()
+    for number in range(2, 12):
+        bench.put(number)
+    bench.acknowledge(consumer)
+    bench.broker.flush()
+    ((key, value),) = bench.broker.in_flight
+    assert key == b"D"
+    assert ops_of(value) == ["SEND"] * 10 + ["ACK"]
+
+
+def test_a_record_without_messages_says_so_in_its_key(bench: Bench) -> None:
+    bench.fill(1)
+    bench.acknowledge(bench.consumer())
+    bench.broker.flush()
+    assert [key for key, _ in bench.broker.in_flight] == [b"S"]
+
+
+def test_many_records_are_in_flight_and_answered_in_order_as_they_are_stored(bench: Bench) -> None:
+    for number in range(1, 4):
+        bench.put(number)
+        bench.broker.flush()
+    assert len(bench.broker.in_flight) == 3
+    bench.broker.confirm(2)
+    assert bench.sender.accepted_tokens == [1, 2]
+    bench.broker.confirm(1)
+    assert bench.sender.accepted_tokens == [1, 2, 3]
+
+
+def test_sequences_follow_one_another_and_name_the_epoch(bench: Bench) -> None:
+    for number in range(3):
+        bench.fill(number)
+    epochs, sequences = zip(*((header.epoch, header.sequence) for header in map(decode_header, bench.values())), strict=True)
+    assert epochs == (0, 0, 0, 0)
+    assert sequences == (0, 1, 2, 3)
+
+
+def test_a_record_is_closed_when_it_is_large(bench: Bench) -> None:
+    half = b"x" * (RECORD_BYTES_SOFT // 2)
+    for _ in range(5):
+        bench.put(half)
+    assert len(bench.broker.in_flight) == 2
+    assert all(len(value) < 2 * RECORD_BYTES_SOFT for _, value in bench.broker.in_flight)
+
+
+def test_bytes_in_flight_are_known(bench: Bench) -> None:
+    bench.put(1)
+    bench.broker.flush()
+    assert bench.engine.journaling.in_flight_bytes == len(bench.broker.in_flight[0][1]) > HEADER_SIZE
+    bench.broker.settle()
+    assert bench.engine.journaling.in_flight_bytes == 0
+
+
+def test_the_shell_is_woken_once_for_each_record_and_once_more_when_somebody_waits(bench: Bench) -> None:
+    bench.fill(1, 2)
+    consumer = bench.consumer()
+    urgent: list[bool] = []
+    bench.engine.journaling._on_work = urgent.append
+    bench.acknowledge(consumer)
+    assert urgent == [False]
+    bench.put(3)
+    bench.put(4)
+    assert urgent == [False, True]
+    bench.broker.flush()
+    bench.put(5)
+    assert urgent == [False, True, False, True]
+
+
+def test_a_turn_without_decisions_appends_nothing(bench: Bench) -> None:
+    bench.broker.flush()
+    assert bench.broker.in_flight == []
+
+
+def test_while_the_journal_is_stalled_persistent_sends_are_refused_and_others_taken(bench: Bench) -> None:
+    bench.queue()
+    bench.broker.settle()
+    bench.engine.stalled = JournalUnavailable("Kafka is away")
+    bench.put("heavy")
+    bench.put("light", durable=False)
+    assert [(token, str(error)) for token, error in bench.sender.answers] == [("heavy", "Kafka is away"), ("light", "None")]
+
+
+def test_a_queue_is_told_to_be_there_when_it_is_stored(bench: Bench) -> None:
+    queue = bench.queue("new")
+    assert not queue.confirmed
+    bench.broker.settle()
+    assert queue.confirmed

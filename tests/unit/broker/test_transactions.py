@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.engine import Policy
+from bascule.broker.errors import JournalUnavailable, TransactionRolledBack
+
+
+@pytest.fixture
+def outcome() -> list[Any]:
+    return []
+
+
+def test_sends_of_a_transaction_are_taken_at_once_and_seen_after_the_commit(bench: Bench, outcome: list[Any]) -> None:
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.put(1, transaction=transaction)
+    bench.broker.settle()
+    assert bench.sender.accepted_tokens == [1]
+    assert bench.got(consumer) == []
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    assert outcome == []
+    bench.broker.settle()
+    assert outcome == [None]
+    assert bench.got(consumer) == [1]
+
+
+def test_a_transaction_over_several_destinations_is_one_record(bench: Bench, outcome: list[Any]) -> None:
+    bench.fill("in", to="q1")
+    bench.subscription("s")
+    consumer = bench.consumer(bench.queue("q1"))
+    bench.queue("q2")
+    bench.broker.settle()
+    records = len(bench.broker.log.records)
+    transaction = bench.engine.begin(b"1")
+    bench.put("out", to="q2", transaction=transaction)
+    bench.put("news", to="t", transaction=transaction)
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.settle()
+    assert len(bench.broker.log.records) == records + 1
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_a_transfer_killed_at_its_commit_is_in_one_queue_never_in_both_or_none(bench: Bench, outcome: list[Any], stored: int) -> None:
+    bench.fill("order", to="q1")
+    bench.queue("q2")
+    consumer = bench.consumer(bench.queue("q1"))
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.put("order", to="q2", transaction=transaction)
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    assert len(bench.broker.in_flight) == 1
+    bench.crash(stored)
+    where = [bench.waiting(bench.queue(name)) for name in ("q1", "q2")]
+    assert where == ([[], ["order"]] if stored else [["order"], []])
+    assert outcome == []
+
+
+def test_a_large_transaction_stays_in_one_record(bench: Bench, outcome: list[Any]) -> None:
+    transaction = bench.engine.begin(b"1")
+    for number in range(40):
+        bench.put(bytes([number]) * 20_000, transaction=transaction)
+    bench.put("a neighbour")
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    assert [len(batch.actions) for batch in bench.engine.journaling.in_flight] == [3, 1]
+    bench.crash(stored=2)
+    assert len(bench.waiting(bench.queue())) == 41
+
+
+def test_a_rollback_forgets_the_sends_and_delivers_again_with_the_count_raised(bench: Bench) -> None:
+    bench.fill(1, 2)
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.put(3, transaction=transaction)
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.engine.rollback(transaction)
+    bench.broker.settle()
+    assert bench.got(consumer) == [1, 2, 1, 2]
+    assert bench.counts(consumer) == [0, 0, 1, 1]
+
+
+def test_rolled_back_too_often_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
+    bench.fill(1)
+    consumer = bench.consumer()
+    for number in range(policy.deliveries_max):
+        transaction = bench.engine.begin(b"%d" % number)
+        bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[-1])
+        bench.engine.rollback(transaction)
+        bench.broker.settle()
+    assert bench.waiting(bench.queue("DLQ")) == [1]
+
+
+def test_what_a_transaction_acknowledged_survives_its_consumer(bench: Bench, outcome: list[Any]) -> None:
+    bench.fill(1)
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.engine.detach(consumer.consumer)
+    assert bench.got(bench.consumer()) == []
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_a_non_persistent_send_waits_for_the_commit_of_its_transaction_and_keeps_its_place(bench: Bench, outcome: list[Any]) -> None:
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.put("first", transaction=transaction)
+    bench.put("light", durable=False, transaction=transaction)
+    bench.put("last", transaction=transaction)
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    assert bench.got(consumer) == []
+    bench.broker.settle()
+    assert bench.got(consumer) == ["first", "light", "last"]
+
+
+def test_a_transaction_of_non_persistent_messages_alone_writes_nothing(bench: Bench, outcome: list[Any]) -> None:
+    consumer = bench.consumer()
+    records = len(bench.broker.log.records)
+    transaction = bench.engine.begin(b"1")
+    bench.put("light", durable=False, transaction=transaction)
+    bench.engine.commit(transaction, outcome.append)
+    bench.engine.dispatch()
+    assert outcome == [None]
+    assert bench.got(consumer) == ["light"]
+    assert len(bench.broker.log.records) == records
+
+
+def test_an_empty_transaction_commits_at_once(bench: Bench, outcome: list[Any]) -> None:
+    bench.engine.commit(bench.engine.begin(b"1"), outcome.append)
+    assert outcome == [None]
+
+
+@pytest.mark.parametrize(("limit", "value"), [("bytes", 10_000), ("messages", 4)])
+def test_a_transaction_too_large_for_one_record_is_rolled_back(
+    bench: Bench, outcome: list[Any], monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    if limit == "bytes":
+        object.__setattr__(bench.engine.policy, "transaction_bytes_max", value)
+    else:
+        monkeypatch.setattr("bascule.broker.engine.MESSAGES_PER_RECORD_MAX", value)
+    transaction = bench.engine.begin(b"1")
+    for number in range(20):
+        bench.put(f"{number}".rjust(600), transaction=transaction)
+    assert transaction.drafts == []
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.settle()
+    (error,) = outcome
+    assert isinstance(error, TransactionRolledBack)
+    assert error.condition == "amqp:transaction:rollback"
+    assert str(value) in str(error)
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_while_the_journal_is_stalled_a_commit_of_persistent_messages_is_rolled_back(bench: Bench, outcome: list[Any]) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put(1, transaction=transaction)
+    bench.engine.stalled = JournalUnavailable("Kafka is away")
+    bench.engine.commit(transaction, outcome.append)
+    assert "Kafka is away" in str(outcome[0])
+
+
+def test_more_messages_than_a_record_can_number_go_into_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.journaling.MESSAGES_PER_RECORD_MAX", 3)
+    for number in range(7):
+        bench.put(number)
+    bench.broker.flush()
+    assert [batch.messages for batch in bench.engine.journaling.in_flight] == [3, 3, 1]
+    bench.crash(stored=3)
+    assert bench.waiting(bench.queue()) == list(range(7))
+
+
+def test_a_transaction_begins_a_record_that_can_number_its_messages(
+    bench: Bench, outcome: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bascule.broker.journaling.MESSAGES_PER_RECORD_MAX", 3)
+    bench.put("single")
+    transaction = bench.engine.begin(b"1")
+    for number in range(3):
+        bench.put(number, transaction=transaction)
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    assert [batch.messages for batch in bench.engine.journaling.in_flight] == [1, 3]
