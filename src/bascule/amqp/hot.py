@@ -26,7 +26,7 @@ FLOW, TRANSFER, DISPOSITION = Flow.CODE, Transfer.CODE, Disposition.CODE
 
 _U32 = struct.Struct(">I")
 _PAIR32 = struct.Struct(">II")
-_u32_from = _U32.unpack_from
+_u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 
 #: Different ends of frames remembered: each transaction adds one or two, and lasts for some frames only.
 _TAILS_REMEMBERED: Final = 256
@@ -103,51 +103,82 @@ def _composite(code: int, octets: bytes, fields: int) -> bytes:
     return bytes([DESCRIBED, SMALL_ULONG, code, LIST32]) + _PAIR32.pack(len(octets) + 4, fields) + octets
 
 
-#: list8: size, count; handle (by its code); delivery-id; size of the delivery-tag
-_HANDLE0 = struct.Struct(">BBBxBIBB")
-_HANDLE8 = struct.Struct(">BBBxBBIBB")
-_HANDLE32 = struct.Struct(">BBBxIBIBB")
-_handle0_from, _handle8_from, _handle32_from = _HANDLE0.unpack_from, _HANDLE8.unpack_from, _HANDLE32.unpack_from
-
-
 def read_transfer(data: bytes, position: int, end: int) -> tuple[int, int, bytes, int, TransferTail] | None:
     """A transfer with a delivery id and a tag, as TransferFrame."""
-    code = data[position + 3]
-    if code == SMALL_UINT:
-        list_code, size, fields, handle, id_code, delivery_id, tag_code, tag_size = _handle8_from(data, position)
-        tag_at = position + 12
-    elif code == UINT0:
-        list_code, size, fields, id_code, delivery_id, tag_code, tag_size = _handle0_from(data, position)
-        handle, tag_at = 0, position + 11
-    elif code == UINT:
-        list_code, size, fields, handle, id_code, delivery_id, tag_code, tag_size = _handle32_from(data, position)
-        tag_at = position + 15
+    if data[position] == LIST8:
+        size, fields = data[position + 1], data[position + 2]
+        stop, position = position + 2 + size, position + 3
+    elif data[position] == LIST32:  # Qpid JMS: transfers with a state
+        size, fields = _pair32_from(data, position + 1)
+        stop, position = position + 5 + size, position + 9
     else:
         return None
-    stop, tail_at = position + 2 + size, tag_at + tag_size
-    if list_code != LIST8 or id_code != UINT or tag_code != BINARY8 or stop > end or tail_at > stop:
+    code = data[position]
+    if code == SMALL_UINT:
+        handle = data[position + 1]
+        position += 2
+    elif code == UINT0:
+        handle = 0
+        position += 1
+    elif code == UINT:
+        handle = _u32_from(data, position + 1)[0]
+        position += 5
+    else:
         return None
-    return handle, delivery_id, data[tag_at:tail_at], stop, _transfer_tail(data[tail_at:stop], fields - 3)
-
-
-#: list8: size, count; role; first; last
-_RANGE = struct.Struct(">BBBBBIBI")
-_range_from = _RANGE.unpack_from
+    code = data[position]
+    if code == UINT:
+        delivery_id = _u32_from(data, position + 1)[0]
+        position += 5
+    elif code == SMALL_UINT:
+        delivery_id = data[position + 1]
+        position += 2
+    elif code == UINT0:
+        delivery_id = 0
+        position += 1
+    else:
+        return None
+    tail_at = position + 2 + data[position + 1]
+    if data[position] != BINARY8 or not tail_at <= stop <= end:
+        return None
+    return handle, delivery_id, data[position + 2 : tail_at], stop, _transfer_tail(data[tail_at:stop], fields - 3)
 
 
 def read_disposition(data: bytes, position: int, end: int) -> tuple[bool, int, int, bool, Any] | None:
     """A disposition about one delivery or a range, as DispositionFrame."""
-    list_code, size, fields, role, first_code, first, last_code, last = _range_from(data, position)
-    stop = position + 2 + size
-    if last_code == UINT:
-        tail_at = position + 14
-    elif last_code == NULL:
-        last, tail_at = first, position + 10
+    if data[position] != LIST8:
+        return None
+    stop, fields, role = position + 2 + data[position + 1], data[position + 2], data[position + 3]
+    position += 4
+    code = data[position]
+    if code == UINT:
+        first = _u32_from(data, position + 1)[0]
+        position += 5
+    elif code == SMALL_UINT:
+        first = data[position + 1]
+        position += 2
+    elif code == UINT0:
+        first = 0
+        position += 1
     else:
         return None
-    if list_code != LIST8 or first_code != UINT or role not in _BOOLEANS or stop > end or tail_at > stop:
+    code = data[position]
+    if code == UINT:
+        last = _u32_from(data, position + 1)[0]
+        position += 5
+    elif code == SMALL_UINT:
+        last = data[position + 1]
+        position += 2
+    elif code == UINT0:
+        last = 0
+        position += 1
+    elif code == NULL:
+        last = first
+        position += 1
+    else:
         return None
-    settled, state = _disposition_tail(data[tail_at:stop], fields - 3)
+    if role not in _BOOLEANS or not position <= stop <= end:
+        return None
+    settled, state = _disposition_tail(data[position:stop], fields - 3)
     return role == TRUE, first, last, settled, state
 
 

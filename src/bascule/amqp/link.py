@@ -228,7 +228,7 @@ class SenderLink(Link):
             raise IllegalUse(f"link {self.name!r} has no credit")
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
-        return self.session.send_delivery(self, (parts,) if isinstance(parts, bytes) else parts, context, settled, state, message_format)
+        return self.session.send_delivery(self, parts if isinstance(parts, tuple) else (parts,), context, settled, state, message_format)
 
     def drained(self) -> None:
         """Nothing more to send for this credit: use it up, as the peer asked for by ``drain``."""
