@@ -8,16 +8,17 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import QpidPeer
+from bascule.testing.qpid import Connection, JmsError, QpidPeer
 
 TESTS = Path(__file__).parent
 #: Tests in these directories run real processes.
@@ -77,6 +78,24 @@ def qpid_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QpidPeer]:
         yield peer
 
 
+@pytest.fixture
+def connect_to(qpid_peer: QpidPeer) -> Iterator[Callable[..., Connection]]:
+    """Opens connections of the Java client as ``QpidPeer.connect`` does, and closes them after the test."""
+    with ExitStack() as opened:
+
+        def connect(url: str, **options: Any) -> Connection:
+            connection = qpid_peer.connect(url, **options)
+
+            def close() -> None:
+                with suppress(JmsError):  # the test has done it
+                    connection.close()
+
+            opened.callback(close)
+            return connection
+
+        yield connect
+
+
 @pytest.fixture(scope="session")
 def qpid_jms_classpath() -> str:
     """For ``java -cp``."""
@@ -92,6 +111,24 @@ def data_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def free_port() -> int:
     return process.free_port()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """For a destination, a subscription or a client that no other test of the run has."""
+    return f"{re.sub(r'[^a-z0-9]+', '.', request.node.name.lower().removeprefix('test_'))[:40].strip('.')}.{next(_numbers)}"
+
+
+@pytest.fixture
+def queue(name: str) -> str:
+    """A queue that no other test of the run has, as the Java client is told it."""
+    return f"queue:{name}"
+
+
+@pytest.fixture
+def topic(name: str) -> str:
+    """A JMS topic that no other test of the run has, as the Java client is told it."""
+    return f"topic:{name}"
 
 
 @pytest.fixture

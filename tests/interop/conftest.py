@@ -1,17 +1,14 @@
-"""One broker for all tests with the Java client: each uses queues of its own."""
+"""One broker for all tests with the Java client: each uses destinations of its own."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import Connection, JmsError, QpidPeer
+from bascule.testing.qpid import Connection
 from bascule.testing.system import System
 
 Connect = Callable[..., Connection]
@@ -24,8 +21,6 @@ allow_anonymous = true
 users = {{ ann = "hush" }}
 """
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture(scope="session")
 def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
@@ -34,34 +29,8 @@ def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def connect(qpid_peer: QpidPeer, system: System) -> Iterator[Connect]:
-    """Opens connections, and closes them after the test."""
-    with ExitStack() as opened:
+def connect(connect_to: Connect, system: System) -> Connect:
+    def connect(url: str = system.url, **options: Any) -> Connection:
+        return connect_to(url, **options)
 
-        def connect(url: str = system.url, **options: Any) -> Connection:
-            connection = qpid_peer.connect(url, **options)
-
-            def close() -> None:
-                with suppress(JmsError):  # the test has done it
-                    connection.close()
-
-            opened.callback(close)
-            return connection
-
-        yield connect
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """Of a destination, a subscription, a client: nobody else's."""
-    return f"{re.sub(r'[^a-z0-9]+', '.', request.node.name.lower())[5:45]}.{next(_numbers)}"
-
-
-@pytest.fixture
-def queue(name: str) -> str:
-    return f"queue:{name}"
-
-
-@pytest.fixture
-def topic(name: str) -> str:
-    return f"topic:{name}"
+    return connect

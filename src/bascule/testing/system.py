@@ -115,7 +115,7 @@ class System:
     """A broker with a journal of its own in a Kafka, and the pipelines of its configuration when they are started."""
 
     def __init__(self, bootstrap: str, directory: Path, *, prefix: str, config: str = "", env: Mapping[str, str] | None = None) -> None:
-        """``config`` is the text of a bascule.toml; bridge, topics, Kafka, ports and directory are chosen here. ``env`` may say otherwise."""
+        """``config`` is the text of a bascule.toml; bridge, topics, Kafka, ports and directory are chosen here, or by ``env``."""
         directory.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.prefix = prefix

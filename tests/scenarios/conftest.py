@@ -1,0 +1,19 @@
+"""A broker that tests kill; they leave it running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import Connection
+from bascule.testing.system import System
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture(scope="session")
+def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("scenarios"), prefix="scenarios") as running:
+        yield running

@@ -1,0 +1,129 @@
+"""Kafka stands still, or dies: no sender is told what is not stored, and all goes on when it is back."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import JmsError
+from bascule.testing.system import System, paused, wait_for
+from tests.scenarios.conftest import Connect
+
+APPEND_TIMEOUT_S = 2
+#: A send that would be answered too early would be within this.
+EARLY_S = 0.7
+
+
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """One that may be stopped."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def system(own_kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n"
+    with System(own_kafka.bootstrap, tmp_path_factory.mktemp("kafka-down"), prefix="down", config=config) as running:
+        yield running
+
+
+def readiness(system: System) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{system.admin_port}/readyz", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def pid(kafka: EmbeddedKafka) -> int:
+    assert kafka.pid is not None
+    return kafka.pid
+
+
+def test_a_send_waits_for_kafka_and_is_answered_when_it_goes_on(
+    connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
+) -> None:
+    producer = connect_to(system.url).session().producer(queue)
+    producer.send("before")
+    with paused(pid(own_kafka)):
+        waiting = producer.submit_send("meanwhile")
+        assert not wait([waiting], EARLY_S).done
+    waiting.result(20)
+    system.wait_depth(name, 2)
+
+
+def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_on_when_it_is_back(
+    connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
+) -> None:
+    connection, other = connect_to(system.url), connect_to(system.failover_url)
+    producer, patient = connection.session().producer(queue), other.session().producer(queue)
+    producer.send("before")
+    patient.send("before, too")
+    with paused(pid(own_kafka)):
+        waiting, repeated = producer.submit_send("in doubt"), patient.submit_send("repeated until it is stored")
+        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes in \d s") as failed:
+            waiting.result(20)
+        assert "amqp:connection:forced" in " ".join([failed.value.message, *failed.value.linked])
+        code, reason = readiness(system)
+        assert code == 503
+        assert "nothing persistent is taken until it does" in reason
+        assert not repeated.done()
+        assert system.depth(name) == 2
+    repeated.result(30)
+    wait_for(lambda: readiness(system)[0] == 200, "a broker that is ready")
+    bodies = [message.body for message in connect_to(system.url).session().consumer(queue).receive_many(5, 1)]
+    assert bodies in (
+        ["before", "before, too", "in doubt", "repeated until it is stored"],
+        ["before", "before, too", "repeated until it is stored", "in doubt"],
+        ["before", "before, too", "repeated until it is stored"],
+    )
+
+
+def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(
+    connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
+) -> None:
+    connection = connect_to(system.url)
+    session = connection.session("TRANSACTED")
+    session.producer(queue).send("{n}", count=3)
+    with paused(pid(own_kafka)):
+        commit = session.submit("commit")
+        assert not wait([commit], EARLY_S).done
+        assert system.depth(name) == 0
+    commit.result(20)
+    assert system.depth(name) == 3
+
+
+def test_kafka_dies_and_comes_back_and_clients_work_on(
+    connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str, tmp_path: Path
+) -> None:
+    producer = connect_to(system.failover_url).session().producer(queue)
+    producer.send("before")
+    own_kafka.kill()
+    waiting = producer.submit_send("meanwhile")
+    assert not wait([waiting], EARLY_S).done
+    own_kafka.start()
+    waiting.result(60)
+    messages = connect_to(system.failover_url).session().consumer(queue).receive_many(3, 1)
+    assert [message.body for message in messages] == ["before", "meanwhile"]
+
+
+def test_a_broker_that_starts_without_kafka_says_so(own_kafka: EmbeddedKafka, system: System, connect_to: Connect, queue: str) -> None:
+    connect_to(system.url).session().producer(queue).send("kept")
+    system.broker.kill()
+    own_kafka.kill()
+    system.broker.launch()
+    wait_for(lambda: not system.broker.running, "its end", 60)
+    assert system.broker.said().startswith("error: ")
+    assert "Kafka" in system.broker.said()
+    own_kafka.start()
+    system.broker.start()
+    message = connect_to(system.url).session().consumer(queue).receive()
+    assert message is not None
+    assert message.body == "kept"

@@ -1,0 +1,161 @@
+"""The broker dies by kill -9 and comes back: what it promised is there, once."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.testing.proxy import Proxy
+from bascule.testing.qpid import JmsError
+from bascule.testing.system import System, failover, wait_for
+
+
+def test_queued_messages_are_there_again_in_order_and_unmarked(connect_to: Connect, system: System, queue: str) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=500)
+    system.broker.restart()
+    messages = connect_to(system.url).session().consumer(queue).receive_many(500)
+    assert [message.body for message in messages] == [str(n) for n in range(500)]
+    assert not any(message.redelivered for message in messages)
+
+
+def test_non_persistent_messages_are_lost_and_the_rest_is_not(connect_to: Connect, system: System, queue: str) -> None:
+    producer = connect_to(system.url).session().producer(queue)
+    producer.send("maybe", persistent=False)
+    producer.send("surely")
+    system.broker.restart()
+    messages = connect_to(system.url).session().consumer(queue).receive_many(2, 0.5)
+    assert [message.body for message in messages] == ["surely"]
+
+
+def test_what_was_acknowledged_stays_away_and_what_was_out_comes_again_marked(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=30)
+    session = connect_to(system.url).session("CLIENT")
+    consumer = session.consumer(queue)
+    session.acknowledge(consumer.receive_many(10)[-1])
+    assert len(consumer.receive_many(5)) == 5
+    system.wait_depth(name, 20)
+    system.broker.restart()
+    again = connect_to(system.url).session().consumer(queue).receive_many(20)
+    assert [message.body for message in again] == [str(n) for n in range(10, 30)]
+    assert all(message.redelivered and message.delivery_count == 2 for message in again)
+
+
+def test_delivery_counts_survive(connect_to: Connect, system: System, queue: str) -> None:
+    connection = connect_to(system.url)
+    connection.session().producer(queue).send("job")
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    for _ in range(3):
+        assert consumer.receive() is not None
+        session.rollback()
+    connection.close()
+    system.broker.restart()
+    message = connect_to(system.url).session().consumer(queue).receive()
+    assert message is not None
+    assert message.delivery_count >= 4
+
+
+def test_an_open_transaction_is_forgotten_and_a_committed_one_is_whole(connect_to: Connect, system: System, name: str) -> None:
+    connection = connect_to(system.url)
+    for ending in ("committed", "open"):
+        connection.session().producer(f"queue:{name}.in").send(ending)
+    session = connection.session("TRANSACTED")
+    consumer, producer = session.consumer(f"queue:{name}.in"), session.producer()
+    assert consumer.receive() is not None
+    producer.send("{n}", to=f"queue:{name}.out", count=5)
+    session.commit()
+    assert consumer.receive() is not None
+    producer.send("{n}", to=f"queue:{name}.out", count=5, first=5)
+    system.broker.restart()
+    reader = connect_to(system.url).session()
+    left = reader.consumer(f"queue:{name}.in").receive_many(2, 0.5)
+    assert [(message.body, message.redelivered) for message in left] == [("open", True)]
+    moved = reader.consumer(f"queue:{name}.out").receive_many(6, 0.5)
+    assert [message.body for message in moved] == ["0", "1", "2", "3", "4"]
+
+
+def test_durable_subscriptions_go_on_and_others_do_not(connect_to: Connect, system: System, topic: str, name: str) -> None:
+    subscriber = connect_to(system.url, client_id=name)
+    session = subscriber.session()
+    session.consumer(topic, name="own", durable=True).close()
+    session.consumer(topic, name=f"{name}-shared", durable=True, shared=True).close()
+    session.consumer(topic)
+    connect_to(system.url).session().producer(topic).send("before")
+    system.broker.restart()
+    assert len([queue for queue in system.status()["queues"] if queue["address"] == name]) == 2
+    connect_to(system.url).session().producer(topic).send("after")
+    session = connect_to(system.url, client_id=name).session()
+    for subscription in ({"name": "own"}, {"name": f"{name}-shared", "shared": True}):
+        messages = session.consumer(topic, durable=True, **subscription).receive_many(3, 0.5)
+        assert [message.body for message in messages] == ["before", "after"]
+
+
+def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: System, queue: str) -> None:
+    connection = connect_to(system.failover_url)
+    producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
+    producer.send("before")
+    assert consumer.receive() is not None
+    system.broker.kill()
+    waiting = producer.submit_send("meanwhile")
+    system.broker.start()
+    waiting.result(30)
+    message = consumer.receive()
+    assert message is not None
+    assert message.body == "meanwhile"
+    assert [event["event"] for event in connection.events(2)] == ["interrupted", "restored"]
+
+
+def test_a_send_whose_answer_got_lost_is_repeated_by_the_client_and_stored_once(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    with Proxy(system.port) as proxy:
+        producer = connect_to(failover(proxy.url)).session().producer(queue)
+        producer.send("first")
+        proxy.hold_answers()
+        unanswered = producer.submit_send("second")
+        system.wait_depth(name, 2)
+        assert not unanswered.done()
+        system.broker.kill()
+        proxy.cut()
+        system.broker.start()
+        unanswered.result(30)
+        assert proxy.requests.count(b"second") == 2
+        producer.send("third")
+        messages = connect_to(system.url).session().consumer(queue).receive_many(4, 0.5)
+        assert [message.body for message in messages] == ["first", "second", "third"]
+
+
+def test_a_commit_whose_answer_got_lost_is_in_doubt_for_the_client_and_whole_in_the_broker(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    with Proxy(system.port) as proxy:
+        connection = connect_to(failover(proxy.url))
+        session = connection.session("TRANSACTED")
+        producer = session.producer(queue)
+        producer.send("{n}", count=3)
+        proxy.hold_answers()
+        commit = session.submit("commit")
+        system.wait_depth(name, 3)
+        system.broker.kill()
+        proxy.cut()
+        system.broker.start()
+        with pytest.raises(JmsError):
+            commit.result(30)
+        assert len(connection.events(2)) == 2  # interrupted and restored: what follows is a new transaction
+        session.rollback()
+        producer.send("3")
+        session.commit()
+        messages = connect_to(system.url).session().consumer(queue).receive_many(5, 0.5)
+        assert [message.body for message in messages] == ["0", "1", "2", "3"]
+
+
+def test_kill_after_kill_changes_nothing(connect_to: Connect, system: System, name: str, queue: str) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=50)
+    for _ in range(3):
+        system.broker.kill()
+        system.broker.launch()
+        wait_for(lambda: system.status()["serving"], "a broker that serves")
+        assert system.depth(name) == 50
+    system.broker.wait_ready()
