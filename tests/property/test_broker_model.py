@@ -255,8 +255,9 @@ class Run:
             self.sent[number] = Sent(address, body, facts, ttl_ms, record)
 
     def place(self, takers: list[Line], number: int, facts: Facts, record: int) -> None:
-        persistent, *rest = facts
-        self.arrive([(line, Copy(number, persistent, persistent and line.durable, *rest)) for line in takers], record)
+        persistent, priority, kind, expiry_ms = facts
+        copies = [Copy(number, persistent, persistent and line.durable, priority, kind, expiry_ms) for line in takers]
+        self.arrive(list(zip(takers, copies, strict=True)), record)
 
     def submit(self, address: str, body: bytes, container: str, transaction: Transaction | None) -> None:
         self.tokens += 1
@@ -389,7 +390,7 @@ class Run:
         self.tokens += 1
         token = self.tokens
         self.answers_due[token] = NEVER
-        sends = [(self.takers(*content[:2], content[3][2]), content) for what, content in actions if what == "send"]
+        sends = [(self.takers(content[0], content[1], content[3][2]), content) for what, content in actions if what == "send"]
         pending = self.record()
         self.broker.engine.commit(transaction, lambda error: self.sender.answers.append((token, error)))
         record = self.answers_due[token] = self.record()

@@ -125,6 +125,7 @@ def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trac
     body = bench.encode("x", message_id="a", properties={"_AMQ_DUPL_ID": "xyz"}).replace(b"xyz", b"\xff\xfe\xfd")
     bench.broker.send("q", body, bench.sender, "broken")
     ((token, error),) = bench.sender.answers
+    assert error is not None
     assert (token, error.condition) == ("broken", "amqp:decode-error")
     bench.fill("good", message_id="a")
     assert bench.waiting(bench.queue()) == ["good"]

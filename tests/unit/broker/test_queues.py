@@ -224,6 +224,7 @@ def test_the_limit_of_queues_refuses_the_send_and_names_the_queue(bench: Bench, 
     bench.put(2, to="another")
     token, error = bench.sender.answers[-1]
     assert token == 2
+    assert error is not None
     assert error.condition == "amqp:resource-limit-exceeded"
     assert "'another'" in str(error)
 

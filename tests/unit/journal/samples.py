@@ -1,0 +1,47 @@
+"""One record of every kind, with every entry there is: what the golden files hold."""
+
+from __future__ import annotations
+
+from bascule.journal.records import (
+    Kind,
+    Op,
+    Send,
+    SendFlag,
+    Source,
+    ack_entry,
+    count_entry,
+    encode_record,
+    ingress_entry,
+    json_entry,
+    mid_of,
+    queue_deleted_entry,
+    reserve_entry,
+    send_entry,
+)
+
+PLAIN = Send(SendFlag.DURABLE, 0, 4, 1_700_000_000_000, 0, 0, "orders", (1,), (), (), None, b"\x00\x53\x77\xa1\x05hello")
+FULL = Send(
+    SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.DIVERTS | SendFlag.SOURCE,
+    1, 9, 1_700_000_000_001, 1_700_000_060_000, 1_700_000_030_000, "news.zürich", (2, 3, 70_000),
+    (bytes(range(16)), bytes(range(16, 32))), ("to-kafka", "audit"), Source("airport.alerts", 3, 1 << 40), b"\x00\x53\x75\xa0\x00",
+)  # fmt: skip
+PIPELINES_ONLY = Send(SendFlag.PIPELINES_ONLY, 1, 0, 1_700_000_000_002, 0, 0, "t", (), (), (), None, b"")
+
+QUEUE = {"id": 4, "name": "q", "address": "q", "routing": 0, "selector": "", "no_local": "", "subscription": ""}
+START = {"exclusive": ["audit"], "host": "a", "pid": 1, "version": "0.1.0"}
+DATA = (send_entry(PLAIN), send_entry(FULL), send_entry(PIPELINES_ONLY), ack_entry(1, [mid_of(41, 3)]))
+STATE = (
+    json_entry(Op.QUEUE_CREATED, QUEUE),
+    queue_deleted_entry(4),
+    ack_entry(1, [mid_of(42, 0), mid_of(42, 1)]),
+    count_entry(2, [(mid_of(42, 1), 3), (mid_of(42, 2), 1)]),
+    reserve_entry(2, mid_of(298, 65535)),
+    ingress_entry(0, 1 << 40),
+    json_entry(Op.SNAPSHOT, {"id": "7-42", "bytes": 100}),
+)
+
+RECORDS: dict[str, bytes] = {
+    "epoch": encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, START)),
+    "data": encode_record(Kind.DATA, 7, 42, b"".join(DATA)),
+    "state": encode_record(Kind.STATE, 7, 43, b"".join(STATE)),
+}

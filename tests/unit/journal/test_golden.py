@@ -1,0 +1,48 @@
+"""The bytes of the journal are a promise: what was written once must be readable, and is written the same way until the version changes.
+
+``BASCULE_REWRITE_GOLDEN=1`` writes the files anew: for a new kind of entry, never for a changed one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.journal.samples import FULL, PIPELINES_ONLY, PLAIN, RECORDS
+
+from bascule.journal.records import Kind, Op, decode_ack, decode_header, decode_json, decode_send, entries
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "journal-v1"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_written_as_they_always_were(name: str) -> None:
+    path = GOLDEN / f"{name}.bin"
+    if os.environ.get("BASCULE_REWRITE_GOLDEN"):
+        path.write_bytes(RECORDS[name])
+    assert RECORDS[name].hex() == path.read_bytes().hex()
+
+
+def test_there_is_a_file_for_each_kind_of_record_and_none_besides() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.bin")} == {kind.name.lower() for kind in Kind}
+
+
+def test_every_operation_is_in_a_file() -> None:
+    found = {op for path in GOLDEN.glob("*.bin") for op, _, _ in entries(path.read_bytes())}
+    assert found == set(Op)
+
+
+def test_messages_written_by_version_1_are_read() -> None:
+    value = (GOLDEN / "data.bin").read_bytes()
+    assert decode_header(value) == (Kind.DATA, 7, 42)
+    found = list(entries(value))
+    assert [decode_send(value, start, end) for op, start, end in found if op == Op.SEND] == [PLAIN, FULL, PIPELINES_ONLY]
+    assert decode_ack(value, *found[-1][1:]) == (1, (41 << 16 | 3,))
+
+
+def test_the_start_of_an_epoch_names_the_exclusive_diverts() -> None:
+    value = (GOLDEN / "epoch.bin").read_bytes()
+    ((op, start, end),) = entries(value)
+    assert op == Op.EPOCH
+    assert decode_json(value, start, end)["exclusive"] == ["audit"]

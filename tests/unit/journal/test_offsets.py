@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from bascule.journal.offsets import OffsetMap
+
+
+def test_records_one_behind_the_other_are_one_run() -> None:
+    offsets = OffsetMap()
+    for sequence in range(1, 1000):
+        offsets.note(sequence, sequence)
+    assert offsets.starts == [1]
+    assert [offsets.offset_of(sequence) for sequence in (1, 500, 999)] == [1, 500, 999]
+
+
+def test_each_gap_in_the_offsets_begins_a_run() -> None:
+    offsets = OffsetMap()
+    for sequence, offset in ((1, 1), (2, 2), (3, 5), (4, 6), (5, 9)):
+        offsets.note(sequence, offset)
+    assert [offsets.offset_of(sequence) for sequence in range(1, 6)] == [1, 2, 5, 6, 9]
+    assert len(offsets.starts) == 3
+
+
+def test_a_record_before_the_first_noted_has_no_place() -> None:
+    offsets = OffsetMap()
+    offsets.note(5, 10)
+    with pytest.raises(IndexError):
+        offsets.offset_of(4)
