@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,14 +78,12 @@ def test_acknowledgements_counts_and_positions_come_out_as_they_went_in(
 @given(st.binary(max_size=300), st.booleans())
 def test_bytes_that_are_no_record_raise_a_record_error_and_nothing_else(body: bytes, framed: bool) -> None:
     value = encode_record(Kind.DATA, 0, 1, body) if framed else body
-    try:
+    with suppress(RecordError):
         decode_header(value)
         for op, start, end in entries(value):
             assert HEADER_SIZE <= start <= end <= len(value)
             if op == Op.SEND:
-                decode_send(value, start, end)
-    except RecordError as error:
-        assert error.reason in ("damaged", "foreign", "newer")
+                assert len(decode_send(value, start, end).body) <= end - start
 
 
 @given(
