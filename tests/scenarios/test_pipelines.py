@@ -7,14 +7,18 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer, Message, Producer
 
+from bascule.core.destination import Routing
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
+from bascule.jms.message import decode_message
+from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
 from bascule.kafka.admin import Topics
 from bascule.testing.journal import SyntheticJournal, text_message
 
@@ -160,3 +164,166 @@ start = "earliest"
     assert len(everything.seen) == sent
     everything.close()
     late.close()
+
+
+def test_what_counts_in_the_journal_is_diverted_and_nothing_else(bridge: Bridge) -> None:
+    """Repeats, zombies, exclusive marks, messages from Kafka, dead letters, a divert that starts in the past and joins."""
+    head = f'dead_letter_topic = "{bridge.prefix}.dead"\n'
+    taken = f"""
+[[divert]]
+name = "taken"
+from = "#"
+selector = "colour = 'red'"
+to = "{bridge.prefix}.taken"
+exclusive = true
+start = "earliest"
+[[divert]]
+name = "plain"
+from = "orders.*"
+to = "{bridge.prefix}.plain"
+start = "latest"
+"""
+    past = f"""
+[[divert]]
+name = "past"
+from = "orders.#"
+selector = "n >= 0"
+to = "{bridge.prefix}.past"
+key = "property:n"
+start = "earliest"
+[[divert]]
+name = "small"
+from = "orders.*"
+to = "{bridge.prefix}.small"
+start = "earliest"
+"""
+    journal = bridge.journal
+
+    def message(text: str, colour: str = "blue", size: int = 0) -> bytes:
+        return text_message(text + "x" * size, properties={"colour": colour, "n": int(text)}, message_id=f"ID:{text}")
+
+    old = journal.start_epoch()
+    journal.send(message("0"), address="orders.eu")
+    journal.send(message("1", "red"), message("2"), address="orders.eu")
+    repeated = journal.sequence
+    bridge.journal.flush()
+    bridge.configure(head + taken)
+    bridge.start()
+
+    new = journal.start_epoch(exclusive=["taken"])
+    # A dead broker's record, and a repeat of one that counts.
+    zombie = send_of(message("666", "red"), "orders.eu")
+    journal.put(Kind.DATA, zombie, epoch=old, sequence=repeated + 1)
+    journal.put(Kind.DATA, zombie, epoch=new, sequence=repeated)
+    journal.send(message("3"), address="orders.eu", diverts=["taken"])  # the broker said so, whatever the selector says
+    journal.send(message("4", "red"), address="orders.eu")  # the broker did not take it
+    journal.send(message("5", "red"), address="orders.eu", flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
+    journal.send(message("6"), address="orders.eu", flags=SendFlag.PIPELINES_ONLY)
+    journal.send(message("7"), address="no/topic")
+    journal.send(b"\x00garbage", address="orders.eu")
+    journal.send(message("8"), address="orders.eu")
+    journal.flush()
+    target, plain, dead = (bridge.reader(f"{bridge.prefix}.{name}") for name in ("taken", "plain", "dead"))
+    assert plain.wait_for(4) == ["3", "4", "6", "8"]
+    assert target.wait_for(2) == ["1", "3"]
+    dead.wait_for(1)
+    headers = dict(dead.seen[0].headers() or [])
+    assert headers["__connect.errors.connector.name"] == b"plain"
+    assert dead.seen[0].value() == b"\x00garbage"
+    first = dict(plain.seen[0].headers() or [])
+    assert first["bascule.origin"] == bridge.prefix.encode()
+    assert first["bascule.id"] == f"{new}-{repeated + 1}-0".encode()
+    assert first["jms.long.n"] == b"3"
+    bridge.child.stop(60)
+
+    # Two more diverts, which begin in the past and join; one message is too large for its target.
+    bridge.topics.create(f"{bridge.prefix}.small", 1, {"max.message.bytes": "2000"})
+    bridge.configure(head + taken + past)
+    bridge.start()
+    journal.send(message("9", size=5000), message("10"), address="orders.eu")
+    journal.flush()
+    past_reader, small = bridge.reader(f"{bridge.prefix}.past"), bridge.reader(f"{bridge.prefix}.small")
+    got = past_reader.wait_for(9)
+    assert [text.rstrip("x") for text in got] == ["0", "1", "2", "3", "4", "6", "8", "9", "10"][: len(got)]
+    assert small.wait_for(8)[-1] == "10"
+    eventually(lambda: bridge.said().count("divert has joined") >= 2, "both diverts join")
+    journal.send(message("11"), address="orders.eu")
+    journal.flush()
+    assert [text.rstrip("x") for text in past_reader.wait_for(10)] == ["0", "1", "2", "3", "4", "6", "8", "9", "10", "11"]
+    assert small.wait_for(9) == ["0", "1", "2", "3", "4", "6", "8", "10", "11"]
+    assert plain.wait_for(7)[4:] == ["9" + "x" * 5000, "10", "11"]
+    eventually(lambda: dead.poll() or any(b"9xxx" in (message.value() or b"") for message in dead.seen), "the large one is dead-lettered")
+    for reader in (target, plain, dead, past_reader, small):
+        reader.close()
+
+
+def send_of(body: bytes, address: str) -> bytes:
+    return send_entry(Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body))
+
+
+def test_kafka_records_reach_the_broker_once_each_and_never_come_back(bridge: Bridge) -> None:
+    first, second = f"{bridge.prefix}-in.a", f"{bridge.prefix}-in.b"
+    bridge.topics.create(first, 2, {})
+    bridge.configure(f"""
+dead_letter_topic = "{bridge.prefix}.dead"
+[[ingress]]
+name = "in"
+pattern = "{bridge.prefix}-in\\\\..*"
+to = "from.${{topic}}"
+routing = "anycast"
+body = "map"
+unbound = "keep"
+""")
+    producer = Producer({"bootstrap.servers": bridge.servers})
+
+    def put(topic: str, partition: int, number: int, value: bytes | None = None, headers: list[tuple[str, bytes]] | None = None) -> None:
+        body = value if value is not None else b'{"n": %d}' % number
+        producer.produce(topic, body, f"k{number}", partition, headers=headers or [("jms.int.size", b"7"), ("plain", b"p")])
+
+    for number in range(200):
+        put(first, number % 2, number)
+    put(first, 0, 900, headers=[("bascule.origin", bridge.prefix.encode())])
+    put(first, 0, 901, value=b"no json")
+    producer.flush()
+    bridge.start()
+    reader = bridge.reader(f"{bridge.prefix}.ingress")
+    reader.wait_for(200)
+    bridge.topics.create(second, 1, {})
+    for number in range(200, 300):
+        put(second, 0, number)
+    producer.flush()
+    reader.wait_for(210)
+    bridge.child.kill()
+    for number in range(300, 400):
+        put(first, number % 2, number)
+    producer.flush()
+    bridge.start()
+    reader.wait_for(400)
+    dead = bridge.reader(f"{bridge.prefix}.dead")
+    assert dead.wait_for(1) == ["no json"]
+    bridge.child.stop(60)
+    reader.poll()
+    sends = [sent(message) for message in reader.seen]
+    numbers = [decode_message(send.body).body["n"] for send in sends]
+    assert Counter(numbers) == Counter(range(400))
+    assert numbers.index(300) < numbers.index(302) < numbers.index(398)
+    one = sends[numbers.index(3)]
+    assert one.address == f"from.{first}"
+    assert one.flags & SendFlag.FROM_KAFKA
+    assert one.source is not None
+    assert (one.source.topic, one.source.partition) == (first, 1)
+    message = decode_message(one.body)
+    assert message.destination_kind == "queue"
+    assert {name: message.properties[name] for name in ("kafka_topic", "kafka_partition", "kafka_key", "size", "plain")} == {
+        "kafka_topic": first, "kafka_partition": 1, "kafka_key": "k3", "size": 7, "plain": "p"}  # fmt: skip
+    assert reader.seen[0].headers() == [("unbound", b"keep")]
+    reader.close()
+    dead.close()
+
+
+def sent(message: Message) -> Send:
+    value = message.value()
+    assert isinstance(value, bytes)
+    ((op, start, end),) = entries(value)
+    assert op == Op.SEND
+    return decode_send(value, start, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class Taken:
     index: int
     send: Send
     diverts: tuple[Divert, ...]
+    #: Diverts whose selector could not be evaluated, and why.
+    faults: dict[str, Exception]
 
     @property
     def identity(self) -> str:
@@ -107,9 +109,10 @@ class JournalReader:
             if op != Op.SEND:
                 continue
             send = decode_send(value, start, end)
-            wanted = tuple(choice.divert for choice in self._diverts if choice.wants(send, self.exclusive))
+            faults: dict[str, Exception] = {}
+            wanted = tuple(choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults))
             if wanted:
-                taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted))
+                taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted, faults))
             index += 1
         return taken
 
@@ -127,7 +130,7 @@ class _Choice:
         self.divert = divert
         self._selector = compile_selector(divert.selector) if divert.selector else None
 
-    def wants(self, send: Send, in_force: frozenset[str]) -> bool:
+    def wants(self, send: Send, in_force: frozenset[str], faults: dict[str, Exception]) -> bool:
         divert = self.divert
         if send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka:
             return False
@@ -138,8 +141,11 @@ class _Choice:
             return False
         if self._selector is None:
             return True
-        lookup: Callable[[str], object] = selector_lookup(send.body)
-        return self._selector.matches(lookup)
+        try:
+            return self._selector.matches(selector_lookup(send.body))
+        except (BasculeError, ValueError) as error:
+            faults[divert.name] = error
+            return True
 
 
 class DivertEngine:
@@ -161,6 +167,8 @@ class DivertEngine:
             if divert.transformed:
                 continue
             try:
+                if divert.name in taken.faults:
+                    raise taken.faults[divert.name]
                 if message is None:
                     message = decode_message(send.body)
                 output = record_of(message, target_topic(divert.target, send.address), divert.key, marks, send.timestamp_ms)

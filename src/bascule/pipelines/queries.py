@@ -109,7 +109,7 @@ class Query:
             log.error("pipeline stopped", pipeline=self.name, reason=reason)
             return
         self._due_s = time.monotonic() + self._pause_s
-        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=said[-2000:])
+        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=_short(said))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _checkpoint(self, attempt: int) -> Path:
@@ -117,3 +117,13 @@ class Query:
 
     def _drop_checkpoint(self, attempt: int) -> None:
         shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)
+
+
+def _short(said: str) -> str:
+    """What went wrong, without the stack of Java frames around it."""
+    traceback, mark, _ = said.partition("SQLSTATE: 38000")
+    if mark:
+        # A worker's Python traceback: its last line says it.
+        return traceback.strip().splitlines()[-1][:600]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    return " | ".join(lines[:3])[:600]
