@@ -42,6 +42,7 @@ from bascule.amqp.limits import (
     FRAME_SIZE_BYTES_DEFAULT,
     FRAME_SIZE_BYTES_MIN,
     HEARTBEAT_INTERVAL_S_MIN,
+    PERFORMATIVE_SIZE_BYTES_MAX,
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
     Limits,
 )
@@ -96,6 +97,7 @@ class Connection:
         self.error: AmqpError | None = None
         self.context: Any = None
         self.out: list[bytes] = []
+        self.partial_bytes = 0  # of messages whose last frame has not come
         self.unflushed: list[Session] = []  # sessions with dispositions to write
         self.sessions: dict[int, Session] = {}  # by the peer's channel
         self._own_channels: dict[int, Session] = {}
@@ -172,10 +174,7 @@ class Connection:
 
     def data_to_send(self) -> bytes:
         """All bytes due, b"" for none."""
-        if self.unflushed:
-            for session in self.unflushed:
-                session.flush_settled()
-            self.unflushed.clear()
+        self._flush_settled()
         if not self.out:
             return b""
         self._sent = True
@@ -247,11 +246,9 @@ class Connection:
                 position = self._take_frames(data, position, size)
                 if self.state not in HEADER_DUE:
                     break
-        if self.closed:
-            return
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
             raise HostileLoad(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
-        if position < size:
+        if position < size and not self.closed:
             self._buffer.keep(data[position:], self._needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
@@ -271,7 +268,7 @@ class Connection:
         if header == SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
             assert self._sasl is not None
-            self._send_sasl(self._sasl.first())
+            self._say_sasl(self._sasl.first())
         else:
             self._move(ConnectionInput.AMQP_HEADER)
             if self._open is not None:
@@ -325,6 +322,8 @@ class Connection:
 
     def _take_performative(self, body: bytes, channel: int) -> None:
         performative, payload = decode_composite(body)
+        if payload > PERFORMATIVE_SIZE_BYTES_MAX:
+            raise HostileLoad(f"{performative.SYMBOL} of {payload} bytes, at most {PERFORMATIVE_SIZE_BYTES_MAX} are taken")
         handler = _HANDLERS.get(type(performative))
         if handler is None:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
@@ -396,7 +395,7 @@ class Connection:
         sasl = self._sasl
         assert sasl is not None
         frame, _ = decode_composite(body)
-        self._send_sasl(sasl.receive(frame))
+        self._say_sasl(sasl.receive(frame))
         if not sasl.done:
             return
         if sasl.error is not None:
@@ -422,7 +421,12 @@ class Connection:
         if not self.closed:
             (self.out if self._open_sent else self._held).append(performative_frame(channel, performative))
 
-    def _send_sasl(self, frame: Composite | None) -> None:
+    def _flush_settled(self) -> None:
+        for session in self.unflushed:
+            session.flush_settled()
+        self.unflushed.clear()
+
+    def _say_sasl(self, frame: Composite | None) -> None:
         if frame is not None:
             self.out.append(performative_frame(0, frame, SASL_FRAME))
 
@@ -438,8 +442,7 @@ class Connection:
     def _send_close(self, error: AmqpError | None) -> None:
         if not self._open_sent:
             self.open()  # a close comes after an open, whatever happens
-        for session in self.unflushed:
-            session.flush_settled()
+        self._flush_settled()
         self.send(0, Close(Error.of(error)))
         self._move(ConnectionInput.SEND_CLOSE)
 
@@ -455,7 +458,6 @@ class Connection:
         self.state = ConnectionState.ENDED
         self.error = error
         self._buffer.clear()
-        self._held.clear()
         for session in self._own_channels.values():
             session.on_connection_end()
         self.sessions.clear()
@@ -466,7 +468,7 @@ class Connection:
         """A session on our channel of the same number as the peer's, or on the first that is free."""
         own = self._own_channels
         if channel is None or channel in own:
-            channel = next((number for number in range(len(own) + 1) if number not in own), len(own))
+            channel = next(number for number in range(len(own) + 1) if number not in own)
         if channel > self.remote_open.channel_max:
             raise ConnectionFault(NOT_ALLOWED, f"the peer takes no more than {self.remote_open.channel_max + 1} sessions")
         own[channel] = session = Session(self, channel)

@@ -35,12 +35,19 @@ FRAME_SIZE_BYTES_DEFAULT: Final = 128 * 1024
 CHANNEL_MAX_DEFAULT: Final = 1023
 #: Links of one session: JMS clients have one per producer and consumer.
 HANDLE_MAX_DEFAULT: Final = 1023
+#: Links of one connection over all its sessions: each keeps its attach, with selector and properties.
+LINKS_MAX: Final = 8192
+#: A frame without its payload: attaches with long selectors are the largest, and are kept.
+PERFORMATIVE_SIZE_BYTES_MAX: Final = 64 * 1024
 #: Transfer frames that a peer may send before we renew its window: memory is bounded by link credit, this only has to be no brake.
 INCOMING_WINDOW_FRAMES: Final = 8192
 #: Deliveries of one session, each way, that nobody has settled. A Qpid JMS consumer prefetches 1,000.
 UNSETTLED_PER_SESSION_MAX: Final = 100_000
 #: A message as a whole, over all its frames, where the application states no limit of its own.
 MESSAGE_SIZE_BYTES_DEFAULT: Final = 100 * 1024 * 1024
+
+#: Messages begun and not ended, over all links of a connection: each link may have one under way.
+PARTIAL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,11 @@ class Limits:
 
     channel_max: int = CHANNEL_MAX_DEFAULT
     handle_max: int = HANDLE_MAX_DEFAULT
+    links_max: int = LINKS_MAX
     incoming_window_frames: int = INCOMING_WINDOW_FRAMES
     unsettled_per_session_max: int = UNSETTLED_PER_SESSION_MAX
     message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT
+    partial_bytes_max: int = PARTIAL_BYTES_MAX
     pre_open_bytes_max: int = PRE_OPEN_BYTES_MAX
-    sasl_rounds_max: int = SASL_ROUNDS_MAX
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     close_timeout_s: float = CLOSE_TIMEOUT_S

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from bascule.amqp.composite import Composite
 from bascule.amqp.errors import (
+    ILLEGAL_STATE,
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
     NOT_IMPLEMENTED,
@@ -13,6 +14,7 @@ from bascule.amqp.errors import (
     TRANSFER_LIMIT_EXCEEDED,
     AmqpError,
     DecodeError,
+    HostileLoad,
     IllegalUse,
     LinkFault,
     SessionFault,
@@ -61,9 +63,10 @@ class Link:
         self.local: Attach | None = None
         self.credit = 0
         self.delivery_count = 0
+        self.available = 0
         self.drain = False
-        self._early_flow: Flow | None = None
-        self._left_closed = False
+        self._early_flow: Flow | None = None  # before our attach: it counts from then on
+        self._failed = False
 
     @property
     def source(self) -> Any:
@@ -84,7 +87,7 @@ class Link:
         """Take a step of the state machine. Raises SessionFault where the peer's step is illegal."""
         state = LINK.get((self.state, step))
         if state is None:
-            raise SessionFault("amqp:illegal-state", f"{step.name.lower()} on link {self.name!r:.60} in state {self.state.name.lower()}")
+            raise SessionFault(ILLEGAL_STATE, f"{step.name.lower()} on link {self.name!r:.60} in state {self.state.name.lower()}")
         self.state = state
         return state
 
@@ -109,9 +112,9 @@ class Link:
         self.detach(error)
 
     def _answer(self, source: Any, target: Any, max_message_size: int, offered: tuple[str, ...], properties: dict[Any, Any] | None) -> None:
+        if self.state is LinkState.DETACHED:
+            return  # the peer, its session or its connection is gone again
         if self.state not in (LinkState.ATTACH_RECEIVED, LinkState.LEFT):
-            if self.state is LinkState.DETACHED:
-                return  # the session or connection ended meanwhile
             raise IllegalUse(f"link {self.name!r} in state {self.state.name.lower()} waits for no answer")
         self.local = Attach(
             self.name,
@@ -128,10 +131,8 @@ class Link:
         )
         state = self._move(LinkInput.SEND_ATTACH)
         self.session.send(self.local)
-        if state is LinkState.DETACH_RECEIVED:
-            self._send_detach(Detach(self.handle, self._left_closed))
-        elif self._early_flow is not None:
-            self._credit(self._early_flow)
+        if state is LinkState.ATTACHED and self._early_flow is not None:
+            self._take_credit(self._early_flow)
 
     def detach(self, error: AmqpError | None = None, closed: bool = True) -> None:
         """Detach, for good where ``closed``. Nothing happens on a link that is detached already."""
@@ -153,21 +154,19 @@ class Link:
         self._move(LinkInput.RECV_ATTACH)
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer's detach; our answer follows at once, unless our attach has to come before it."""
+        """The peer's detach, answered at once; an attach that was still due goes before it."""
         asked = self.state is LinkState.DETACH_SENT
         state = self._move(LinkInput.RECV_DETACH)
         deliveries = self.session.abandon(self)
         if state is LinkState.LEFT:
-            self._left_closed = detach.closed
-        elif state is LinkState.DETACH_RECEIVED:
-            self._send_detach(Detach(self.handle, detach.closed))
-        else:
+            self._answer(None, None, 0, (), None)
+        if state is LinkState.DETACHED:
             self.session.forget(self)
+        else:
+            self._send_detach(Detach(self.handle, detach.closed))
         error = detach.error.exception() if detach.error else None
         if not (asked and self._failed):
             self.session.emit(Detached(self, detach.closed, error, deliveries))
-
-    _failed = False
 
     def fail(self, fault: LinkFault) -> None:
         """Detach for a breach of the protocol by the peer."""
@@ -183,22 +182,20 @@ class Link:
             self._early_flow = flow
             self.drain = flow.drain
         elif state is LinkState.ATTACHED:
-            self._credit(flow)
+            self._take_credit(flow)
             if flow.echo:
                 self.send_flow()
         else:
             return
         self.session.emit(Flowed(self))
 
-    def _credit(self, flow: Flow) -> None:
+    def _take_credit(self, flow: Flow) -> None:
         raise NotImplementedError
 
     def send_flow(self, echo: bool = False) -> None:
         """Tell the peer this link's state."""
         if self.state is LinkState.ATTACHED:
             self.session.send_link_flow(self, self._credit_told(), self.available, self.drain, echo)
-
-    available = 0
 
     def _credit_told(self) -> int:
         return self.credit
@@ -238,7 +235,7 @@ class SenderLink(Link):
             self.send_flow()
             self.drain = False
 
-    def _credit(self, flow: Flow) -> None:
+    def _take_credit(self, flow: Flow) -> None:
         if flow.link_credit is not None:
             # What the receiver granted, less what it has not seen yet of our sends (part 2, section 2.6.7).
             unseen = (self.delivery_count - (flow.delivery_count or 0)) & UINT_MAX
@@ -299,7 +296,7 @@ class ReceiverLink(Link):
         self._size_bytes_max = max_message_size or self._size_bytes_max
         super()._answer(source, target, self._size_bytes_max, offered, properties)
 
-    def _credit(self, flow: Flow) -> None:
+    def _take_credit(self, flow: Flow) -> None:
         # A sender that drained advances its delivery count past what it sent, and the credit goes with it.
         if flow.delivery_count is not None:
             used = (flow.delivery_count - self.delivery_count) & UINT_MAX
@@ -342,24 +339,33 @@ class ReceiverLink(Link):
         if delivery_id is not None and delivery_id != partial.delivery_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins within delivery {partial.delivery_id}")
         if tail.aborted:
-            self._partial = None
+            self.drop_partial()
             return
         if tail.settled:
             partial.tail = partial.tail._replace(settled=True)
         if self._gather(partial, payload) and not tail.more:
-            self._partial = None
+            self.drop_partial()
             self._complete(partial.delivery_id, partial.tag, b"".join(partial.parts), partial.tail)
 
     def _gather(self, partial: Partial, payload: bytes) -> bool:
         partial.parts.append(payload)
         partial.size_bytes += len(payload)
-        if partial.size_bytes <= self._size_bytes_max:
-            return True
-        self._too_large()
-        return False
+        connection = self.session.connection
+        connection.partial_bytes += len(payload)
+        if connection.partial_bytes > connection.limits.partial_bytes_max:
+            raise HostileLoad(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
+        if partial.size_bytes > self._size_bytes_max:
+            self._too_large()
+            return False
+        return True
+
+    def drop_partial(self) -> None:
+        """The message whose frames were coming is complete, or will never be."""
+        if self._partial is not None:
+            self.session.connection.partial_bytes -= self._partial.size_bytes
+            self._partial = None
 
     def _too_large(self) -> None:
-        self._partial = None
         self.fail(LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
 
     def _complete(self, delivery_id: int, tag: bytes, payload: bytes, tail: TransferTail) -> None:

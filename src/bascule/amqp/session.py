@@ -150,7 +150,7 @@ class Session:
             self.unsettled[delivery_id] = Delivery(link, delivery_id, context)
             if len(self.unsettled) >= self.limits.unsettled_per_session_max:
                 self._withhold()
-        size = sum(map(len, parts))
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.remote_max_frame_size:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, b"".join(parts), transfer)
@@ -300,6 +300,8 @@ class Session:
         deliveries = list(self.unsettled.values())
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
+            if isinstance(link, ReceiverLink):
+                link.drop_partial()
         self.links.clear()
         self._by_remote_handle.clear()
         self._queue.clear()
@@ -338,6 +340,8 @@ class Session:
                 if link.state is LinkState.ATTACHED:
                     self.emit(AttachConfirmed(link))
                 return
+        if sum(len(session.links) for session in self.connection.sessions.values()) >= self.limits.links_max:
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.links_max} links on a connection")
         link = (SenderLink if attach.role else ReceiverLink)(self, attach.name, self._take_handle())
         self.links[link.handle] = self._by_remote_handle[attach.handle] = link
         link.on_attach(attach)
@@ -424,6 +428,7 @@ class Session:
         """Drop what a link has under way; returns the deliveries of ours that nobody will settle."""
         deliveries: list[Delivery] = []
         if isinstance(link, ReceiverLink):
+            link.drop_partial()
             for delivery_id in [delivery_id for delivery_id, owner in self.incoming.items() if owner is link]:
                 del self.incoming[delivery_id]
         else:

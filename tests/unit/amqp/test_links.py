@@ -20,7 +20,7 @@ from bascule.amqp.errors import (
     IllegalUse,
 )  # fmt: skip
 from bascule.amqp.events import AttachConfirmed, Attached, Detached, Dispositioned, Flowed, SessionBegun, SessionEnded, Transferred
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import PERFORMATIVE_SIZE_BYTES_MAX, Limits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     ACCEPTED,
@@ -28,6 +28,7 @@ from bascule.amqp.performatives import (
     Accepted,
     Attach,
     Begin,
+    Close,
     DeleteOnClose,
     Detach,
     Disposition,
@@ -353,7 +354,7 @@ def test_a_peer_that_attaches_and_detaches_at_once_is_answered_in_order() -> Non
     session.on_performative(attach(sender=False))
     session.on_performative(Flow(0, 1, 0, 1, 0, 0, 5))
     session.on_performative(Detach(0, True))
-    [link] = session.links.values()
+    link = next(event.link for event in script.server.receive(b"", 0.0) if isinstance(event, Attached))
     link.accept()
     assert [type(frame) for _, frame, _ in frames_of(script.server.data_to_send())] == [Attach, Detach]
     assert link.credit == 0
@@ -506,3 +507,39 @@ def test_counters_go_round() -> None:
     assert sender.session._outgoing_window > 0
     assert isinstance(receiver, ReceiverLink)
     assert Accepted() == ACCEPTED
+
+
+def test_messages_begun_and_not_ended_are_bounded() -> None:
+    script = Script(limits=Limits(partial_bytes_max=1000)).begun()
+    for handle in range(3):
+        script.say(attach(handle))
+    for handle in range(2):
+        script.say(Transfer(handle, handle, b"t", 0, more=True), b"x" * 450)
+    assert script.server.partial_bytes == 900
+    script.say(Transfer(0, aborted=True))
+    assert script.server.partial_bytes == 450
+    script.say(Detach(1, True))
+    assert script.server.partial_bytes == 0
+    script.say(Transfer(0, 2, b"t", 0, more=True), b"x" * 900)
+    script.say(Transfer(2, 3, b"t", 0, more=True), b"x" * 200)
+    error = script.answer(Close).error
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
+    assert script.server.partial_bytes == 0
+
+
+def test_links_are_bounded() -> None:
+    script = Script(limits=Limits(links_max=2)).begun()
+    for handle in range(3):
+        script.say(attach(handle))
+    error = script.answer(End).error
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
+
+
+def test_a_huge_attach_is_refused() -> None:
+    script = Script().begun()
+    script.say(Attach("name", 0, True, source=Source("q", filter={"jms-selector": "x" * PERFORMATIVE_SIZE_BYTES_MAX})))
+    error = script.answer(Close).error
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
