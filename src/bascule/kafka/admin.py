@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from bascule.core.errors import InvalidInput, Unavailable
 
 ADMIN_TIMEOUT_S = 30.0
+#: A Kafka that is there answers in milliseconds, one that is just starting in seconds.
+REACH_TIMEOUT_S = 10.0
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
@@ -23,7 +25,18 @@ class Topics:
     """A thin view of the cluster's topics. Raises Unavailable when Kafka does not answer."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        self._admin = AdminClient(dict(kafka))
+        self._bootstrap = kafka["bootstrap.servers"]
+        self._admin = AdminClient({"log_level": 2, **kafka})  # each failed connection is a line below that
+
+    def reach(self) -> None:
+        """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
+        try:
+            self._admin.list_topics(timeout=REACH_TIMEOUT_S)
+        except KafkaException as error:
+            reason = error.args[0].str()
+            raise Unavailable(
+                f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
+            ) from error
 
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""
@@ -51,7 +64,7 @@ class Topics:
         """Creates a topic; false when it was there. Raises Unavailable, or InvalidInput for a name or setting that Kafka refuses."""
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
         try:
-            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S)[topic].result()
+            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -170,6 +170,7 @@ class Node:
 
     def _ensure_topics(self) -> None:
         topics = Topics(self._kafka)
+        topics.reach()
         journal = self.settings.journal
         for name, config in TOPIC_SETTINGS.items():
             topics.create(

@@ -1,0 +1,106 @@
+"""What is wrong is answered by one clear error, and harms nobody else."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.testing.system import System
+
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+#: A SASL init frame that says ANONYMOUS.
+SASL_ANONYMOUS = bytes.fromhex("0000001b02010000005341c00e01a309") + b"ANONYMOUS" + b"\x40\x40"
+TIMEOUT_S = 10.0
+
+
+def talk(port: int, said: bytes) -> bytes:
+    """What the broker answers before it closes the connection."""
+    heard = bytearray()
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
+        client.sendall(said)
+        try:
+            while data := client.recv(4096):
+                heard += data
+        except ConnectionResetError:
+            pass  # closed with something of ours unread
+    return bytes(heard)
+
+
+def bascule(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bascule.cli", *arguments]
+    return subprocess.run(command, cwd=directory, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", SASL_HEADER),
+        (b"AMQP\x00\x00\x09\x01", SASL_HEADER),
+        (random.Random(1).randbytes(1000), SASL_HEADER),
+        (SASL_HEADER + b"\xff" * 100, b"AMQP"),
+        (SASL_HEADER + struct.pack(">IBBH", 1 << 31, 2, 1, 0), b"AMQP"),
+        (SASL_HEADER + SASL_ANONYMOUS + AMQP_HEADER + random.Random(2).randbytes(1000), b"AMQP"),
+        (SASL_HEADER + SASL_ANONYMOUS + AMQP_HEADER + struct.pack(">IBBH", 9, 2, 0, 0) + b"\xff", b"AMQP"),
+        (SASL_HEADER + SASL_ANONYMOUS + AMQP_HEADER + bytes.fromhex("0000000c02000000005314 45".replace(" ", "")), b"AMQP"),
+    ],
+    ids=["HTTP", "AMQP 0.9", "noise", "noise in SASL", "a frame of 2 GiB", "noise in AMQP", "a broken frame", "a transfer before open"],
+)
+def test_garbage_on_the_port_is_hung_up_on_and_others_work_on(
+    connect_to: Connect, system: System, queue: str, said: bytes, answer: bytes
+) -> None:
+    connection = connect_to(system.url)
+    producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
+    assert talk(system.port, said).startswith(answer)
+    producer.send("unharmed")
+    message = consumer.receive()
+    assert message is not None
+    assert message.body == "unharmed"
+    assert "Traceback" not in system.broker.said()
+
+
+def test_a_port_in_use_is_named_with_its_setting(system: System, tmp_path: Path) -> None:
+    for setting, port in (("--amqp-port", system.port), ("--admin-port", system.admin_port)):
+        ports = {"--amqp-port": 0, "--admin-port": 0, setting: port}
+        done = bascule(
+            tmp_path, "broker", *(str(part) for pair in ports.items() for part in pair),
+            BASCULE_KAFKA__BOOTSTRAP_SERVERS=system.bootstrap, BASCULE_JOURNAL__PREFIX="port-in-use",
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (3, "")
+        assert f"error: port {port} for" in done.stderr
+        assert setting in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_unreachable_kafka_is_named_with_its_setting(tmp_path: Path, free_port: int) -> None:
+    done = bascule(tmp_path, "broker", "--amqp-port", "0", "--admin-port", "0", BASCULE_KAFKA__BOOTSTRAP_SERVERS=f"127.0.0.1:{free_port}")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: no Kafka answers at 127.0.0.1:{free_port} (kafka.bootstrap_servers)")
+
+
+@pytest.mark.parametrize(
+    ("config", "texts"),
+    [
+        ("[broker]\nprot = 5672\n", ["bascule.toml", "broker.prot", "port"]),
+        ('[[divert]]\nname = "d"\nfrom = "flights"\nto = "t"\nselector = "dep_delay > > 30"\n', ["bascule.toml", "selector", "column 13"]),
+        ('[[divert]]\nname = "d"\nfrom = "flights"\nto = "no topic"\n', ["bascule.toml", "no topic"]),
+        ("[broker\n", ["bascule.toml", "line 1"]),
+    ],
+    ids=["unknown setting", "wrong selector", "wrong topic", "no TOML"],
+)
+def test_a_wrong_configuration_stops_the_start_with_file_and_key(tmp_path: Path, config: str, texts: list[str]) -> None:
+    file = tmp_path / "bascule.toml"
+    file.write_text(config)
+    done = bascule(tmp_path, "up", "--config", str(file), "--data-dir", str(tmp_path / "data"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert [text for text in texts if text not in done.stderr] == []
+    assert "Traceback" not in done.stderr
