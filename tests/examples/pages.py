@@ -1,0 +1,54 @@
+"""Pages of the documentation as tests run them: fenced blocks by the words behind their language.
+
+```sh serve           a command that goes on; its output is what it prints until it is ready
+```sh run             commands, run in order by bash; the first that fails ends the test
+```text shows         these lines stand in the output before, in this order; `…` is any text
+```toml config        settings that must load
+```toml same as FILE  the file, word for word
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(\w+)(?: +([^\n]*?))? *\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. ``purpose`` is empty for one that is only to be read."""
+
+    language: str
+    purpose: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, purpose: str = "") -> list[Block]:
+    """The blocks of a page, in order; only those for a purpose if one is given."""
+    text = page.read_text()
+    found = [Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1) for match in _FENCE.finditer(text)]
+    return [block for block in found if not purpose or block.purpose == purpose]
+
+
+def pages() -> list[Path]:
+    """README, changelog and everything below docs/ and examples/, demo/, bench/."""
+    folders = ("docs", "examples", "demo", "bench")
+    return sorted([*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))])
+
+
+def missing(expected: str, output: str) -> str | None:
+    """The first expected line that does not stand in the output, below those before it."""
+    lines = iter(_plain(line) for line in output.splitlines())
+    for wanted in filter(None, map(_plain, expected.splitlines())):
+        pattern = ".*".join(map(re.escape, wanted.split("…")))
+        if not any(re.fullmatch(pattern, line) for line in lines):
+            return wanted
+    return None
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())

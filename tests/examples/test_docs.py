@@ -1,0 +1,122 @@
+"""The documentation does what it says: its commands run, its settings load, its excerpts are the files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.examples.pages import ROOT, Block, blocks, missing, pages
+
+from bascule.config import load
+from bascule.embedded.java import find_jdk
+from bascule.embedded.process import free_port
+
+START = ROOT / "docs" / "start.md"
+#: Kafka, broker and Spark on a loaded machine.
+READY_TIMEOUT_S = 240.0
+RUN_TIMEOUT_S = 180.0
+#: The ports that the pages name, and the settings that choose others.
+PORTS = {"5672": "BASCULE_BROKER__PORT", "9092": "BASCULE_EMBEDDED__PORT", "8672": "BASCULE_ADMIN__PORT"}
+
+
+class Reader:
+    """Somebody who types in what a page says, on a machine where other ports are free."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "examples").symlink_to(ROOT / "examples")
+        self.directory = directory
+        self.ports = {said: str(free_port()) for said in PORTS}
+        path = os.pathsep.join([str(Path(sys.executable).parent), str(find_jdk().home / "bin"), os.environ["PATH"]])
+        self.env = os.environ | {PORTS[said]: port for said, port in self.ports.items()} | {"PATH": path}
+
+    def typed(self, text: str) -> str:
+        for said, port in self.ports.items():
+            text = text.replace(f":{said}", f":{port}")
+        return text
+
+    def run(self, block: Block) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", self.typed(block.text)],
+            cwd=self.directory, env=self.env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"line {block.line}: {done.stdout}{done.stderr}{self.logs()}"
+        return done.stdout
+
+    @contextmanager
+    def serving(self, block: Block) -> Iterator[str]:
+        """Runs it until Ctrl-C; gives what it says up to its ready line."""
+        log = self.directory / "serve.log"
+        with log.open("w") as output:
+            command = ["bash", "-c", f"exec {self.typed(block.text)}"]
+            process = subprocess.Popen(command, cwd=self.directory, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while "ready " not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text() + self.logs()
+                time.sleep(0.1)
+            yield log.read_text()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {log.name}\n{log.read_text()[-2000:]}" for log in self.directory.glob("bascule-data/logs/*.log"))
+
+
+@pytest.mark.services
+@pytest.mark.timeout(600)
+def test_the_first_steps_do_what_they_say(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    (serve,) = blocks(START, "serve")
+    with reader.serving(serve) as output:
+        for block in blocks(START):
+            if block.purpose == "run":
+                output = reader.run(block)
+            elif block.purpose == "shows":
+                line = missing(reader.typed(block.text), output)
+                assert line is None, f"line {block.line}: not shown: {line}\n{output}{reader.logs()}"
+
+
+def test_the_readme_types_in_nothing_that_the_first_steps_do_not() -> None:
+    known = [line for purpose in ("serve", "run") for block in blocks(START, purpose) for line in block.text.splitlines()]
+    readme = blocks(ROOT / "README.md")
+    typed = [line for block in readme if block.purpose in ("serve", "run") for line in block.text.splitlines()]
+    assert typed
+    assert [line for line in typed if line not in known] == []
+
+
+def excerpts() -> Mapping[str, tuple[Block, Path]]:
+    found = {}
+    for page in pages():
+        for block in blocks(page):
+            if block.purpose.startswith("same as "):
+                found[f"{page.relative_to(ROOT)}:{block.line}"] = (block, ROOT / block.purpose.removeprefix("same as "))
+    return found
+
+
+@pytest.mark.parametrize(("block", "file"), excerpts().values(), ids=excerpts())
+def test_an_excerpt_is_the_file(block: Block, file: Path) -> None:
+    assert block.text == file.read_text()
+
+
+def settings() -> Mapping[str, str]:
+    shown = {f"{page.relative_to(ROOT)}:{block.line}": block.text for page in pages() for block in blocks(page, "config")}
+    return shown | {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "examples").glob("*.toml")}
+
+
+@pytest.mark.parametrize("text", settings().values(), ids=settings())
+def test_settings_that_are_shown_can_be_used(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kafka-password").write_text("secret\n")
+    (tmp_path / "bascule.toml").write_text(text)
+    load(tmp_path / "bascule.toml")

@@ -1,0 +1,102 @@
+"""The documentation names only what is there, and stands alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from tests.examples.pages import ROOT, pages
+
+from bascule.cli.main import app
+
+DOCS = ROOT / "docs"
+#: Places on somebody's machine, and pages that are not in this repository.
+ELSEWHERE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users)/|\bshared/|\bseeds?/|\banchors/|\bTODO\b|\bFIXME\b")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`|^ {4}.*$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"\bbascule ((?:[a-z]+)(?: (?:check|show))?)\b([^\n`|;]*)")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_a_page_has_one_title_and_stands_alone(page: Path) -> None:
+    assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1
+    assert ELSEWHERE.findall(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_a_link_to_a_heading_finds_it(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page))
+    lost = [f"{file}#{heading}" for file, heading in links if heading not in anchors(page.parent / file if file else page)]
+    assert lost == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            waiting += [(page.parent / file).resolve() for file in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", prose(page))]
+    assert [named(page) for page in pages() if page not in reached] == []
+
+
+def options(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from options(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", {option for parameter in command.params for option in parameter.opts} | {"--help"}
+
+
+COMMANDS = dict(options(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_each_command_that_is_named_is_one_with_those_options(page: Path) -> None:
+    wrong = []
+    for code in _CODE.findall(page.read_text()):
+        for command, rest in _COMMAND.findall(code):
+            unknown = set(re.findall(r"(?<!\S)--[a-z-]+", rest)) - COMMANDS.get(command, set())
+            if unknown or command not in COMMANDS:
+                wrong.append(f"bascule {command} {' '.join(unknown)}")
+    assert wrong == []
+
+
+def test_each_test_that_a_promise_names_is_there() -> None:
+    kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "guarantees.md").read_text())
+    assert kept_by
+    assert [f"{file}::{test}" for file, test in kept_by if test not in functions(ROOT / "tests" / file)] == []
+
+
+def functions(file: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef)} if file.exists() else set()
+
+
+def test_the_module_map_has_every_package() -> None:
+    packages = {path.parent.name for path in (ROOT / "src" / "bascule").glob("*/__init__.py")}
+    rows = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE))
+    assert packages <= rows
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text()))
+    assert listed == {path.name for path in (DOCS / "adr").glob("[0-9]*.md")}
