@@ -18,7 +18,7 @@ from bascule.broker import engine as engine_module
 from bascule.broker import loading as loading_module
 from bascule.broker import queue as queue_module
 from bascule.broker import ready as ready_module
-from bascule.broker.duplicates import DuplicateWindows
+from bascule.broker.duplicates import DuplicateWindow
 from bascule.broker.engine import Engine, Policy
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
@@ -586,7 +586,7 @@ def append_what_returns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def know_no_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DuplicateWindows, "admit", lambda *_: True)
+    monkeypatch.setattr(DuplicateWindow, "admit", lambda *_: True)
 
 
 FAULTS = (forget_acknowledgements, forget_counts, forget_reservations, answer_at_once, append_what_returns, know_no_repeats)

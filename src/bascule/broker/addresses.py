@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing, address_matches
+from bascule.journal.records import Target
 
 
 class ExclusiveDivert(NamedTuple):
@@ -27,11 +28,16 @@ class Diverts:
     patterns: tuple[str, ...] = ()  # of all diverts: a non-persistent message on such an address is journaled for them
 
 
+def durable_ids(queues: Iterable[Queue]) -> tuple[int, ...]:
+    """The ids of those queues that are in the journal."""
+    return tuple(queue.id for queue in queues if queue.durable)
+
+
 class Route(NamedTuple):
     """Where messages to an address go."""
 
     queues: tuple[Queue, ...]
-    durable_ids: tuple[int, ...]  # of those queues that are in the journal
+    target: Target  # the address and those of the queues that are in the journal, as a record has them
     exclusive: tuple[ExclusiveDivert, ...]
     diverted: bool
     filtered: bool  # some queue has a selector or refuses messages of its own connection
@@ -91,7 +97,7 @@ class AddressBook:
         queues = tuple(bound)
         return Route(
             queues,
-            tuple(queue.id for queue in queues if queue.durable),
+            Target.of(address, durable_ids(queues)),
             tuple(divert for divert in self.diverts.exclusive if address_matches(divert.pattern, address)),
             any(address_matches(pattern, address) for pattern in self.diverts.patterns),
             any(queue.selector_text or queue.no_local_container for queue in queues),

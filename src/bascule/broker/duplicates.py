@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 from bascule.journal.records import DIGEST_SIZE
@@ -16,9 +17,16 @@ WINDOW_MS = 3_600_000
 WINDOWS_MAX = 10_000
 
 
-def digest_of(*parts: bytes) -> bytes:
-    """What stands for an id: long enough that two ids never meet by chance."""
-    return blake2b(b"\0".join(parts), digest_size=DIGEST_SIZE).digest()
+@lru_cache(maxsize=1024)
+def _begun(address: str, scope: str) -> blake2b:
+    return blake2b(f"{len(address)} {address} {len(scope)} {scope} ".encode(), digest_size=DIGEST_SIZE)
+
+
+def digest_of(address: str, scope: str, identity: bytes) -> bytes:
+    """What stands for an id that ``scope`` (a client, or a property) gives to a message: two never meet by chance."""
+    digest = _begun(address, scope).copy()
+    digest.update(identity)
+    return digest.digest()
 
 
 class DuplicateWindow:
@@ -37,18 +45,22 @@ class DuplicateWindow:
 
     def add(self, digest: bytes, now_ms: int) -> None:
         """Remember an id; forget what is too many."""
-        if digest in self.digests:
-            return
         self.digests.add(digest)
         self.order.append((digest, now_ms))
         if len(self.order) > self.count_max:
             self.digests.discard(self.order.popleft()[0])
 
-    def forget(self, now_ms: int) -> None:
-        """Forget what is too old."""
-        order, oldest_ms = self.order, now_ms - self.period_ms
-        while order and order[0][1] < oldest_ms:
-            self.digests.discard(order.popleft()[0])
+    def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
+        """Remember a message by its ids; False when one of them is known: it is a repeat, and nothing changes."""
+        known, order = self.digests, self.order
+        while order and order[0][1] < now_ms - self.period_ms:
+            known.discard(order.popleft()[0])
+        for digest in digests:
+            if digest in known:
+                return False
+        for digest in digests:
+            self.add(digest, now_ms)
+        return True
 
     def snapshot(self, unconfirmed: Iterable[bytes]) -> list[tuple[bytes, int]]:
         """What is remembered of confirmed sends, oldest first."""
@@ -74,17 +86,6 @@ class DuplicateWindows:
                 self._drop_half()
             window = self.by_address[address] = DuplicateWindow(self.count_max, self.period_ms)
         return window
-
-    def admit(self, address: str, digests: tuple[bytes, ...], now_ms: int) -> bool:
-        """Remember a message by its ids; False when one of them is known: it is a repeat, and nothing changes."""
-        window = self.window(address)
-        window.forget(now_ms)
-        for digest in digests:
-            if digest in window:
-                return False
-        for digest in digests:
-            window.add(digest, now_ms)
-        return True
 
     def _drop_half(self) -> None:
         def last_ms(address: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route
+from bascule.broker.addresses import AddressBook, ExclusiveDivert, durable_ids
 from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
 from bascule.broker.journaling import Journaling
@@ -28,12 +28,16 @@ from bascule.journal.records import (
     Op,
     Send,
     SendFlag,
+    Target,
     count_entry,
+    encode_diverts,
     ingress_entry,
     json_entry,
     mid_of,
     queue_deleted_entry,
     reserve_entry,
+    routed_send_entry,
+    send_entry,
 )
 
 #: Queues a broker holds; each costs memory for good, and a peer can ask for any name. A SEND entry counts its queues in 16 bits.
@@ -42,6 +46,7 @@ QUEUES_MAX = 65_535
 SEND_OVERHEAD_BYTES = 256
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
+_FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,6 @@ class Engine:
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
         message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms)
         message.body_start = scan.body_start
-        message.container = container
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, scan.delivery_time_ms)
         if transaction is not None:
             self._gather(transaction, draft)
@@ -179,11 +183,11 @@ class Engine:
         """
         ids: list[bytes] = []
         if scan.message_id is not None and not in_transaction:
-            ids.append(digest_of(address.encode(), container.encode(), scan.message_id))
+            ids.append(digest_of(address, container, scan.message_id))
         if _DUPLICATE_ID_BYTES in body:
             value = application_property(body, DUPLICATE_ID_PROPERTY)
             if value is not None:
-                ids.append(digest_of(address.encode(), DUPLICATE_ID_PROPERTY.encode(), str(value).encode()))
+                ids.append(digest_of(address, DUPLICATE_ID_PROPERTY, str(value).encode()))
         return tuple(ids)
 
     def _gather(self, transaction: Transaction, draft: Draft) -> None:
@@ -216,7 +220,7 @@ class Engine:
     def _decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
         message, address, routing = draft.message, draft.address, draft.routing
-        if draft.duplicate_ids and not self.windows.admit(address, draft.duplicate_ids, now_ms):
+        if draft.duplicate_ids and not self.windows.window(address).admit(draft.duplicate_ids, now_ms):
             return None
         if routing is Routing.ANYCAST and address not in self.addresses.anycast:
             self._create(Queue(self.next_queue_id, address, address, routing, durable=True))  # deleted since it was asked for
@@ -228,17 +232,13 @@ class Engine:
         if route.filtered:
             queues = tuple(queue for queue in queues if self._wants(queue, draft))
         if draft.durable or (route.diverted and self.stalled is None):
-            ids = self._durable_ids(draft, route, queues)
-            mid = self._journal_send(draft, ids, taken, now_ms)
+            target = route.target
+            if queues is not route.queues or not draft.durable:
+                target = Target.of(address, durable_ids(queues) if draft.durable else ())
+            mid = self._journal_send(draft, target, taken, now_ms)
             if draft.durable:
                 message.mid = mid
         return queues
-
-    @staticmethod
-    def _durable_ids(draft: Draft, route: Route, queues: tuple[Queue, ...]) -> tuple[int, ...]:
-        if not draft.durable:
-            return ()
-        return route.durable_ids if queues is route.queues else tuple(queue.id for queue in queues if queue.durable)
 
     @staticmethod
     def _taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
@@ -250,18 +250,20 @@ class Engine:
             return False
         return not queue.selector_text or _matches(partial(_selects, compile_selector(queue.selector_text)), draft.body)
 
-    def _journal_send(self, draft: Draft, queue_ids: tuple[int, ...], taken: tuple[str, ...], now_ms: int) -> int:
+    def _journal_send(self, draft: Draft, target: Target, taken: tuple[str, ...], now_ms: int) -> int:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
-        ids = draft.duplicate_ids
-        if ids:
-            flags |= 16 if len(ids) == 1 else 48
+        options = b""
+        if draft.duplicate_ids:
+            flags |= _FLAGS_OF_DIGESTS[len(draft.duplicate_ids)]
+            options = b"".join(draft.duplicate_ids)
         if taken:
             flags |= SendFlag.DIVERTS
+            options += encode_diverts(taken)
         message = draft.message
-        return self.journaling.add_send(
-            Send(flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, draft.address,
-                 queue_ids, ids, taken, None, draft.body)
-        )  # fmt: skip
+        entry = routed_send_entry(
+            flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, target, options, draft.body
+        )
+        return self.journaling.add_send(entry, draft.duplicate_ids)
 
     def _stored(self, message: Message, queues: tuple[Queue, ...]) -> None:
         """A message is in its queues: the moment from which consumers may have it."""
@@ -526,6 +528,6 @@ class Engine:
         if route.filtered:
             queues = tuple(queue for queue in queues if self._wants(queue, draft))
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
-        durable_ids = self._durable_ids(draft, route, queues)
-        message.mid = self.journaling.add_send(send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids, diverts=taken))
+        decided = send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids(queues), diverts=taken)
+        message.mid = self.journaling.add_send(send_entry(decided), send.duplicate_ids)
         self.journaling.then(self._stored, message, queues)

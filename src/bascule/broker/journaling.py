@@ -15,11 +15,9 @@ from bascule.journal.records import (
     KEY_OF_KIND,
     MESSAGES_PER_RECORD_MAX,
     Kind,
-    Send,
     ack_entry,
     encode_record,
     mid_of,
-    send_entry,
 )
 
 #: A record is closed when it has grown to this: large enough to amortise an append, small enough not to delay the first of its actions.
@@ -54,7 +52,7 @@ class Journaling:
     ``append(key, value)`` is the log's; it must confirm in order, by :meth:`confirm`, or end the epoch.
     """
 
-    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[bool], None] = lambda urgent: None) -> None:
+    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[bool], None] = lambda _: None) -> None:
         self._append = append
         self._on_work = on_work  # told once when there is something to append, and once more (True) when somebody waits for it
         self.epoch = -1
@@ -95,8 +93,8 @@ class Journaling:
         """The record may be closed again."""
         self._held = False
 
-    def add_send(self, send: Send) -> int:
-        """A message for the open record; returns its mid."""
+    def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
+        """A message for the open record, as its SEND entry; returns its mid."""
         batch = self.batch
         if batch.messages >= MESSAGES_PER_RECORD_MAX:
             assert not self._held
@@ -104,8 +102,7 @@ class Journaling:
             batch = self.batch
         mid = mid_of(batch.sequence, batch.messages)
         batch.messages += 1
-        batch.digests.extend(send.duplicate_ids)
-        entry = send_entry(send)
+        batch.digests.extend(duplicate_ids)
         batch.parts.append(entry)
         batch.size_bytes += len(entry)
         if not self._woken:

@@ -128,7 +128,7 @@ class Loader:
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
-            self.engine.windows.admit(send.address, send.duplicate_ids, send.timestamp_ms)
+            self.engine.windows.window(send.address).admit(send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
             self._hold(mid, send, send.queues)
 

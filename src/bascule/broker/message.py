@@ -30,7 +30,7 @@ class Message:
     """
 
     __slots__ = (
-        "body", "body_start", "container", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
+        "body", "body_start", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0) -> None:
@@ -43,7 +43,6 @@ class Message:
         self.priority = priority
         self.expiry_ms = expiry_ms
         self.references = 0  # queues that still hold it
-        self.container = ""  # who sent it, for noLocal; "" where nobody asks
 
     @property
     def journaled(self) -> bool:

@@ -112,6 +112,20 @@ class Source(NamedTuple):
     offset: int
 
 
+class Target(NamedTuple):
+    """The address and the queue ids of a SEND entry, encoded: the same for all messages of a route."""
+
+    address_size: int
+    queue_count: int
+    encoded: bytes
+
+    @classmethod
+    def of(cls, address: str, queues: tuple[int, ...]) -> Target:
+        """For an address and the queues that take from it."""
+        encoded = address.encode()
+        return cls(len(encoded), len(queues), encoded + struct.pack(f">{len(queues)}I", *queues))
+
+
 class Send(NamedTuple):
     """A SEND entry: a message as its sender encoded it (``body``, all AMQP sections), and what was decided about it.
 
@@ -146,6 +160,7 @@ class _Layout(NamedTuple):
 
 _ENTRY = struct.Struct(">BI")
 _SEND = struct.Struct(">BBBqqqHH")
+_SEND_ENTRY = struct.Struct(">BIBBBqqqHH")  # the two together
 _SOURCE = struct.Struct(">Hiq")
 _U32 = struct.Struct(">I")
 _MID_COUNT = struct.Struct(">QH")
@@ -222,35 +237,39 @@ def json_entry(op: Op, content: dict[str, Any]) -> bytes:
 
 def send_entry(send: Send) -> bytes:
     """A SEND entry. ``flags`` must say which optional parts are there."""
-    address = send.address.encode()
-    parts = [
-        _SEND.pack(
-            send.flags,
-            send.routing,
-            send.priority,
-            send.timestamp_ms,
-            send.expiry_ms,
-            send.delivery_time_ms,
-            len(address),
-            len(send.queues),
-        ),
-        address,
-    ]
-    if send.queues:
-        parts.append(struct.pack(f">{len(send.queues)}I", *send.queues))
-    parts.extend(send.duplicate_ids)
+    options = list(send.duplicate_ids)
     if send.flags & SendFlag.DIVERTS:
-        parts.append(bytes([len(send.diverts)]))
-        for name in send.diverts:
-            encoded = name.encode()
-            parts.append(bytes([len(encoded)]) + encoded)
+        options.append(encode_diverts(send.diverts))
     if send.flags & SendFlag.SOURCE:
         assert send.source is not None
         topic = send.source.topic.encode()
-        parts.append(_SOURCE.pack(len(topic), send.source.partition, send.source.offset) + topic)
-    parts.append(send.body)
-    payload = b"".join(parts)
-    return _ENTRY.pack(Op.SEND, len(payload)) + payload
+        options.append(_SOURCE.pack(len(topic), send.source.partition, send.source.offset) + topic)
+    return routed_send_entry(
+        send.flags, send.routing, send.priority, send.timestamp_ms, send.expiry_ms, send.delivery_time_ms,
+        Target.of(send.address, send.queues), b"".join(options), send.body,
+    )  # fmt: skip
+
+
+def encode_diverts(names: tuple[str, ...]) -> bytes:
+    """The names of diverts in a SEND entry."""
+    parts = [bytes([len(names)])]
+    for name in names:
+        encoded = name.encode()
+        parts.append(bytes([len(encoded)]) + encoded)
+    return b"".join(parts)
+
+
+def routed_send_entry(
+    flags: int, routing: int, priority: int, timestamp_ms: int, expiry_ms: int, delivery_time_ms: int,
+    target: Target, options: bytes, body: bytes,
+) -> bytes:  # fmt: skip
+    """As :func:`send_entry`, of parts that are encoded already: the way of every message that a client sends."""
+    address_size, queue_count, encoded = target
+    size = _SEND.size + len(encoded) + len(options) + len(body)
+    head = _SEND_ENTRY.pack(
+        Op.SEND, size, flags, routing, priority, timestamp_ms, expiry_ms, delivery_time_ms, address_size, queue_count
+    )  # fmt: skip
+    return b"".join((head, encoded, options, body))
 
 
 def decode_send(value: bytes, start: int, end: int) -> Send:

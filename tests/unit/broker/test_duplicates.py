@@ -94,31 +94,31 @@ def test_ids_are_forgotten_by_count() -> None:
 
 
 def test_ids_are_forgotten_by_time() -> None:
-    windows = DuplicateWindows(period_ms=100)
-    assert windows.admit("q", (b"a",), 0)
-    assert not windows.admit("q", (b"a",), 100)
-    assert windows.admit("q", (b"a",), 101)
+    window = DuplicateWindow(period_ms=100)
+    assert window.admit((b"a",), 0)
+    assert not window.admit((b"a",), 100)
+    assert window.admit((b"a",), 101)
 
 
 def test_a_refused_repeat_leaves_none_of_its_ids_behind() -> None:
-    windows = DuplicateWindows()
-    assert windows.admit("q", (b"a",), 0)
-    assert not windows.admit("q", (b"new", b"a"), 0)
-    assert windows.admit("q", (b"new",), 0)
+    window = DuplicateWindow()
+    assert window.admit((b"a",), 0)
+    assert not window.admit((b"new", b"a"), 0)
+    assert window.admit((b"new",), 0)
 
 
 def test_addresses_that_were_used_last_keep_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.WINDOWS_MAX", 4)
     windows = DuplicateWindows()
     for now_ms, address in enumerate(("old", "older", "busy", "new")):
-        windows.admit(address, (b"a",), now_ms)
-    windows.admit("old", (b"b",), 10)
-    windows.admit("one more", (b"a",), 11)
+        windows.window(address).admit((b"a",), now_ms)
+    windows.window("old").admit((b"b",), 10)
+    windows.window("one more").admit((b"a",), 11)
     assert set(windows.by_address) == {"old", "new", "one more"}
 
 
 def test_ids_are_not_confused_by_where_their_parts_end() -> None:
-    assert digest_of(b"ab", b"c") != digest_of(b"a", b"bc")
+    assert digest_of("a b", "c", b"d") != digest_of("a", "b c", b"d")
 
 
 def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trace(bench: Bench) -> None:
