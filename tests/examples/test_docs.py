@@ -22,6 +22,8 @@ START = ROOT / "docs" / "start.md"
 #: Kafka, broker and Spark on a loaded machine.
 READY_TIMEOUT_S = 240.0
 RUN_TIMEOUT_S = 180.0
+#: An example is read at a glance.
+LINES_MAX = 60
 #: The ports that the pages name, and the settings that choose others.
 PORTS = {"5672": "BASCULE_BROKER__PORT", "9092": "BASCULE_EMBEDDED__PORT", "8672": "BASCULE_ADMIN__PORT"}
 
@@ -102,6 +104,12 @@ def excerpts() -> Mapping[str, tuple[Block, Path]]:
             if block.purpose.startswith("same as "):
                 found[f"{page.relative_to(ROOT)}:{block.line}"] = (block, ROOT / block.purpose.removeprefix("same as "))
     return found
+
+
+def test_every_example_is_short_and_shown_somewhere() -> None:
+    files = [file for file in (ROOT / "examples").iterdir() if file.is_file()]
+    text = "".join(page.read_text() for page in pages())
+    assert [file.name for file in files if f"examples/{file.name}" not in text or len(file.read_text().splitlines()) > LINES_MAX] == []
 
 
 @pytest.mark.parametrize(("block", "file"), excerpts().values(), ids=excerpts())
