@@ -6,8 +6,6 @@ A shell gives what it read to ``receive``, answers the events by methods of conn
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from typing import Any, Final
 
 from bascule.amqp import hot
@@ -20,10 +18,8 @@ from bascule.amqp.errors import (
     RESOURCE_LIMIT_EXCEEDED,
     AmqpError,
     ConnectionFault,
-    DecodeError,
     HostileLoad,
     IllegalUse,
-    SessionFault,
 )
 from bascule.amqp.events import ConnectionClosed, Event, Opened
 from bascule.amqp.frames import (
@@ -60,10 +56,13 @@ from bascule.amqp.performatives import (
     Transfer,
 )
 from bascule.amqp.sasl import SaslClient, SaslServer
-from bascule.amqp.session import Session
+from bascule.amqp.session import HOT_FRAMES, Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
 _NEVER: Final = float("inf")
+#: An enum member of the hot path: a class attribute costs as much as a call.
+_OPENED: Final = ConnectionState.OPENED
+_frame_header_from: Final = FRAME_HEADER.unpack_from
 #: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
 _HEARTBEATS_PER_TIMEOUT: Final = 3
 
@@ -277,8 +276,9 @@ class Connection:
 
     def _take_frames(self, data: bytes, position: int, size: int) -> int:
         """Take the whole frames from ``position`` on; returns where they end."""
+        sessions = self.sessions
         while size - position >= FRAME_HEADER_SIZE:
-            length, offset, kind, channel = FRAME_HEADER.unpack_from(data, position)
+            length, offset, kind, channel = _frame_header_from(data, position)
             if length > self._frame_limit or offset < 2 or length < offset << 2:
                 raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken (offset {offset})")
             end = position + length
@@ -287,38 +287,26 @@ class Connection:
                 return position
             start = position + (offset << 2)
             position = end
-            if kind == AMQP_FRAME and self.state is not ConnectionState.SASL:
-                if start < end and not self._take_hot(data, start, end, channel):
-                    self._take_performative(data[start:end], channel)
-                    if self.closed:
-                        return position
-            elif kind == SASL_FRAME and self.state is ConnectionState.SASL:
-                self._take_sasl(data[start:end])
-                if self.state is not ConnectionState.SASL:
-                    return position
-            else:
-                raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
+            if kind == AMQP_FRAME and self.state is _OPENED:
+                # Transfer, flow and disposition in their usual encodings; what is left goes to the general decoder.
+                hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
+                if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
+                    continue
+            self._take_frame(data[start:end], kind, channel)
+            if self.closed or self.state in HEADER_DUE:
+                return position
         self._needed_bytes = FRAME_HEADER_SIZE
         return position
 
-    def _take_hot(self, data: bytes, start: int, end: int, channel: int) -> bool:
-        """Transfer, flow and disposition in their usual encodings; False leaves the frame to the general decoder."""
-        hot_frame = _HOT.get(data[start : start + 3])
-        session = self.sessions.get(channel)
-        if hot_frame is None or session is None or self.state is not ConnectionState.OPENED:
-            return False
-        read, take = hot_frame
-        try:
-            frame = read(data, start + 3, end)
-        except (IndexError, struct.error, DecodeError):
-            return False
-        if frame is None:
-            return False
-        try:
-            take(session, frame, data, end)
-        except SessionFault as fault:
-            session.fail(fault)
-        return True
+    def _take_frame(self, body: bytes, kind: int, channel: int) -> None:
+        """Any frame, in any state."""
+        if kind == (SASL_FRAME if self.state is ConnectionState.SASL else AMQP_FRAME):
+            if kind == SASL_FRAME:
+                self._take_sasl(body)
+            elif body:  # an empty frame is a heartbeat
+                self._take_performative(body, channel)
+        else:
+            raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
 
     def _take_performative(self, body: bytes, channel: int) -> None:
         performative, payload = decode_composite(body)
@@ -369,17 +357,13 @@ class Connection:
 
     def _on_transfer(self, transfer: Transfer, channel: int, body: bytes, payload: int) -> None:
         session = self._session(channel, transfer)
-        try:
+        with session.guarded():
             session.on_transfer(hot.transfer_frame(transfer, payload), body, len(body))
-        except SessionFault as fault:
-            session.fail(fault)
 
     def _on_session_frame(self, performative: Composite, channel: int) -> None:
         session = self._session(channel, performative)
-        try:
+        with session.guarded():
             session.on_performative(performative)
-        except SessionFault as fault:
-            session.fail(fault)
 
     def _on_end(self, end: End, channel: int) -> None:
         self._session(channel, end).on_end(end)
@@ -481,11 +465,6 @@ class Connection:
             self.sessions.pop(session.remote_channel, None)
 
 
-_HOT: Final[dict[bytes, tuple[Callable[[bytes, int, int], Any], Callable[[Session, Any, bytes, int], None]]]] = {
-    b"\x00\x53\x14": (hot.read_transfer, Session.on_transfer),
-    b"\x00\x53\x15": (hot.read_disposition, Session.on_disposition),
-    b"\x00\x53\x13": (hot.read_flow, Session.on_flow),
-}
 _STEPS: Final[dict[type[Composite], ConnectionInput]] = {Open: ConnectionInput.RECV_OPEN, Close: ConnectionInput.RECV_CLOSE}
 _HANDLERS: Final[dict[type[Composite], Any]] = {
     Open: Connection._on_open,

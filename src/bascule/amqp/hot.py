@@ -8,19 +8,15 @@ The part of a frame that repeats from message to message (settled, state, flags)
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from bascule.amqp.codec import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
-from bascule.amqp.composite import Composite, decode_composite
+from bascule.amqp.codec import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0, decode
+from bascule.amqp.composite import Composite, load
 from bascule.amqp.composite import encode_composite as _encode
-from bascule.amqp.performatives import (
-    Accepted,
-    Disposition,
-    Flow,
-    Released,
-    Transfer,
-)
+from bascule.amqp.errors import DecodeError
+from bascule.amqp.performatives import Accepted, Disposition, Flow, Released, Transfer
+from bascule.amqp.types import Described, UInt, ULong
 
 FLOW, TRANSFER, DISPOSITION = Flow.CODE, Transfer.CODE, Disposition.CODE
 
@@ -30,6 +26,7 @@ _u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 
 #: Different ends of frames remembered: each transaction adds one or two, and lasts for some frames only.
 _TAILS_REMEMBERED: Final = 256
+_TAIL_SIZE_BYTES_MAX: Final = 255
 
 
 class TransferFrame(NamedTuple):
@@ -45,7 +42,7 @@ class TransferFrame(NamedTuple):
 class TransferTail(NamedTuple):
     """The fields of a transfer from message-format on."""
 
-    fields: int  # how many there are
+    fields: int  # how many the transfer has in all
     message_format: int
     settled: bool
     more: bool
@@ -53,6 +50,10 @@ class TransferTail(NamedTuple):
     resume: bool
     aborted: bool
     whole: bool  # a message in one frame: nothing more to come, resume or abort
+
+
+#: A named tuple takes as long to make as all the rest of a transfer: the fast path does without the name.
+TransferTuple = tuple[int, int | None, bytes | None, int, TransferTail]
 
 
 class DispositionFrame(NamedTuple):
@@ -63,6 +64,9 @@ class DispositionFrame(NamedTuple):
     last: int
     settled: bool
     state: Any
+
+
+DispositionTuple = tuple[bool, int, int, bool, Any]
 
 
 def disposition_frame(disposition: Disposition) -> DispositionFrame:
@@ -83,32 +87,81 @@ def _tail_of(transfer: Transfer, fields: int) -> TransferTail:
     )  # fmt: skip
 
 
-@lru_cache(_TAILS_REMEMBERED)
-def _transfer_tail(octets: bytes, fields: int) -> TransferTail:
-    """``fields`` fields of a transfer after its tag. Raises DecodeError."""
-    transfer, _ = decode_composite(_composite(TRANSFER, b"\x43\x40\x40" + octets, fields + 3))
-    assert isinstance(transfer, Transfer)
-    return _tail_of(transfer, fields)
+T = TypeVar("T")
 
 
-@lru_cache(_TAILS_REMEMBERED)
-def _disposition_tail(octets: bytes, fields: int) -> tuple[bool, Any]:
-    """settled and state of a disposition. Raises DecodeError."""
-    disposition, _ = decode_composite(_composite(DISPOSITION, b"\x42\x43\x40" + octets, fields + 3))
-    assert isinstance(disposition, Disposition)
-    return disposition.settled, disposition.state
+class _Tails(dict[bytes, T]):
+    """Ends of frames by their bytes, decoded where they are not known yet."""
+
+    def __init__(self, read: Callable[[bytes], T]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, octets: bytes) -> T:
+        if len(octets) > _TAIL_SIZE_BYTES_MAX:
+            raise DecodeError("too long for the fast path")
+        if len(self) >= _TAILS_REMEMBERED:
+            self.clear()
+        tail = self[octets] = self._read(octets)
+        return tail
 
 
-def _composite(code: int, octets: bytes, fields: int) -> bytes:
-    return bytes([DESCRIBED, SMALL_ULONG, code, LIST32]) + _PAIR32.pack(len(octets) + 4, fields) + octets
+def _read_transfer_tail(octets: bytes) -> TransferTail:
+    fields = _values([UInt(0), None, None], octets)
+    return _tail_of(cast(Transfer, load(Described(ULong(TRANSFER), fields))), len(fields))
 
 
-def read_transfer(data: bytes, position: int, end: int) -> tuple[int, int, bytes, int, TransferTail] | None:
+def _read_disposition_tail(octets: bytes) -> tuple[int, bool, Any]:
+    """Number of fields, settled and state of a disposition."""
+    fields = _values([False, UInt(0), None], octets)
+    disposition = cast(Disposition, load(Described(ULong(DISPOSITION), fields)))
+    return len(fields), disposition.settled, disposition.state
+
+
+def _values(values: list[Any], octets: bytes) -> list[Any]:
+    """``values`` and those that ``octets`` encode. Raises DecodeError."""
+    position = 0
+    while position < len(octets):
+        value, position = decode(octets, position)
+        values.append(value)
+    return values
+
+
+_transfer_tails = _Tails(_read_transfer_tail)
+_disposition_tails = _Tails(_read_disposition_tail)
+
+#: list8: size, count; handle by its code; delivery-id; size of the delivery-tag
+_handle0_from = struct.Struct(">xBBxBIBB").unpack_from
+_handle8_from = struct.Struct(">xBBxBBIBB").unpack_from
+
+
+def read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None:
     """A transfer with a delivery id and a tag, as TransferFrame."""
+    if data[position] != LIST8:
+        return _read_transfer(data, position, end)
+    if data[position + 3] == UINT0:
+        size, fields, id_code, delivery_id, tag_code, tag_size = _handle0_from(data, position)
+        handle, tag_at = 0, position + 11
+    else:
+        size, fields, handle, id_code, delivery_id, tag_code, tag_size = _handle8_from(data, position)
+        if data[position + 3] != SMALL_UINT:
+            return _read_transfer(data, position, end)
+        tag_at = position + 12
+    if id_code != UINT:
+        return _read_transfer(data, position, end)
+    stop, tail_at = position + 2 + size, tag_at + tag_size
+    if tag_code != BINARY8 or not tail_at <= stop <= end:
+        return None
+    tail = _transfer_tails[data[tail_at:stop]]
+    return (handle, delivery_id, data[tag_at:tail_at], stop, tail) if tail[0] == fields else None
+
+
+def _read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None:
+    """The same in any mixture of encodings: the first deliveries of a session, and those with a state."""
     if data[position] == LIST8:
         size, fields = data[position + 1], data[position + 2]
         stop, position = position + 2 + size, position + 3
-    elif data[position] == LIST32:  # Qpid JMS: transfers with a state
+    elif data[position] == LIST32:  # as Qpid JMS writes transfers with a state
         size, fields = _pair32_from(data, position + 1)
         stop, position = position + 5 + size, position + 9
     else:
@@ -140,10 +193,11 @@ def read_transfer(data: bytes, position: int, end: int) -> tuple[int, int, bytes
     tail_at = position + 2 + data[position + 1]
     if data[position] != BINARY8 or not tail_at <= stop <= end:
         return None
-    return handle, delivery_id, data[position + 2 : tail_at], stop, _transfer_tail(data[tail_at:stop], fields - 3)
+    tail = _transfer_tails[data[tail_at:stop]]
+    return (handle, delivery_id, data[position + 2 : tail_at], stop, tail) if tail[0] == fields else None
 
 
-def read_disposition(data: bytes, position: int, end: int) -> tuple[bool, int, int, bool, Any] | None:
+def read_disposition(data: bytes, position: int, end: int) -> DispositionTuple | None:
     """A disposition about one delivery or a range, as DispositionFrame."""
     if data[position] != LIST8:
         return None
@@ -178,8 +232,8 @@ def read_disposition(data: bytes, position: int, end: int) -> tuple[bool, int, i
         return None
     if role not in _BOOLEANS or not position <= stop <= end:
         return None
-    settled, state = _disposition_tail(data[position:stop], fields - 3)
-    return role == TRUE, first, last, settled, state
+    count, settled, state = _disposition_tails[data[position:stop]]
+    return (role == TRUE, first, last, settled, state) if count == fields else None
 
 
 def read_flow(data: bytes, position: int, end: int) -> Flow | None:

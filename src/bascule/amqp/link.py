@@ -20,7 +20,7 @@ from bascule.amqp.errors import (
     SessionFault,
 )
 from bascule.amqp.events import Declared, Detached, Discharged, Flowed, Transferred
-from bascule.amqp.hot import TransferFrame, TransferTail
+from bascule.amqp.hot import TransferTail, TransferTuple
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Serial numbers differ by less than half their range (RFC 1982).
 SERIAL_HALF: Final = 1 << 31
+#: An enum member of the hot path: a class attribute costs as much as a call.
+_ATTACHED: Final = LinkState.ATTACHED
 
 
 class Link:
@@ -221,7 +223,7 @@ class SenderLink(Link):
         message_format: int = 0,
     ) -> int:
         """Send a message; ``context`` comes back with its outcome. Returns the delivery id. Raises IllegalUse without credit."""
-        if self.credit <= 0 or self.state is not LinkState.ATTACHED:
+        if self.credit <= 0 or self.state is not _ATTACHED:
             raise IllegalUse(f"link {self.name!r} has no credit")
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
@@ -306,10 +308,10 @@ class ReceiverLink(Link):
         if self.drain and self.credit == 0:
             self.drain = False
 
-    def on_transfer(self, frame: TransferFrame, data: bytes, end: int) -> None:
+    def on_transfer(self, frame: TransferTuple, data: bytes, end: int) -> None:
         """One transfer frame of this link; its part of the message ends at ``end``."""
         _, delivery_id, tag, payload, tail = frame
-        if self.state is not LinkState.ATTACHED:
+        if self.state is not _ATTACHED:
             self._move(LinkInput.RECV_TRANSFER)
             return
         if self._partial is not None:
@@ -322,7 +324,7 @@ class ReceiverLink(Link):
             return
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & UINT_MAX
-        if tail.whole:
+        if tail[7]:  # whole, by its index: this is the hot path
             if end - payload > self._size_bytes_max:
                 self._too_large()
             else:

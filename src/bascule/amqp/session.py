@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp import hot
@@ -18,6 +21,7 @@ from bascule.amqp.errors import (
     WINDOW_VIOLATION,
     AmqpError,
     ConnectionFault,
+    DecodeError,
     IllegalUse,
     SessionFault,
 )
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 
 #: What we say of our own outgoing window: the engine sends as far as the peer's window allows, never less.
 OUTGOING_WINDOW: Final = 0x7FFFFFFF
+#: An enum member of the hot path: a class attribute costs as much as a call.
+_MAPPED: Final = SessionState.MAPPED
 
 
 class Session:
@@ -347,9 +353,17 @@ class Session:
         link.on_attach(attach)
         self.emit(Attached(link))
 
-    def on_transfer(self, frame: hot.TransferFrame, data: bytes, end: int) -> None:
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What the peer does wrong within ends the session."""
+        try:
+            yield
+        except SessionFault as fault:
+            self.fail(fault)
+
+    def on_transfer(self, frame: hot.TransferTuple, data: bytes, end: int) -> None:
         """A transfer frame."""
-        if self.state is not SessionState.MAPPED:
+        if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
         if self._incoming_window <= 0:
@@ -364,9 +378,9 @@ class Session:
         if self._incoming_window <= self._window_low and self.state is SessionState.MAPPED:
             self.send_flow()
 
-    def on_flow(self, flow: Flow, _data: bytes = b"", _end: int = 0) -> None:
+    def on_flow(self, flow: Flow, *_: Any) -> None:
         """Windows, and a link's credit."""
-        if self.state is not SessionState.MAPPED:
+        if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
@@ -378,10 +392,10 @@ class Session:
         elif flow.echo:
             self.send_flow()
 
-    def on_disposition(self, frame: hot.DispositionFrame, _data: bytes = b"", _end: int = 0) -> None:
+    def on_disposition(self, frame: hot.DispositionTuple, *_: Any) -> None:
         """The peer's word about deliveries."""
         by_receiver, first, last, settled, state = frame
-        if self.state is not SessionState.MAPPED:
+        if self.state is not _MAPPED:
             self._move(SessionInput.RECV_FRAME)
             return
         count = ((last - first) & UINT_MAX) + 1
@@ -446,3 +460,32 @@ class Session:
             self._free_handles.append(link.handle)
         if link.remote_handle is not None:
             self._by_remote_handle.pop(link.remote_handle, None)
+
+
+def _hot_frame(
+    read: Callable[[bytes, int, int], Any], take: Callable[[Session, Any, bytes, int], None]
+) -> Callable[[Session, bytes, int, int], bool]:
+    """Takes a frame in its usual encoding, its fields from ``position`` on; False leaves it to the general decoder."""
+
+    def take_frame(session: Session, data: bytes, position: int, end: int) -> bool:
+        try:
+            frame = read(data, position, end)
+        except (IndexError, struct.error, DecodeError):
+            return False
+        if frame is None:
+            return False
+        try:
+            take(session, frame, data, end)
+        except SessionFault as fault:
+            session.fail(fault)
+        return True
+
+    return take_frame
+
+
+#: By the beginning of the frame's body.
+HOT_FRAMES: Final = {
+    b"\x00\x53\x13": _hot_frame(hot.read_flow, Session.on_flow),
+    b"\x00\x53\x14": _hot_frame(hot.read_transfer, Session.on_transfer),
+    b"\x00\x53\x15": _hot_frame(hot.read_disposition, Session.on_disposition),
+}
