@@ -51,7 +51,7 @@ class Queue:
     """
 
     __slots__ = (
-        "address", "confirmed", "consumers", "counts", "deleted", "durable", "exclusive_owner", "id", "name", "no_local_container", "ready",
+        "address", "confirmed", "consumers", "counts", "deleted", "durable", "id", "name", "no_local_container", "ready",
         "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "subscription", "turn",
     )  # fmt: skip
 
@@ -72,7 +72,6 @@ class Queue:
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
         self.no_local_container = ""
-        self.exclusive_owner = ""  # container that alone may consume (a temporary destination)
         self.subscription = ""  # name of the subscription, "" for an anycast queue
         self.settings: dict[str, Any] = {}  # what else its creation said
 

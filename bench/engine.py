@@ -1,0 +1,75 @@
+"""What one persistent message costs in the broker engine alone: send, journal entry, confirmation, dispatch, acknowledgement.
+
+.venv/bin/python bench/engine.py            # microseconds per message, by messages in a turn
+.venv/bin/python bench/engine.py --profile  # where they go
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import pstats
+import sys
+import time
+
+from bascule.broker.message import Message
+from bascule.core.destination import Routing
+from bascule.jms.sections import scan
+from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+
+MESSAGES = 20_000
+BODY = b"x" * 1024
+TURNS = (1, 4, 20, 100)  # messages that share a turn of the event loop, and so a record
+REPEATS = 5
+
+
+class Consumer(Receiver):
+    """Takes everything, keeps it until it is acknowledged."""
+
+    def __init__(self) -> None:
+        super().__init__(credit=1 << 60)
+        self.unacknowledged: list[Message] = []
+
+    def deliver(self, message: Message, delivery_count: int) -> None:  # noqa: ARG002
+        self.unacknowledged.append(message)
+
+
+def run(turn: int) -> float:
+    """Microseconds of CPU per message."""
+    broker = BrokerInMemory()
+    engine, queue, sender, consumer = broker.engine, broker.engine.queue("queue"), Sender(), Consumer()
+    consumer.consumer = engine.attach(queue, consumer)
+    broker.settle()
+    bodies = [message_bytes(BODY, message_id=f"ID:3f1c-{number}:1:1-{number}") for number in range(MESSAGES)]
+    facts = [scan(body) for body in bodies]
+    gc.collect()
+    gc.freeze()
+    start_s = time.process_time()
+    for first in range(0, MESSAGES, turn):
+        for number in range(first, min(first + turn, MESSAGES)):
+            engine.send("queue", Routing.ANYCAST, bodies[number], facts[number], "client", sender, number)
+        broker.flush()
+        while broker.in_flight:
+            broker.confirm(len(broker.in_flight))
+            for message in consumer.unacknowledged:
+                engine.acknowledge(consumer.consumer, message)
+            consumer.unacknowledged.clear()
+    cost_s = time.process_time() - start_s
+    gc.unfreeze()
+    assert len(sender.answers) == MESSAGES
+    assert not queue.ready.count
+    return cost_s / MESSAGES * 1e6
+
+
+def main() -> None:
+    if "--profile" in sys.argv:
+        profile = cProfile.Profile()
+        profile.runcall(run, 20)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+        return
+    for turn in TURNS:
+        print(f"{turn:4} in a turn: {min(run(turn) for _ in range(REPEATS)):5.1f} us")
+
+
+if __name__ == "__main__":
+    main()
