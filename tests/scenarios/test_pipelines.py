@@ -20,6 +20,8 @@ from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
 from bascule.kafka.admin import Topics
+from bascule.pipelines.audit import audit_diverts
+from bascule.pipelines.spec import Divert, Pipelines
 from bascule.testing.journal import SyntheticJournal, text_message
 
 START_TIMEOUT_S = 120.0
@@ -47,7 +49,7 @@ class Bridge:
         self.child = Child(
             [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
             log_file=self.log,
-            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": self.servers},
+            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
             name="pipelines",
         )
 
@@ -259,6 +261,79 @@ start = "earliest"
 
 def send_of(body: bytes, address: str) -> bytes:
     return send_entry(Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body))
+
+
+def test_transformations_are_applied_and_what_they_fail_on_is_dead_lettered(bridge: Bridge) -> None:
+    prefix = bridge.prefix
+    (bridge.directory / "changes.py").write_text("""
+from pyspark.sql import functions as F
+
+@F.udf
+def checked(text):
+    if text == "13":
+        raise RuntimeError("unlucky")
+    return text + "!"
+
+def words(messages):
+    return messages.filter("index = 0").withColumn("value", checked("text")).withColumn("word", F.explode(F.array(F.lit(1), F.lit(2))))
+""")
+    bridge.configure(f"""
+dead_letter_topic = "{prefix}.dead"
+[[divert]]
+name = "plain"
+from = "flights"
+to = "{prefix}.plain"
+start = "earliest"
+[[divert]]
+name = "upper"
+from = "flights"
+selector = "n < 50"
+to = "{prefix}.upper"
+select = ["concat(upper(text), '-', properties['n']) as value", "'k' as key", "map('more', address) as headers"]
+start = "earliest"
+[[divert]]
+name = "twice"
+from = "flights"
+to = "{prefix}.twice"
+python = "changes:words"
+start = "earliest"
+""")
+    journal = bridge.journal
+    journal.start_epoch()
+    for number in range(100):
+        journal.send(text_message(str(number), properties={"n": number}))
+    journal.flush()
+    bridge.start()
+    plain, upper, twice, dead = (bridge.reader(f"{prefix}.{name}") for name in ("plain", "upper", "twice", "dead"))
+    assert upper.wait_for(50) == [f"{n}-{n}" for n in range(50)]
+    assert twice.wait_for(198) == [f"{n}!" for n in range(100) if n != 13 for _ in range(2)]
+    assert plain.wait_for(100) == [str(n) for n in range(100)]
+    dead.wait_for(1)
+    assert b"unlucky" in dict(dead.seen[0].headers() or [])["__connect.errors.exception.message"]
+    assert upper.seen[0].key() == b"k"
+    headers = dict(upper.seen[0].headers() or [])
+    assert (headers["more"], headers["jms.long.n"]) == (b"flights", b"0")
+    bridge.child.stop(60)
+
+    pipelines = Pipelines(
+        prefix, {"bootstrap.servers": bridge.servers}, prefix=prefix, dead_letter_topic=f"{prefix}.dead",
+        diverts=(
+            Divert("plain", "flights", f"{prefix}.plain"),
+            Divert("twice", "flights", f"{prefix}.twice", function="changes:words"),
+        ),
+    )  # fmt: skip
+    for result in audit_diverts(pipelines):
+        assert result.exact, result
+        assert (result.expected, result.dead_lettered) == (100, 1 if result.divert == "twice" else 0)
+    producer = Producer({"bootstrap.servers": bridge.servers})
+    copied = plain.seen[7]
+    producer.produce(f"{prefix}.plain", copied.value(), copied.key(), headers=copied.headers())
+    producer.flush()
+    (result,) = audit_diverts(pipelines, names=["plain"])
+    assert not result.exact
+    assert (result.doubled, result.lost, result.first_difference.endswith("doubled")) == (1, 0, True)
+    for reader in (plain, upper, twice, dead):
+        reader.close()
 
 
 def test_kafka_records_reach_the_broker_once_each_and_never_come_back(bridge: Bridge) -> None:

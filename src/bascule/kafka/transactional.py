@@ -7,6 +7,7 @@ the late request is refused. The next incarnation is prepared in the background,
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,9 @@ TRANSACTION_TIMEOUT_MS = 30_000
 COORDINATOR_TIMEOUT_S = 20.0
 #: A write is tried again with a new incarnation for this long, then reported.
 WRITE_DEADLINE_S = 120.0
+#: To be fenced is no fault here, so what the client says of it goes to debugging alone.
+_log = logging.getLogger("bascule.kafka.transactional")
+_log.addHandler(logging.NullHandler())
 _FIRST_PAUSE_S = 0.1
 _SETTLE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
@@ -222,7 +226,7 @@ class TransactionalWriter:
             # The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
             time.sleep(_SETTLE_S)
         # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
-        producer = Producer({**self._producer_settings, **({"batch.num.messages": 1} if self._careful else {})})
+        producer = Producer({**self._producer_settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=_log)
         # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again. The bootstrap connection
         # answers the first request and is then replaced by the broker's own, which answers the second: 20 ms instead of 60 or 510.
         for _ in range(2):

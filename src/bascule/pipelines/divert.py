@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bascule.core.destination import address_matches
 from bascule.core.errors import BasculeError
@@ -32,7 +32,7 @@ from bascule.journal.records import (
 )
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Headers, Output
-from bascule.pipelines.mapping import ID_HEADER, ORIGIN_HEADER, error_headers, record_of, target_topic
+from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, target_topic
 from bascule.pipelines.spec import Divert
 
 STATE_KEY = b"S"
@@ -81,7 +81,7 @@ class JournalReader:
         self.fence = Fence(position.epoch, position.sequence)
         self.exclusive = frozenset(position.exclusive)
         self.foreign = 0
-        self._diverts = [_Choice(divert) for divert in diverts]
+        self._diverts = [Choice(divert) for divert in diverts]
 
     def state(self) -> dict[str, Any]:
         """The fields of a position that this reader moves beside the offset."""
@@ -123,7 +123,7 @@ class JournalReader:
                 self.exclusive = frozenset(str(name) for name in decode_json(value, start, end).get("exclusive", ()))
 
 
-class _Choice:
+class Choice:
     """Whether a divert wants a message."""
 
     def __init__(self, divert: Divert) -> None:
@@ -131,6 +131,7 @@ class _Choice:
         self._selector = compile_selector(divert.selector) if divert.selector else None
 
     def wants(self, send: Send, in_force: frozenset[str], faults: dict[str, Exception]) -> bool:
+        """``in_force`` are the exclusive diverts that the broker applied; a selector that fails notes why in ``faults`` and wants it."""
         divert = self.divert
         if send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka:
             return False
@@ -148,8 +149,23 @@ class _Choice:
             return True
 
 
+class Record(NamedTuple):
+    """What a user's transformation made of a message; what it left out is as without one."""
+
+    topic: str | None
+    has_key: bool
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, bytes]
+
+
+#: The records that a divert's transformation made of a message. Raises BadRecord when it failed on it.
+Transformed = Callable[[Taken, Divert], Sequence[Record]]
+_PLAIN = (Record(None, False, None, None, {}),)
+
+
 class DivertEngine:
-    """Messages to Kafka records, for the diverts without a transformation of the user."""
+    """Messages to Kafka records."""
 
     def __init__(self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None) -> None:
         """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises its error."""
@@ -157,30 +173,46 @@ class DivertEngine:
         self._journal = journal
         self._dead_letter_topic = dead_letter_topic
 
-    def outputs(self, taken: Taken) -> list[tuple[Divert, Output]]:
-        """The records of a message, one for each divert that wants it."""
-        send = taken.send
-        marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode())]
+    def outputs(self, taken: Taken, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
+        """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
         message: JmsMessage | None = None
         made: list[tuple[Divert, Output]] = []
         for divert in taken.diverts:
-            if divert.transformed:
+            if divert.transformed and transformed is None:
                 continue
             try:
                 if divert.name in taken.faults:
                     raise taken.faults[divert.name]
                 if message is None:
-                    message = decode_message(send.body)
-                output = record_of(message, target_topic(divert.target, send.address), divert.key, marks, send.timestamp_ms)
+                    message = decode_message(taken.send.body)
+                records = transformed(taken, divert) if divert.transformed and transformed is not None else _PLAIN
+                outputs = [self._record(taken, divert, message, record) for record in records]
             except (BasculeError, ValueError) as error:
-                output = self.dead_letter(taken, divert, "VALUE_CONVERTER", error)
-            made.append((divert, output))
+                outputs = [self.dead_letter(taken, divert, "TRANSFORMATION" if divert.transformed else "VALUE_CONVERTER", error)]
+            made += [(divert, output) for output in outputs]
         return made
+
+    def _record(self, taken: Taken, divert: Divert, message: JmsMessage, record: Record) -> Output:
+        marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), (DIVERT_HEADER, divert.name.encode())]
+        topic = target_topic(record.topic or divert.target, taken.send.address)
+        output = record_of(message, topic, divert.key, marks, taken.send.timestamp_ms)
+        if record is _PLAIN[0]:
+            return output
+        if record.value is None:
+            raise BadRecord("the transformation gives a null value, which would mean a deletion to Kafka")
+        key = record.key if record.has_key else output.key
+        headers = [*(each for each in output.headers if each[0] not in record.headers), *record.headers.items()]
+        return output._replace(key=key, value=record.value, headers=headers)
 
     def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
         """The message as its sender encoded it, for the dead-letter topic. Raises ``error`` where there is none."""
         if self._dead_letter_topic is None:
             raise error
-        marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), ("bascule.address", taken.send.address.encode())]
+        marks: Headers = [
+            self._origin,
+            (ID_HEADER, taken.identity.encode()),
+            (DIVERT_HEADER, divert.name.encode()),
+            ("bascule.address", taken.send.address.encode()),
+        ]
         marks += error_headers(divert.name, *self._journal, taken.offset, stage, error)
         return Output(self._dead_letter_topic, None, taken.send.body, marks, taken.send.timestamp_ms)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.history import LagMirror
@@ -28,6 +29,8 @@ from bascule.pipelines.registry import DivertPlan, joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_settings
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask
+from bascule.pipelines.transformation import check
+from bascule.pipelines.transforming import TransformingBatch
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -68,8 +71,12 @@ class Driver:
             # The session takes seconds; Kafka's side is looked at meanwhile.
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
-            plan = self._take_diverts() if self.pipelines.diverts else None
+            journal_id = self._journal_id() if self.pipelines.diverts else ""
             self._session = session.result()
+        for divert in self._diverts.values():
+            if divert.transformed and divert.enabled:
+                check(divert, self._session)
+        plan = self._positions.take_diverts(self.pipelines.diverts, journal_id) if self.pipelines.diverts else None
         if plan is not None:
             self._start_diverts(plan)
         for name, ingress in self._ingresses.items():
@@ -102,9 +109,6 @@ class Driver:
 
     # --- diverts ---
 
-    def _take_diverts(self) -> DivertPlan | None:
-        return self._positions.take_diverts(self.pipelines.diverts, self._journal_id())
-
     def _journal_id(self) -> str:
         topic = self.pipelines.journal_topic
         deadline = time.monotonic() + JOURNAL_TIMEOUT_S
@@ -121,17 +125,20 @@ class Driver:
         for name in plan.apart:
             self._add(f"divert:{name}", lambda name=name: self._divert_frame(f"divert:{name}", self._positions.own_key(name)))  # type: ignore[misc]
 
-    def _divert_frame(self, pool: str, key: str) -> DataFrame | None:
+    def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
         if not position.members:
             return None
         start = {(position.topic, position.partition): position.offset}
-        return self._divert_writes(pool, key, position, kafka_stream(self._spark, self.pipelines, start, committed=False))
+        journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
+        task = self._divert_task(key, position)
+        if any(divert.transformed for divert in task.diverts):
+            return journal.writeStream.foreachBatch(TransformingBatch(task, pool, self._set_pool))
+        return self._pooled(pool, journal, task).writeStream.format("noop")
 
-    def _divert_writes(self, pool: str, key: str, position: Position, frame: DataFrame) -> DataFrame:
+    def _divert_task(self, key: str, position: Position) -> DivertTask:
         members = tuple(self._diverts[name] for name in position.members)
-        task = DivertTask(self.pipelines, self._positions.claim(key, position), members)
-        return self._pooled(pool, journal_rows(frame), task)
+        return DivertTask(self.pipelines, self._positions.claim(key, position), members)
 
     def _join_those_near(self) -> None:
         common = self.queries.get(COMMON)
@@ -168,8 +175,8 @@ class Driver:
             common.restart()
 
     def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
-        frame = kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end)
-        self._divert_writes(pool, key, position, frame).write.format("noop").mode("overwrite").save()
+        journal = journal_rows(kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end))
+        TransformingBatch(self._divert_task(key, position), pool, self._set_pool)(journal)
         found = self._positions.read(key)
         if found.offset != end:
             raise Unavailable(f"{key!r} came to offset {found.offset}, not {end}")
@@ -177,7 +184,7 @@ class Driver:
 
     # --- ingresses ---
 
-    def _ingress_frame(self, ingress: Ingress) -> DataFrame | None:
+    def _ingress_frame(self, ingress: Ingress) -> DataStreamWriter | None:
         pipeline = f"ingress:{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
@@ -198,7 +205,7 @@ class Driver:
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
         offsets = {(at.topic, at.partition): at.offset for at in positions}
         frame = kafka_stream(self._spark, self.pipelines, offsets, committed=True)
-        return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress))
+        return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress)).writeStream.format("noop")
 
     def _matching(self, ingress: Ingress) -> set[tuple[str, int]]:
         there = self._positions.topics.partitions()
@@ -224,14 +231,17 @@ class Driver:
         assert self._session is not None
         return self._session
 
-    def _add(self, name: str, build: Callable[[], DataFrame | None]) -> None:
+    def _add(self, name: str, build: Callable[[], DataStreamWriter | None]) -> None:
         query = Query(name, build, self._scratch, self.pipelines.trigger_interval_ms)
         self.queries[name] = query
         query.start()
 
-    def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
+    def _set_pool(self, pool: str) -> None:
         # Worker processes with another environment are other processes: each query keeps its own, with its prepared incarnations.
         self._spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
+
+    def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
+        self._set_pool(pool)
         return frame.mapInArrow(lambda batches: task(batches), REPORT_SCHEMA)
 
     def _mirror(self) -> None:

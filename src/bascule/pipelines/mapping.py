@@ -14,6 +14,7 @@ from bascule.kafka.transactional import Headers, Output
 ORIGIN_HEADER = "bascule.origin"
 #: epoch-sequence-index of the journal: what the audit compares.
 ID_HEADER = "bascule.id"
+DIVERT_HEADER = "bascule.divert"
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

@@ -14,6 +14,8 @@ from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, 
 from bascule.pipelines.spec import Divert, Pipelines, Start
 
 COMMON = "diverts"
+APART = "divert:"
+BEGUN = "begun:"
 JOURNAL_PARTITION = 0
 _UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
 #: As large as a journal record may be; the cluster's own limit still holds.
@@ -81,8 +83,10 @@ class Positions:
         """
         topic = self.pipelines.journal_topic
         history = TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
-        prefix = "divert:"
-        kept = {key.partition("/")[0].removeprefix(prefix): key for key in self.known_keys() if key.startswith(prefix)}
+        keys = self.known_keys()
+        kept, begun = (
+            {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
+        )
         common_writer = self.writer(self.common_key)
         writers = {name: self.writer(key) for name, key in kept.items()}
         try:
@@ -91,6 +95,8 @@ class Positions:
             self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, [found for found in (common, *own.values()) if found], history)
 
             def start_of(divert: Divert) -> Position:
+                if divert.name in begun:
+                    raise PositionLost(f"divert {divert.name!r} has run before and has no position any more: restore the positions")
                 return journal_position(topic, topic_id, JOURNAL_PARTITION, offset_of(divert.start, history), history)
 
             plan = plan_diverts(diverts, common, own, start_of)
@@ -100,8 +106,12 @@ class Positions:
                 replace(plan.common, owner=self.owner),
                 {name: replace(position, owner=self.owner) for name, position in plan.apart.items()},
                 {name: replace(position, owner="") for name, position in plan.parked.items()},
+                plan.new,
             )
+            configured = {divert.name for divert in diverts}
             others: dict[str, Position | None] = dict.fromkeys(kept.values())
+            others |= dict.fromkeys(key for name, key in begun.items() if name not in configured)
+            others |= {self.begun_key(name): position for name, position in plan.new.items()}
             others |= {self.own_key(name): position for name, position in (plan.apart | plan.parked).items()}
             common_writer.write([], common, plan.common, others)
             return plan
@@ -137,6 +147,14 @@ class Positions:
         finally:
             writer.close()
 
+    def stored(self) -> dict[str, Position]:
+        """All positions as they stand, without taking any."""
+        reader = PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, range(POSITION_PARTITIONS))
+        try:
+            return reader.read()
+        finally:
+            reader.close()
+
     def read(self, key: str) -> Position:
         """A position as it stands now, after its writers were fenced. Raises PositionLost."""
         return self.move(key, lambda found: found, {})
@@ -148,7 +166,11 @@ class Positions:
 
     def own_key(self, divert: str) -> str:
         """The key of a divert's position while it stands apart."""
-        return position_key(f"divert:{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
+        return position_key(f"{APART}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
+
+    def begun_key(self, divert: str) -> str:
+        """The key of the position at which a divert once began."""
+        return position_key(f"{BEGUN}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
 
     def _check(
         self, pipeline: str, topic: str, partition: int, topic_id: str, found: list[Position], history: TopicHistory

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core.errors import BasculeError
 
@@ -33,10 +33,10 @@ class PipelineStopped(BasculeError):
 
 @dataclass(slots=True)
 class Query:
-    """A pipeline as Spark runs it. ``build`` takes its positions over and returns the frame to write, or None for nothing to do yet."""
+    """A pipeline as Spark runs it. ``build`` takes its positions over and returns what writes, or None for nothing to do yet."""
 
     name: str
-    build: Callable[[], DataFrame | None]
+    build: Callable[[], DataStreamWriter | None]
     checkpoints: Path
     trigger_interval_ms: int = 0
     running: StreamingQuery | None = None
@@ -50,15 +50,14 @@ class Query:
     def start(self) -> None:
         """Starts it at its positions; an error counts as a failure of the query."""
         try:
-            frame = self.build()
-            if frame is None:
+            writer = self.build()
+            if writer is None:
                 return
             self._attempts += 1
             # The position decides, never a checkpoint: each start has a fresh one.
             self._drop_checkpoint(self._attempts - 1)
             self.running = (
-                frame.writeStream.format("noop")
-                .queryName(f"{self.name}-{self._attempts}")
+                writer.queryName(f"{self.name}-{self._attempts}")
                 .trigger(processingTime=f"{self.trigger_interval_ms} milliseconds")
                 .option("checkpointLocation", str(self._checkpoint(self._attempts)))
                 .start()
@@ -109,7 +108,7 @@ class Query:
             log.error("pipeline stopped", pipeline=self.name, reason=reason)
             return
         self._due_s = time.monotonic() + self._pause_s
-        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=_short(said))
+        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=short(said))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _checkpoint(self, attempt: int) -> Path:
@@ -119,7 +118,7 @@ class Query:
         shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)
 
 
-def _short(said: str) -> str:
+def short(said: str) -> str:
     """What went wrong, without the stack of Java frames around it."""
     traceback, mark, _ = said.partition("SQLSTATE: 38000")
     if mark:

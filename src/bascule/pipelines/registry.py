@@ -21,12 +21,14 @@ LOOK_BACK_RECORDS = 10_000
 class DivertPlan:
     """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
 
-    ``apart`` are enabled diverts that still have to reach the common position; ``parked`` are disabled ones that keep theirs.
+    ``apart`` are enabled diverts that still have to reach the common position; ``parked`` are disabled ones that keep theirs;
+    ``new`` is where those begin that were not known before.
     """
 
     common: Position
     apart: dict[str, Position]
     parked: dict[str, Position]
+    new: dict[str, Position]
 
 
 def plan_diverts(
@@ -44,13 +46,14 @@ def plan_diverts(
         return None
     members = common.members if common else ()
     standing: dict[str, Position] = {}
+    new: dict[str, Position] = {}
     for divert in diverts:
         if common is not None and divert.name in members:
             standing[divert.name] = common
         elif divert.name in own:
             standing[divert.name] = own[divert.name]
         elif divert.enabled:
-            standing[divert.name] = start_of(divert)
+            standing[divert.name] = new[divert.name] = start_of(divert)
     enabled = [divert.name for divert in diverts if divert.enabled]
     base = common or max((standing[name] for name in enabled), key=lambda position: position.offset, default=None)
     if base is None:
@@ -60,6 +63,7 @@ def plan_diverts(
         common=replace(_best_informed(base, [standing[name] for name in there]), members=there),
         apart={name: replace(standing[name], members=(name,)) for name in enabled if name not in there},
         parked={name: replace(at, members=(name,)) for name, at in standing.items() if name not in enabled},
+        new=new,
     )
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from bascule.core.errors import BasculeError
+from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, Claim, held_position
-from bascule.pipelines.divert import DivertEngine, JournalReader
+from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
+from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.rows import arrow_batch, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 
 #: What a task reports; Spark needs some row, nobody reads it but the driver's progress.
 REPORT_SCHEMA = "records long, written long"
 
 
+DATA_KEY = KEY_OF_KIND[Kind.DATA]
+_RECORD_COLUMNS = ("divert", "offset", "index", "topic", "has_key", "key", "value", "headers")
 _JOURNAL_COLUMNS = ("offset", "key", "value")
 _KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
 
@@ -36,11 +44,16 @@ def _dead_letter_topic(pipelines: Pipelines) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DivertTask:
-    """Journal rows (offset, key, value) to target topics, for all diverts that share a position."""
+    """Journal rows to target topics, for all diverts that share a position.
+
+    Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
+    ``failed`` are journal offsets on which a divert's transformation failed, and why.
+    """
 
     pipelines: Pipelines
     claim: Claim
     diverts: tuple[Divert, ...]
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Takes the rows of one journal partition in order."""
@@ -49,18 +62,68 @@ class DivertTask:
         carrier = Carrier(self.pipelines, self.claim, position, reader.state)
         source = (self.claim.topic, self.claim.partition)
         engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines))
+        made: dict[tuple[str, int, int], list[Record]] = {}
+        transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = 0
         for batch in batches:
+            if transformed is not None:
+                batch = _split(batch, made)
             records += batch.num_rows
             for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
                 if offset < carrier.begun_at:
                     continue
                 for taken in reader.take(offset, key, value):
-                    for divert, output in engine.outputs(taken):
+                    for divert, output in engine.outputs(taken, transformed):
                         carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
                 carrier.reach(offset + 1)
         carrier.commit()
         yield _report(records, [carrier])
+
+    def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
+        reason = self.failed.get((divert.name, taken.offset))
+        if reason is not None:
+            raise BadRecord(f"the transformation failed: {reason}")
+        return made.get((divert.name, taken.offset, taken.index), [])
+
+
+def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]) -> pa.RecordBatch:
+    """Keeps the transformed rows of a batch and returns its journal rows."""
+    own = pc.is_null(batch.column("divert"))
+    for divert, offset, index, topic, has_key, key, value, headers in _rows(batch.filter(pc.invert(own)), _RECORD_COLUMNS):
+        record = Record(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
+        made.setdefault((divert, offset, index), []).append(record)
+    return batch.filter(own)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTask:
+    """Journal rows to message rows for one divert's transformation: at least those of the messages that it takes.
+
+    The fence is not asked here; the writer asks it, and lets go what does not count.
+    """
+
+    divert: Divert
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One batch of message rows for each of journal rows."""
+        choice = Choice(self.divert)
+        for batch in batches:
+            rows = [row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row)]
+            if rows:
+                yield arrow_batch(rows)
+
+    def _messages(self, choice: Choice, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
+        if key != DATA_KEY:
+            return
+        try:
+            header = journal_header(key, value)
+        except ForeignRecord:
+            return
+        sends = (decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND)
+        for index, send in enumerate(sends):
+            if self.divert.name in send.diverts or choice.wants(send, frozenset(), {}):
+                with suppress(BasculeError, ValueError):  # the writer decodes it as well, and dead-letters it
+                    yield message_row(send, offset, header.epoch, header.sequence, index, self.divert.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,222 @@
+"""The audit: what the journal says should be in the target topics, against what a read_committed reader finds there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bascule.core.errors import InvalidInput
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output
+from bascule.pipelines.divert import DivertEngine, JournalReader
+from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
+from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
+from bascule.pipelines.registry import journal_position
+from bascule.pipelines.spec import Divert, Pipelines, from_settings
+
+if TYPE_CHECKING:
+    from bascule.config.settings import Settings
+
+#: Sequence and index: the order in which a divert writes.
+_Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """A divert's tally over the journal offsets ``start`` to ``end`` (not included).
+
+    ``expected`` messages are the divert's by the journal; ``found`` is how many of them its topics hold, ``dead_lettered`` how many the
+    dead-letter topic has. ``lost``, ``doubled``, ``unexpected``, ``different`` (key or value not what the journal gives) and
+    ``out_of_order`` are zero when all is exact. The digests are over identities and, where no transformation stands between, keys and
+    values. What a Python function leaves out is not counted as lost.
+    """
+
+    divert: str
+    start: int
+    end: int
+    expected: int
+    found: int
+    dead_lettered: int
+    lost: int
+    doubled: int
+    unexpected: int
+    different: int
+    out_of_order: int
+    journal_digest: str
+    topic_digest: str
+    first_difference: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether each message is there once, as it should be, in order."""
+        return not (self.lost or self.doubled or self.unexpected or self.different or self.out_of_order)
+
+
+@dataclass(slots=True)
+class _Tally:
+    divert: Divert
+    start: int
+    end: int
+    expected: dict[str, bytes] = field(default_factory=dict)
+    places: dict[str, _Place] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+    found: dict[str, bytes] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    doubled: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    out_of_order: list[str] = field(default_factory=list)
+
+    def result(self) -> AuditResult:
+        """The figures."""
+        missing = (identity for identity in self.expected if identity not in self.found and identity not in self.dead)
+        lost = [] if self.divert.function else list(missing)
+        different = [identity for identity, digest in self.found.items() if digest != self.expected.get(identity, digest)]
+        kinds = {"lost": lost, "doubled": self.doubled, "unexpected": self.unexpected, "different": different}
+        kinds["out of order"] = self.out_of_order
+        first = min(
+            ((self.places.get(identity, (0, 0)), f"{identity} {kind}") for kind, some in kinds.items() for identity in some),
+            default=(None, ""),
+        )
+        there = {identity: digest for identity, digest in self.expected.items() if identity not in self.dead}
+        return AuditResult(
+            self.divert.name, self.start, self.end, len(self.expected), len(self.found), len(self.dead - self.found.keys()), len(lost),
+            len(self.doubled), len(self.unexpected), len(different), len(self.out_of_order), _digest(there), _digest(self.found), first[1],
+        )  # fmt: skip
+
+
+def audit(
+    settings: Settings, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
+) -> list[AuditResult]:
+    """Verifies the diverts of a configuration, all or those named. See ``audit_diverts``."""
+    servers = settings.kafka.bootstrap_servers
+    if servers is None:
+        raise InvalidInput("no Kafka: give kafka.bootstrap_servers")
+    return audit_diverts(from_settings(settings, servers), names, from_offset, to_offset)
+
+
+def audit_diverts(
+    pipelines: Pipelines, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
+) -> list[AuditResult]:
+    """Compares the journal between two offsets with the target topics.
+
+    By default each divert is verified from where it began, or the oldest record that is still there, to where it has come. Raises
+    Unavailable when Kafka does not answer.
+    """
+    history = TopicHistory(pipelines.kafka, pipelines.journal_topic, JOURNAL_PARTITION)
+    oldest = history.earliest()
+    stored = Positions(pipelines, "").stored()
+    tallies = []
+    for divert in pipelines.diverts:
+        if names and divert.name not in names:
+            continue
+        begun, reached = _extent(pipelines, divert, stored)
+        start = max(oldest, begun, from_offset or 0)
+        end = min(reached, to_offset if to_offset is not None else reached)
+        tallies.append(_Tally(divert, start, max(start, end)))
+    if not tallies:
+        return []
+    _expect(pipelines, tallies, history)
+    _find(pipelines, {tally.divert.name: tally for tally in tallies})
+    return [tally.result() for tally in tallies]
+
+
+def _extent(pipelines: Pipelines, divert: Divert, stored: dict[str, Position]) -> tuple[int, int]:
+    positions = Positions(pipelines, "")
+    begun = stored.get(positions.begun_key(divert.name))
+    common, own = stored.get(positions.common_key), stored.get(positions.own_key(divert.name))
+    at = own or (common if common and divert.name in common.members else None)
+    return (begun.offset if begun else 0), (at.offset if at else 0)
+
+
+def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) -> None:
+    start, end = min(tally.start for tally in tallies), max(tally.end for tally in tallies)
+    position = journal_position(pipelines.journal_topic, "", JOURNAL_PARTITION, start, history)
+    by_name = {tally.divert.name: tally for tally in tallies}
+    reader = JournalReader(position, [tally.divert for tally in tallies])
+    engine = DivertEngine(pipelines.bridge_id, (pipelines.journal_topic, JOURNAL_PARTITION), pipelines.dead_letter_topic)
+    for message in history.records(start, end):
+        offset = message.offset()
+        assert offset is not None
+        for taken in reader.take(offset, _octets(message.key()), _octets(message.value())):
+            outputs: dict[str, Output] = {divert.name: output for divert, output in engine.outputs(taken)}
+            for divert in taken.diverts:
+                tally = by_name[divert.name]
+                if not tally.start <= offset < tally.end:
+                    continue
+                output = outputs.get(divert.name)
+                tally.expected[taken.identity] = _content(output.key, output.value) if output else b""
+                tally.places[taken.identity] = (taken.sequence, taken.index)
+                if output is not None and output.topic != pipelines.dead_letter_topic:
+                    tally.topics.add(output.topic)
+
+
+def _find(pipelines: Pipelines, tallies: dict[str, _Tally]) -> None:
+    positions = Positions(pipelines, "")
+    partitions = positions.topics.partitions()
+    topics = {topic for tally in tallies.values() for topic in tally.topics}
+    topics |= {tally.divert.target for tally in tallies.values() if "${" not in tally.divert.target}
+    origin = pipelines.bridge_id.encode()
+    for topic in sorted(topics | {pipelines.dead_letter_topic}):
+        for partition in range(partitions.get(topic, 0)):
+            last: dict[str, _Place] = {}
+            for headers, key, value in _records(pipelines, topic, partition):
+                tally = tallies.get((headers.get(DIVERT_HEADER) or b"").decode())
+                if tally is None or headers.get(ORIGIN_HEADER) != origin:
+                    continue
+                identity = (headers.get(ID_HEADER) or b"").decode()
+                if topic == pipelines.dead_letter_topic:
+                    if identity in tally.expected:
+                        tally.dead.add(identity)
+                else:
+                    _count(tally, identity, _content(key, value), last)
+
+
+def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]) -> None:
+    expected = tally.expected.get(identity)
+    if expected is None:
+        # Of other offsets than those asked for, most likely; it is unexpected only between the first and the last of them.
+        if tally.places and min(tally.places.values()) < _place(identity) < max(tally.places.values()):
+            tally.unexpected.append(identity)
+        return
+    if identity in tally.found and not tally.divert.transformed:
+        tally.doubled.append(identity)
+        return
+    place = tally.places[identity]
+    if place < last.get(tally.divert.name, (-1, -1)):
+        tally.out_of_order.append(identity)
+    last[tally.divert.name] = place
+    tally.found[identity] = b"" if tally.divert.transformed else content
+
+
+def _records(pipelines: Pipelines, topic: str, partition: int) -> Iterator[tuple[dict[str, bytes], bytes | None, bytes]]:
+    history = TopicHistory(pipelines.kafka, topic, partition)
+    for message in history.records(history.earliest(), history.latest(), committed=True):
+        headers: Any = message.headers() or []
+        yield dict(headers), _octets(message.key()), _octets(message.value()) or b""
+
+
+def _place(identity: str) -> _Place:
+    try:
+        _, sequence, index = identity.split("-")
+        return int(sequence), int(index)
+    except ValueError:
+        return -1, -1
+
+
+def _content(key: bytes | None, value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=16, key=(key or b"")[:64]).digest()
+
+
+def _digest(contents: dict[str, bytes]) -> str:
+    """One digest for many records, whatever their order: partitions have none among them."""
+    total = 0
+    for identity, content in contents.items():
+        total ^= int.from_bytes(hashlib.blake2b(identity.encode() + content, digest_size=16).digest(), "big")
+    return f"{total:032x}"
+
+
+def _octets(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

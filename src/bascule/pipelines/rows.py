@@ -1,0 +1,84 @@
+"""A JMS message as a row: what a user's transformation sees, and what ``spark.readStream.format("bascule")`` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from bascule.jms.message import decode_message
+from bascule.jms.record import kafka_headers, record_value
+from bascule.journal.records import Send
+from bascule.pipelines.mapping import record_key, text_of
+
+ROW_SCHEMA = (
+    "address string, offset long, epoch long, sequence long, index int, message_id string, correlation_id string, type string,"
+    " reply_to string, group_id string, priority int, timestamp timestamp, expiration timestamp, properties map<string,string>,"
+    " headers map<string,string>, body_kind string, text string, body binary, key binary, value binary"
+)
+#: What names a message in a row; a transformation must hand it on.
+IDENTITY = ("offset", "epoch", "sequence", "index")
+_MOMENT = pa.timestamp("us", "UTC")
+_TEXTS = pa.map_(pa.string(), pa.string())
+ARROW_SCHEMA = pa.schema(
+    [
+        ("address", pa.string()),
+        ("offset", pa.int64()),
+        ("epoch", pa.int64()),
+        ("sequence", pa.int64()),
+        ("index", pa.int32()),
+        ("message_id", pa.string()),
+        ("correlation_id", pa.string()),
+        ("type", pa.string()),
+        ("reply_to", pa.string()),
+        ("group_id", pa.string()),
+        ("priority", pa.int32()),
+        ("timestamp", _MOMENT),
+        ("expiration", _MOMENT),
+        ("properties", _TEXTS),
+        ("headers", _TEXTS),
+        ("body_kind", pa.string()),
+        ("text", pa.string()),
+        ("body", pa.binary()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+
+
+def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, key: str = "message-id") -> tuple[Any, ...]:
+    """The row of a message. Raises InvalidInput for one that is no AMQP message or holds what has no form outside AMQP."""
+    message = decode_message(send.body)
+    value = record_value(message)
+    return (
+        send.address, offset, epoch, sequence, index, message.message_id,
+        None if message.correlation_id is None else _text(message.correlation_id),
+        message.type, message.reply_to, message.group_id, message.priority,
+        _moment(message.timestamp_ms or send.timestamp_ms), _moment(message.expiration_ms),
+        {name: text_of(each) for name, each in message.properties.items()},
+        {name: _text(each or b"") for name, each in kafka_headers(message)},
+        message.body_kind, message.body if message.body_kind == "text" else None,
+        message.body if isinstance(message.body, bytes) else value,
+        record_key(key, message), value,
+    )  # fmt: skip
+
+
+def arrow_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows as one Arrow batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(ARROW_SCHEMA)
+    arrays = [pa.array(_pairs(column, field.type), field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def _pairs(column: tuple[Any, ...], kind: pa.DataType) -> list[Any]:
+    return [list(item.items()) for item in column] if pa.types.is_map(kind) else list(column)
+
+
+def _moment(timestamp_ms: int) -> datetime | None:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC) if timestamp_ms else None
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")

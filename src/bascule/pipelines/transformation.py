@@ -1,0 +1,127 @@
+"""A user's transformation of a divert: Spark SQL expressions or a Python function over message rows, row by row."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
+
+from bascule.core.errors import InvalidInput
+from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
+from bascule.pipelines.spec import Divert
+
+#: What a transformed row is to the writer.
+RECORD_SCHEMA = (
+    "divert string, offset long, index int, topic string, has_key boolean, key binary, value binary, headers map<string,string>"
+)
+#: Operators that need more than one message at a time, by a part of their name.
+_NOT_ROW_LOCAL = (
+    "Exchange", "Sort", "Aggregate", "Window", "Limit", "TakeOrdered", "CartesianProduct", "Coalesce", "ShuffledHashJoin",
+    "Deduplicate", "StateStore", "FlatMapGroups", "CoGroup", "MapGroups", "Sample", "Collect",
+)  # fmt: skip
+_BROADCAST = "BroadcastExchange"
+#: Rows of the made-up frame that a transformation is planned on; a number that hardly stands in a user's own range.
+_SAMPLE_ROWS = 7_919
+
+
+class NotRowLocal(InvalidInput):
+    """A transformation that needs several messages at once; a divert's must take each by itself."""
+
+
+def transformed(divert: Divert, messages: DataFrame) -> DataFrame:
+    """The records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput."""
+    try:
+        result = messages.selectExpr(*IDENTITY, *_without_identity(divert.select)) if divert.select else _function(divert)(messages)
+        return _as_records(divert, result)
+    except PySparkException as error:
+        raise InvalidInput(f"divert {divert.name!r}: its transformation does not fit the message row: {_first_line(error)}") from error
+
+
+def check(divert: Divert, session: SparkSession) -> None:
+    """Refuses, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal."""
+    source = F.col("id").cast("string")
+    columns = [
+        (F.create_map(F.lit("a"), source) if isinstance(kind, MapType) else source.cast(kind)).alias(name) for name, kind in _row_fields()
+    ]
+    records = transformed(divert, session.range(0, _SAMPLE_ROWS, 1, 4).select(*columns))
+    try:
+        plan = records._jdf.queryExecution().executedPlan()
+    except Py4JError as error:
+        raise InvalidInput(f"divert {divert.name!r}: its transformation cannot be planned: {error}") from error
+    for name in _operators(plan):
+        if any(part in name for part in _NOT_ROW_LOCAL):
+            raise NotRowLocal(
+                f"divert {divert.name!r}: its transformation is not row-local: the operator {name} needs several messages at once;"
+                " allowed are select, filter, explode, functions of one row, and joins with small static tables"
+            )
+
+
+def _row_fields() -> list[tuple[str, DataType]]:
+    row = DataType.fromDDL(ROW_SCHEMA)
+    assert isinstance(row, StructType)
+    return [(field.name, field.dataType) for field in row.fields]
+
+
+def _operators(plan: Any) -> Iterator[str]:
+    name = str(plan.nodeName())
+    if name == _BROADCAST:
+        # The static side of a join may do what it likes, unless it is made of the messages themselves.
+        if f"(0, {_SAMPLE_ROWS}, step=1, splits=4)" in plan.toString():
+            yield "Exchange of the messages with themselves"
+        return
+    yield name
+    children = plan.children()
+    for place in range(children.size()):
+        yield from _operators(children.apply(place))
+
+
+def _function(divert: Divert) -> Callable[[DataFrame], DataFrame]:
+    module, _, name = (divert.function or "").partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"divert {divert.name!r}: python = {divert.function!r} cannot be loaded: {error}") from error
+
+    def call(messages: DataFrame) -> DataFrame:
+        result = function(messages)
+        if not isinstance(result, DataFrame):
+            raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
+        return result
+
+    return call
+
+
+def _without_identity(expressions: tuple[str, ...]) -> list[str]:
+    return [each for each in expressions if each.strip() not in IDENTITY]
+
+
+def _as_records(divert: Divert, result: DataFrame) -> DataFrame:
+    kinds = {field.name: field.dataType for field in result.schema.fields}
+    missing = [name for name in ("offset", "index") if name not in kinds]
+    if missing:
+        raise InvalidInput(f"divert {divert.name!r}: its function must keep the columns offset and index, which name the message")
+    if not isinstance(kinds.get("value"), BinaryType | StringType):
+        raise InvalidInput(f"divert {divert.name!r}: its transformation must give a column `value` of type string or binary")
+    key = F.col("key").cast("binary") if "key" in kinds else F.lit(None).cast("binary")
+    topic = F.col("topic").cast("string") if "topic" in kinds else F.lit(None).cast("string")
+    headers = F.col("headers") if isinstance(kinds.get("headers"), MapType) else F.lit(None)
+    return result.select(
+        F.lit(divert.name).alias("divert"),
+        F.col("offset").cast("long").alias("offset"),
+        F.col("index").cast("int").alias("index"),
+        topic.alias("topic"),
+        F.lit("key" in kinds).alias("has_key"),
+        key.alias("key"),
+        F.col("value").cast("binary").alias("value"),
+        headers.cast("map<string,string>").alias("headers"),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
