@@ -102,7 +102,7 @@ class Query:
 
     def _failed(self, said: str) -> None:
         self.restarts += 1
-        reason = next((line.strip() for line in reversed(said.splitlines()) if any(f"{name}: " in line for name in FATAL)), None)
+        reason = next((line.strip() for line in reversed(said.splitlines()) if is_fatal(line)), None)
         if reason is not None:
             self.stopped = reason
             log.error("pipeline stopped", pipeline=self.name, reason=reason)
@@ -118,11 +118,18 @@ class Query:
         shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)
 
 
+def is_fatal(said: str) -> bool:
+    """Whether an error names something that starting again cannot mend."""
+    return any(f"{name}: " in said for name in FATAL)
+
+
 def short(said: str) -> str:
     """What went wrong, without the stack of Java frames around it."""
     traceback, mark, _ = said.partition("SQLSTATE: 38000")
     if mark:
         # A worker's Python traceback: its last line says it.
         return traceback.strip().splitlines()[-1][:600]
+    if is_fatal(said):
+        return next(line.strip() for line in said.splitlines() if is_fatal(line))[:600]
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
     return " | ".join(lines[:3])[:600]

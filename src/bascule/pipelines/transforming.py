@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bascule.pipelines.queries import FATAL, short
+from bascule.core.errors import BasculeError
+from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spec import Divert
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, RowsTask
@@ -23,6 +23,10 @@ log = structlog.get_logger()
 SetPool = Callable[[str], None]
 
 
+class BatchFailed(BasculeError):
+    """A batch could not be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransformingBatch:
     """Carries journal rows for diverts of which some have transformations. A record on which one fails is found and dead-lettered."""
@@ -32,15 +36,15 @@ class TransformingBatch:
     set_pool: SetPool
 
     def __call__(self, journal: DataFrame, _batch_id: int = 0) -> None:
-        """Raises what Spark raises when the fault does not lie in a transformation."""
+        """Raises BatchFailed when the fault does not lie in a transformation."""
         try:
             self._carry(journal, self.task)
         except PySparkException as error:
-            if any(re.search(rf"\b{name}: ", str(error)) for name in FATAL):
-                raise
-            failed = self._failures(journal)
+            said = str(error)
+            failed = {} if is_fatal(said) else self._failures(journal)
             if not failed:
-                raise
+                # Short: Spark searches what a batch function raises with a regular expression that overflows its stack on long texts.
+                raise BatchFailed(short(said)) from None
             for (divert, offset), reason in failed.items():
                 log.warning("transformation failed", divert=divert, offset=offset, reason=reason)
             self._carry(journal, replace(self.task, failed=failed))
