@@ -25,7 +25,8 @@ def taken(*ids: str, outcome: Outcome = "ok") -> Operation:
 SOUND = [
     sent("1"), sent("2", "3"), sent("4", "5", outcome="indeterminate"), sent("6", outcome="fail"), sent("7", outcome="indeterminate"),
     moved("1", "2", outcome="fail"), moved("1", "2", outcome="indeterminate"), moved("1", "2", "3"),
-    moved("4", "5", outcome="indeterminate"), taken("1", "2", "3", outcome="indeterminate"), taken("1", "2"), taken("3", "4", "5"),
+    moved("4", "5", "4", outcome="fail"), moved("4", "5", outcome="indeterminate"),
+    taken("1", "2", "3", outcome="indeterminate"), taken("1", "2"), taken("3", "4", "5"),
 ]  # fmt: skip
 COPIES = ["1", "2", "3", "4", "5"]
 
@@ -44,6 +45,7 @@ def test_a_sound_history_has_no_anomaly() -> None:
         (taken("2"), "1 delivered again from b after they had been acknowledged (2)"),
         (taken("2"), "1 taken twice from b (2)"),
         (taken("1", outcome="fail"), "1 delivered again from b after they had been acknowledged (1)"),
+        (taken("99", "99"), "1 twice in one transaction from b (99)"),
         (taken("99"), "1 in b without having been sent (99)"),
         (taken("6"), "1 in b without having been sent (6)"),
         (moved("7", outcome="fail"), "1 left in a (7)"),

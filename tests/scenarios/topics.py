@@ -1,0 +1,61 @@
+"""Kafka topics as an application sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from bascule.kafka.admin import Topics
+from bascule.testing.system import wait_for
+
+READ_S = 0.1
+WAIT_S = 90.0
+
+
+def create(bootstrap: str, *topics: str) -> None:
+    """Topics of one partition, so that their records have one order."""
+    admin = Topics({"bootstrap.servers": bootstrap})
+    for topic in topics:
+        admin.create(topic, 1, {})
+
+
+def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
+    """Records, stored when this returns. Each has its value in the header ``storm_id``, too."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    for value in values:
+        producer.produce(topic, value.encode(), headers={"storm_id": value.encode()})
+    assert producer.flush(30) == 0
+
+
+class Reader:
+    """Reads a topic of one partition from its start, as a consumer that gets committed transactions only, or everything."""
+
+    def __init__(self, bootstrap: str, topic: str, *, committed: bool = True) -> None:
+        isolation = "read_committed" if committed else "read_uncommitted"
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "isolation.level": isolation}
+        )
+        self._consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        self._topic = topic
+        self.values: list[str] = []
+        self.ids: list[bytes | str | None] = []  # where each was in the journal, if a divert has written it
+
+    def read_until(self, last: str) -> list[str]:
+        """All values so far, the last of which is ``last``: records keep their order, so nothing before it is still to come."""
+
+        def there() -> bool:
+            for record in self._consumer.consume(1000, READ_S):
+                assert record.error() is None, record.error()
+                value = record.value()
+                assert value is not None
+                self.values.append(value.decode())
+                self.ids.append(dict(record.headers() or ()).get("bascule.id"))
+            return last in self.values
+
+        wait_for(there, f"record {last!r} in topic {self._topic}; there are {len(self.values)}", WAIT_S)
+        return self.values
+
+    def close(self) -> None:
+        """Done."""
+        self._consumer.close()
