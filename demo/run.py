@@ -98,7 +98,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE
         try:
             if condition():
                 return
-        except (OSError, KeyError, ValueError):
+        except (OSError, KeyError, ValueError, TypeError):
             pass  # the part that would answer is being started again
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
@@ -198,7 +198,7 @@ def run(limit: int, directory: Path) -> Results:
     wanted = expected(limit)
     console.print(f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark")
     with bascule(directory) as system:
-        console.print(f"ready: {system.amqp}, Kafka at {system.kafka}, {system.admin}/status")
+        console.print(f"ready: {system.amqp}, Kafka at {system.kafka}, {system.admin}/status", soft_wrap=True)
         create_topics(system.kafka, "airport.alerts", "kafka.flights", "kafka.flights.delayed")
         url = f"failover:({system.amqp})?failover.maxReconnectAttempts=-1"
         everything, delayed = Tally(system.kafka, "kafka.flights"), Tally(system.kafka, "kafka.flights.delayed")

@@ -19,10 +19,11 @@ from bascule.broker import loading as loading_module
 from bascule.broker import queue as queue_module
 from bascule.broker import ready as ready_module
 from bascule.broker.duplicates import DuplicateWindow
-from bascule.broker.engine import Engine, Policy
+from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Message
+from bascule.broker.ports import Policy
 from bascule.broker.ready import Ready
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing

@@ -1,27 +1,28 @@
 """The broker engine: destinations, messages and consumers, without sockets, clocks or threads.
 
-Commands are methods; effects go out through three ports: the log's ``append``, a link's :class:`SendPort` or :class:`ConsumerPort`, and the
-body store. Every decision about persistent things is an entry of a journal record, and is carried out when that record is confirmed.
+Commands are methods; effects go out through the ports: the log's ``append``, links, and the body store. Every decision about persistent
+things is an entry of a journal record, and is carried out when that record is confirmed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bascule.broker.addresses import AddressBook, ExclusiveDivert, durable_ids
-from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS, DuplicateWindows, digest_of
+from bascule.broker.duplicates import DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
 from bascule.broker.journaling import Journaling
+from bascule.broker.matching import wants
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
-from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, ConsumerPort, Queue
+from bascule.broker.ports import ConsumerPort, Policy, SendPort
+from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, Queue
 from bascule.broker.transactions import Draft, Transaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import Scan, application_property, selector_lookup
-from bascule.jms.selector import Selector, compile_selector
+from bascule.jms.sections import Scan, application_property
+from bascule.jms.selector import Selector
 from bascule.journal.records import (
     INDEX_MAX,
     MESSAGES_PER_RECORD_MAX,
@@ -47,39 +48,6 @@ SEND_OVERHEAD_BYTES = 256
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the broker's owner decides."""
-
-    deliveries_max: int = 10  # failed deliveries after which a message goes to the dead-letter address
-    dead_letter_address: str = "DLQ"
-    transaction_bytes_max: int = 64 << 20  # a transaction must fit into one journal record, which Kafka bounds
-    duplicate_count: int = WINDOW_COUNT
-    duplicate_ms: int = WINDOW_MS
-
-
-class SendPort(Protocol):
-    """A producer's link, as the broker sees it."""
-
-    def accepted(self, token: Any) -> None:
-        """The message is stored (persistent), or held (not persistent)."""
-
-    def refused(self, token: Any, error: BasculeError) -> None:
-        """The message was not taken and never will be."""
-
-
-def _selects(selector: Selector, body: bytes) -> bool:
-    return selector.matches(selector_lookup(body))
-
-
-def _matches(predicate: Callable[[bytes], bool], body: bytes) -> bool:
-    """Whether a selector is true of a message. Of one whose properties cannot be read it is unknown, hence not true."""
-    try:
-        return predicate(body)
-    except BasculeError:
-        return False
 
 
 class Engine:
@@ -230,7 +198,7 @@ class Engine:
             taken = self._taken_by(route.exclusive, draft.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._wants(queue, draft))
+            queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
         if draft.durable or (route.diverted and self.stalled is None):
             target = route.target
             if queues is not route.queues or not draft.durable:
@@ -242,13 +210,7 @@ class Engine:
 
     @staticmethod
     def _taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
-        return tuple(divert.name for divert in diverts if _matches(divert.matches, body))
-
-    @staticmethod
-    def _wants(queue: Queue, draft: Draft) -> bool:
-        if queue.no_local_container and queue.no_local_container == draft.container:
-            return False
-        return not queue.selector_text or _matches(partial(_selects, compile_selector(queue.selector_text)), draft.body)
+        return tuple(divert.name for divert in diverts if divert.matches(body))
 
     def _journal_send(self, draft: Draft, target: Target, taken: tuple[str, ...], now_ms: int) -> int:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
@@ -290,7 +252,7 @@ class Engine:
 
     def matches(self, selector: Selector, message: Message) -> bool:
         """Whether a selector wants a message."""
-        return _matches(partial(_selects, selector), self.bodies.read(message))
+        return wants(selector, self.bodies.read(message))
 
     def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
@@ -526,7 +488,7 @@ class Engine:
         taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if self._wants(queue, draft))
+            queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids(queues), diverts=taken)
         message.mid = self.journaling.add_send(send_entry(decided), send.duplicate_ids)

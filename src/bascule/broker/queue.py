@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
+from bascule.broker.matching import wants
 from bascule.broker.message import Message
+from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, View
 from bascule.core.destination import Routing
+from bascule.jms.selector import compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
@@ -15,20 +18,6 @@ from bascule.journal.records import INDEX_MAX, mid_of
 RESERVE_AHEAD = 1024
 #: Sequences ahead that a short queue reserves: what arrives meanwhile goes out without waiting for a reservation.
 RESERVE_SEQUENCES = 256
-
-
-class ConsumerPort(Protocol):
-    """A consumer's link, as the broker sees it."""
-
-    @property
-    def credit(self) -> int:
-        """Messages it may be sent now."""
-
-    def deliver(self, message: Message, delivery_count: int) -> None:
-        """Send it a message; ``delivery_count`` counts earlier, failed deliveries."""
-
-    def dispatched(self) -> None:
-        """All that the queue can give now has been delivered: a drain may be answered."""
 
 
 class Consumer:
@@ -99,6 +88,12 @@ class Queue:
         queue.settings = content
         queue.confirmed = True
         return queue
+
+    def wants(self, container: str, body: bytes) -> bool:
+        """Whether a subscription takes a message that a container sent."""
+        if self.no_local_container and self.no_local_container == container:
+            return False
+        return not self.selector_text or wants(compile_selector(self.selector_text), body)
 
     def delivery_count(self, message: Message) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""

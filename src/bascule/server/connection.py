@@ -126,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
             self._tick.cancel()
         self.server.connections.pop(self, None)
         self.server.touched.pop(self, None)
-        self.release()
+        self.release(failed=not self.amqp.closed)
         self.server.engine.dispatch()
         self.server.send_output()
 
@@ -143,9 +143,11 @@ class ClientConnection(asyncio.Protocol):
         delay_s = min(TICK_S, max(deadline_s - now_s, 0.05))
         self._tick = asyncio.get_running_loop().call_later(delay_s, self._ticking)
 
-    def release(self) -> None:
-        """Give everything back that the client held."""
+    def release(self, *, failed: bool = False) -> None:
+        """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
         for link in list(self.links):
+            if failed and isinstance(link.context, ConsumerLink):
+                link.context.fail_oldest()
             detached(self, link, closed=False)
         self.links.clear()
         self.roll_back_all()

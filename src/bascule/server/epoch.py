@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 import bascule
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
-from bascule.broker.engine import Engine, Policy
+from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies, BodyStore
+from bascule.broker.ports import Policy
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
@@ -289,10 +290,12 @@ class Epoch:
             journaling = self.engine.journaling
             journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id, "bytes": len(data)}))
             journaling.then(stored.set_result, None)
-            await stored
+            await asyncio.wait_for(stored, self.place.append_timeout_s)
             older, self._snapshots = [name for name in self._snapshots if name != taken.id], [taken.id]
             for name in older:
                 await self._loop.run_in_executor(self._executor, self._store.delete, name)
+        except TimeoutError:
+            log.warning("no snapshot this time: its announcement is not stored yet")
         except BasculeError as error:
             log.warning("no snapshot this time: %s", error)
         finally:

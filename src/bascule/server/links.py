@@ -27,7 +27,7 @@ PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 
 
 class ProducerLink:
-    """A client's producer; the broker's :class:`~bascule.broker.engine.SendPort`. ``address`` None takes each message's own ``to``."""
+    """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
 
     __slots__ = ("_accepted_in", "address", "connection", "link", "routing")
 
@@ -68,7 +68,7 @@ class ProducerLink:
 
 
 class ConsumerLink:
-    """A client's consumer; the broker's :class:`~bascule.broker.queue.ConsumerPort`."""
+    """A client's consumer; the broker's :class:`~bascule.broker.ports.ConsumerPort`."""
 
     __slots__ = ("connection", "consumer", "link", "on_close", "settled")
 
@@ -100,6 +100,16 @@ class ConsumerLink:
             assert self.consumer is not None
             engine.acknowledge(self.consumer, message)
         connection.touch()
+
+    def fail_oldest(self) -> None:
+        """The client died: of all that it held, the oldest is what it was most likely working on, and counts as a failed delivery.
+
+        Without this a message that kills its consumers would never be dead-lettered; if all counted, prefetched ones would be too.
+        """
+        consumer = self.consumer
+        if consumer is not None and consumer.unacked:
+            oldest = min(consumer.unacked)
+            self.connection.server.engine.give_back(consumer, consumer.unacked[oldest], failed=True)
 
     def dispatched(self) -> None:
         """Nothing more for now: answer a drain."""

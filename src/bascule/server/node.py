@@ -19,12 +19,13 @@ import bascule
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
 from bascule.broker.addresses import Diverts, ExclusiveDivert
-from bascule.broker.engine import Engine, Policy
+from bascule.broker.engine import Engine
+from bascule.broker.matching import wants
+from bascule.broker.ports import Policy
 from bascule.config import Settings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
-from bascule.jms.sections import selector_lookup
-from bascule.jms.selector import Selector, compile_selector
+from bascule.jms.selector import compile_selector
 from bascule.kafka.admin import Topics
 from bascule.server.admin import AdminServer, QueueStatus, Status
 from bascule.server.connection import GOING_DOWN, ClientConnection
@@ -63,15 +64,11 @@ def diverts_of(settings: Settings) -> Diverts:
     """What the broker must know of the configured diverts."""
     enabled = [divert for divert in settings.divert if divert.enabled]
     exclusive = tuple(
-        ExclusiveDivert(divert.name, divert.from_address, partial(_wants, compile_selector(divert.selector)), divert.from_kafka)
+        ExclusiveDivert(divert.name, divert.from_address, partial(wants, compile_selector(divert.selector)), divert.from_kafka)
         for divert in enabled
         if divert.exclusive
     )
     return Diverts(exclusive, tuple(divert.from_address for divert in enabled))
-
-
-def _wants(selector: Selector, body: bytes) -> bool:
-    return selector.matches(selector_lookup(body))
 
 
 class Node:

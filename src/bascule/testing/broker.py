@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bascule.broker import snapshot as snapshots
-from bascule.broker.engine import Engine, Policy
+from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import DEFAULT_PRIORITY, Bodies, Message
+from bascule.broker.ports import Policy
 from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing

@@ -33,7 +33,7 @@ class SyntheticJournal:
         return self.epoch
 
     def send(
-        self, *messages: bytes, address: str = "flights", flags: SendFlag = SendFlag.DURABLE, diverts: Sequence[str] = ()
+        self, *messages: bytes, address: str = "flights", flags: int = SendFlag.DURABLE, diverts: Sequence[str] = ()
     ) -> None:
         """One record of one or more messages (a transaction). ``diverts`` are the exclusive ones that took them. Does not wait."""
         self.sequence += 1

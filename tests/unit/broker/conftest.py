@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bascule.broker.addresses import Diverts
-from bascule.broker.engine import Engine, Policy
+from bascule.broker.engine import Engine
+from bascule.broker.ports import Policy
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector

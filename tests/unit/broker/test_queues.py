@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.conftest import Bench
 
-from bascule.broker.engine import Policy
 from bascule.broker.message import Message
+from bascule.broker.ports import Policy
 from bascule.testing.broker import Receiver
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.broker.conftest import Bench
 
-from bascule.broker.engine import Policy
 from bascule.broker.errors import JournalUnavailable, TransactionRolledBack
+from bascule.broker.ports import Policy
 
 
 @pytest.fixture

@@ -1,0 +1,15 @@
+"""Whether a selector wants a message."""
+
+from __future__ import annotations
+
+from bascule.core.errors import BasculeError
+from bascule.jms.sections import selector_lookup
+from bascule.jms.selector import Selector
+
+
+def wants(selector: Selector, body: bytes) -> bool:
+    """Whether it is true of an encoded message. Of one whose properties cannot be read it is unknown, hence not true."""
+    try:
+        return selector.matches(selector_lookup(body))
+    except BasculeError:
+        return False
