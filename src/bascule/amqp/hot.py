@@ -199,10 +199,15 @@ def _read_transfer(data: bytes, position: int, end: int) -> TransferTuple | None
 
 def read_disposition(data: bytes, position: int, end: int) -> DispositionTuple | None:
     """A disposition about one delivery or a range, as DispositionFrame."""
-    if data[position] != LIST8:
+    if data[position] == LIST8:
+        stop, fields, role = position + 2 + data[position + 1], data[position + 2], data[position + 3]
+        position += 4
+    elif data[position] == LIST32:  # as Qpid JMS writes dispositions with a transactional state
+        size, fields = _pair32_from(data, position + 1)
+        stop, role = position + 5 + size, data[position + 9]
+        position += 10
+    else:
         return None
-    stop, fields, role = position + 2 + data[position + 1], data[position + 2], data[position + 3]
-    position += 4
     code = data[position]
     if code == UINT:
         first = _u32_from(data, position + 1)[0]
