@@ -1,0 +1,135 @@
+"""``df.writeStream.format("bascule")``: rows as JMS messages, through ``bascule.ingress``.
+
+Exactly once, because the batch's messages and the number of the next batch are one Kafka transaction: a batch that Spark repeats after
+a crash finds its number taken and writes nothing. That holds as long as the query keeps its checkpoint, which gives a repeated batch
+the same rows under the same number; the writer knows the query by the id in the checkpoint and refuses another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from pyspark.sql import Row
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from bascule.core.destination import Routing
+from bascule.core.errors import InvalidInput
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.kafka.positions import Position, PositionLost, position_key
+from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.pipelines.ingress import UNBOUND_HEADER
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Pipelines
+
+_ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
+_NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded(WriterCommitMessage):
+    """A task's messages, as values for ``bascule.ingress``."""
+
+    values: tuple[bytes, ...]
+
+
+class DestinationWriter(DataSourceStreamWriter):
+    """Tasks encode, the driver writes each batch in one transaction; so a batch must fit into the driver's memory."""
+
+    def __init__(self, options: Mapping[str, str], kafka: Mapping[str, Any], schema: StructType) -> None:
+        """Raises InvalidInput for a missing option or a column that has no meaning."""
+        lowered = {name.lower(): value for name, value in options.items()}
+        self._id = lowered.get("id", "")
+        if not self._id:
+            raise InvalidInput("option id is missing: a name for this writer that stays the same over its restarts")
+        routing = lowered.get("routing", "queue")
+        if routing not in _ROUTINGS:
+            raise InvalidInput(f"option routing is {routing!r}; it is 'queue' or 'topic'")
+        _check_columns(schema, lowered)
+        self._address, self._routing, self._kind = lowered.get("address"), _ROUTINGS[routing], routing
+        self._unbound = lowered.get("unbound", "keep")
+        self._prefix, self._bridge = lowered.get("prefix", "bascule"), lowered.get("bridge", "bascule")
+        self._checkpoint = lowered.get("checkpointlocation", "")
+        self._kafka = dict(kafka)
+
+    def write(self, iterator: Iterator[Row]) -> Encoded:
+        """Encodes a task's rows. Raises InvalidInput for one that is no JMS message."""
+        return Encoded(tuple(self._encoded(row.asDict()) for row in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Writes the batch, unless it has been written. Raises PositionLost when the checkpoint is not the one of before."""
+        if batchId == 0:
+            # A job of its own may run where no pipeline ever has.
+            Positions(Pipelines(self._bridge, self._kafka, prefix=self._prefix), "").prepare_topics()
+        key = position_key(f"sink:{self._id}", "batches", 0)
+        writer = TransactionalWriter(self._kafka, f"{self._prefix}.{self._bridge}.{key}", f"{self._prefix}.positions", key)
+        try:
+            before = writer.current()
+            query = self._query_id()
+            if before is None and batchId > 0:
+                raise PositionLost(f"writer {self._id!r} has no position, though its query comes to batch {batchId}: it was lost")
+            if before is not None and before.topic_id != query:
+                raise PositionLost(
+                    f"writer {self._id!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
+                    " restore the checkpoint, or give the writer another id"
+                )
+            if before is not None and batchId < before.offset:
+                return
+            headers: Any = [(UNBOUND_HEADER, self._unbound.encode())]
+            outputs = [
+                Output(f"{self._prefix}.ingress", None, value, headers)
+                for message in messages
+                if isinstance(message, Encoded)
+                for value in message.values
+            ]
+            after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1)
+            writer.write(outputs, before, after)
+        finally:
+            writer.close()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing has been written."""
+
+    def _query_id(self) -> str:
+        location = urlparse(self._checkpoint)
+        metadata = Path(location.path, "metadata")
+        if location.scheme not in ("", "file") or not metadata.exists():
+            # Not to be read from here (a cluster's file system): its place stands for it.
+            return self._checkpoint
+        return str(json.loads(metadata.read_text())["id"])
+
+    def _encoded(self, row: dict[str, Any]) -> bytes:
+        address = row.get("address") or self._address
+        if not address:
+            raise InvalidInput("a row has no address, and there is no option address")
+        body = row["value"]
+        binary = isinstance(body, bytes | bytearray)
+        message = JmsMessage(
+            message_id=row.get("message_id"), correlation_id=row.get("correlation_id"), destination=address,
+            destination_kind=self._kind, reply_to=row.get("reply_to"), type=row.get("type"), group_id=row.get("group_id"),
+            priority=4 if row.get("priority") is None else row["priority"], properties=dict(row.get("properties") or {}),
+            body_kind="bytes" if binary else "text", body=bytes(body) if binary else body,
+        )  # fmt: skip
+        send = Send(
+            SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE, self._routing, message.priority, 0, 0, 0, address, (), (), (),
+            Source(f"sink:{self._id}", 0, 0), encode_message(message),
+        )  # fmt: skip
+        return encode_record(Kind.DATA, 0, 0, send_entry(send))
+
+
+def _check_columns(schema: StructType, options: Mapping[str, str]) -> None:
+    names = set(schema.fieldNames())
+    if "value" not in names:
+        raise InvalidInput("the frame needs a column `value` (string: a text message, binary: a bytes message)")
+    if not isinstance(schema["value"].dataType, StringType | BinaryType):
+        raise InvalidInput(f"column `value` is {schema['value'].dataType.simpleString()}; it must be string or binary")
+    if unknown := sorted(names - _NAMES):
+        raise InvalidInput(f"columns without a meaning for a JMS message: {', '.join(unknown)}; known are {', '.join(sorted(_NAMES))}")
+    if "address" not in names and "address" not in options:
+        raise InvalidInput("give a column `address` or an option address")

@@ -1,0 +1,136 @@
+"""``spark.readStream.format("bascule")``: JMS traffic as a streaming DataFrame of message rows (rows.ROW_SCHEMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position, PositionLost
+from bascule.pipelines.divert import JournalReader
+from bascule.pipelines.positions import JOURNAL_PARTITION
+from bascule.pipelines.registry import journal_position, offset_of
+from bascule.pipelines.rows import ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, message_row
+from bascule.pipelines.sink import DestinationWriter
+from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+
+ARROW_ROWS = 2_000
+_MAX_RECORDS = 50_000
+_KAFKA = "kafka."
+
+
+def register(session: SparkSession) -> None:
+    """Makes ``format("bascule")`` known to a session."""
+    session.dataSource.register(BasculeDataSource)
+
+
+def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that begin with ``kafka.``, as librdkafka settings. Raises InvalidInput without ``kafka.bootstrap.servers``."""
+    kafka = {name.removeprefix(_KAFKA): value for name, value in options.items() if name.startswith(_KAFKA)}
+    if "bootstrap.servers" not in kafka:
+        raise InvalidInput("option kafka.bootstrap.servers is missing: which Kafka holds the journal?")
+    return kafka
+
+
+class BasculeDataSource(DataSource):
+    """The data source ``bascule``. docs/internals/pipelines.md lists its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in ``format("bascule")``."""
+        return "bascule"
+
+    def schema(self) -> str:
+        """The message row."""
+        return ROW_SCHEMA
+
+    def streamReader(self, schema: StructType) -> JournalStreamReader:  # noqa: N802
+        """Reads the journal."""
+        del schema
+        return JournalStreamReader(dict(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DestinationWriter:  # noqa: N802
+        """Writes to JMS destinations."""
+        del overwrite
+        return DestinationWriter(dict(self.options), kafka_settings(self.options), schema)
+
+
+class JournalRange(InputPartition):
+    """Journal offsets ``start`` up to ``end`` (not included)."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+
+
+#: The fence at the end of the last range that this process has read, by topic: the next range begins there.
+_reached: dict[str, Position] = {}
+
+
+class JournalStreamReader(DataSourceStreamReader):
+    """Journal offsets are the stream's offsets. A range always gives the same rows, so a replay of a batch is a true one."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._kafka = kafka_settings(options)
+        self._topic = f"{options.get('prefix', 'bascule')}.journal"
+        start = options.get("startingoffsets", options.get("startingOffsets", LATEST))
+        self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
+        self._choice = Divert(
+            "bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True
+        )
+        self._max_records = int(options.get("maxoffsetspertrigger", _MAX_RECORDS))
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
+        return {"offset": offset_of(self._start, self._history())}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option ``maxOffsetsPerTrigger``."""
+        return ReadMaxRows(self._max_records)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """The journal's end, or as far as the limit goes."""
+        end = self._history().latest()
+        if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable):
+            end = min(end, start["offset"] + limit.max_rows)
+        return {"offset": max(end, start["offset"])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[JournalRange]:
+        """One: the journal is read in order."""
+        return [JournalRange(start["offset"], end["offset"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages that count and that the options ask for. Raises PositionLost when records are gone from the journal."""
+        assert isinstance(partition, JournalRange)
+        history = self._history()
+        if partition.start < history.earliest():
+            raise PositionLost(f"{self._topic} begins at {history.earliest()}: records from offset {partition.start} on were trimmed")
+        at = _reached.get(self._topic)
+        if at is None or at.offset != partition.start:
+            at = journal_position(self._topic, "", JOURNAL_PARTITION, partition.start, history)
+        reader = JournalReader(at, [self._choice])
+        rows: list[tuple[Any, ...]] = []
+        for message in history.records(partition.start, partition.end):
+            offset, key, value = message.offset(), message.key(), message.value()
+            assert offset is not None
+            assert isinstance(key, bytes | None)
+            assert isinstance(value, bytes | None)
+            for taken in reader.take(offset, key, value):
+                with suppress(BasculeError, ValueError):  # what is no JMS message has no row
+                    rows.append(message_row(taken.send, offset, taken.epoch, taken.sequence, taken.index))
+            if len(rows) >= ARROW_ROWS:
+                yield arrow_batch(rows)
+                rows = []
+        _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
+        yield arrow_batch(rows) if rows else pa.RecordBatch.from_pylist([], schema=ARROW_SCHEMA)
+
+    def _history(self) -> TopicHistory:
+        return TopicHistory(self._kafka, self._topic, JOURNAL_PARTITION)
