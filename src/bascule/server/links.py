@@ -5,6 +5,7 @@ How Qpid JMS asks for things (terminus capabilities, link names, filters) is in 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bascule.amqp.errors import AmqpError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Messages a producer may have on their way: hides a round trip at full speed.
 PRODUCER_CREDIT = 1000
+#: Messages that wait in a queue with consumers before its producers get their credit late: else they take the processor from them.
+OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
+#: How late. A producer still sends half its credit in that time: nobody is stopped by a consumer that sleeps.
+YIELD_S = 0.1
 #: A producer's credit is topped up when half is used: one flow frame for so many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 
@@ -29,13 +34,14 @@ PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 class ProducerLink:
     """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
 
-    __slots__ = ("_accepted_in", "address", "connection", "link", "routing")
+    __slots__ = ("_accepted_in", "_yielding", "address", "connection", "link", "routing")
 
     def __init__(self, connection: ClientConnection, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
         self.connection = connection
         self.link = link
         self.address = address
         self.routing = routing
+        self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
     def accepted(self, token: Any) -> None:
@@ -62,9 +68,27 @@ class ProducerLink:
         self.connection.touch()
 
     def top_up(self) -> None:
-        """Give credit. What a connection can make the broker hold is bounded by bytes, where they are read."""
+        """Give credit when half is used; later where consumers cannot keep up.
+
+        What a connection can make the broker hold is bounded by bytes, where they are read.
+        """
+        if self.link.credit >= PRODUCER_CREDIT_LOW or self._yielding:
+            return
+        if self._outruns_consumers():
+            self._yielding = True
+            asyncio.get_running_loop().call_later(YIELD_S, self._grant)
+        else:
+            self._grant()
+
+    def _outruns_consumers(self) -> bool:
+        queue = self.connection.server.engine.addresses.anycast.get(self.address or "")
+        return queue is not None and bool(queue.consumers) and queue.ready.count > OUTRUN_MESSAGES
+
+    def _grant(self) -> None:
+        self._yielding = False
         self.link.flow(PRODUCER_CREDIT)
         self.connection.touch()
+        self.connection.send_output()
 
 
 class ConsumerLink:
