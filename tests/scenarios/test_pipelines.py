@@ -24,8 +24,11 @@ from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.testing.journal import SyntheticJournal, text_message
 
-START_TIMEOUT_S = 120.0
-ARRIVAL_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
+EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
+
+pytestmark = pytest.mark.timeout(600)
+ARRIVAL_TIMEOUT_S = 180.0
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> None:
@@ -402,3 +405,45 @@ def sent(message: Message) -> Send:
     ((op, start, end),) = entries(value)
     assert op == Op.SEND
     return decode_send(value, start, end)
+
+
+def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge) -> None:
+    job = Child(
+        [sys.executable, EXAMPLE, bridge.servers, bridge.directory / "checkpoint"],
+        log_file=bridge.directory / "job.log",
+        env={"BASCULE_JOURNAL__PREFIX": bridge.prefix, "BASCULE_BRIDGE__ID": bridge.prefix},
+        name="job",
+    )
+    journal = bridge.journal
+    journal.start_epoch()
+    bridge.topics.create(f"{bridge.prefix}.ingress", 1, {})
+
+    def send(start: int, end: int) -> None:
+        for number in range(start, end):
+            properties = {"carrier": "AA", "dep_delay": 30 + 60 * (number % 2)}
+            journal.send(text_message("{}", message_id=f"ID:{number}", properties=properties), address="flights" if number % 3 else "else")
+        journal.flush()
+
+    def expected(end: int) -> list[int]:
+        return [number for number in range(end) if number % 2 and number % 3]
+
+    send(0, 300)
+    job.start()
+    reader = bridge.reader(f"{bridge.prefix}.ingress")
+    try:
+        reader.wait_for(len(expected(300)))
+        send(300, 600)
+        reader.wait_for(len(expected(300)) + 1)
+        job.kill()
+        send(600, 900)
+        job.start()
+        reader.wait_for(len(expected(900)))
+    finally:
+        job.stop(60)
+    reader.poll()
+    sends = [sent(message) for message in reader.seen]
+    assert [int((decode_message(send.body).message_id or "").removeprefix("ID:")) for send in sends] == expected(900)
+    message = decode_message(sends[0].body)
+    assert (message.body, message.destination, message.destination_kind) == ("AA is late by 90", "late", "queue")
+    assert message.properties == {"carrier": "AA", "dep_delay": "90"}
+    reader.close()
