@@ -34,6 +34,7 @@ class IngressTail:
         self._partition = partition
         self._engine = engine
         self._loop = loop
+        self.failure = ""  # why it stands still
         self._ending = threading.Event()
         self._room = threading.Semaphore(CHUNKS_MAX)
         self._thread = threading.Thread(target=self._run, name="ingress-tail", daemon=True)
@@ -46,15 +47,18 @@ class IngressTail:
             try:
                 reader.seek(position)
                 while not self._ending.is_set():
+                    self.failure = ""
                     for next_offset, sends in self._chunks(reader):
                         self._hand_over(next_offset, sends)
                         position = next_offset
             except Unavailable as error:
+                self.failure = str(error)
                 log.warning("ingress: %s; reading on from offset %d", error, position)
                 self._ending.wait(1.0)
             except (BasculeError, RuntimeError) as error:
                 # Nothing is passed over silently: the tail stands still here until somebody looks.
-                log.error("ingress %s stops at offset %d: %s", self._topic, position, error)
+                self.failure = f"ingress {self._topic} stands still at offset {position}: {error}"
+                log.error("%s", self.failure)
                 return
             finally:
                 reader.close()

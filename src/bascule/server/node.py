@@ -94,6 +94,7 @@ class Node:
         self._mechanisms = self._sasl_mechanisms()
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
+        self._tail: IngressTail | None = None
         self.accepted_connections = 0
 
     # -- what connections need ---------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Node:
         try:
             while not stopping.done():
                 try:
-                    tail = await self._start_epoch()
+                    await self._start_epoch()
                 except Unavailable as error:
                     if listener is None:
                         raise
@@ -157,7 +158,7 @@ class Node:
                 assert self._ended is not None
                 self.reason = ""
                 await asyncio.wait([stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
-                await self._leave_epoch(tail, self._ended.result() if self._ended.done() else None)
+                await self._leave_epoch(self._ended.result() if self._ended.done() else None)
         finally:
             if listener is not None:
                 listener.close()
@@ -184,7 +185,7 @@ class Node:
         except OSError as error:
             raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({error.strerror}); choose another by --amqp-port") from error
 
-    async def _start_epoch(self) -> IngressTail:
+    async def _start_epoch(self) -> None:
         journal = self.settings.journal
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Any] = loop.create_future()
@@ -208,13 +209,14 @@ class Node:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()
-        return IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
+        self._tail = IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
 
-    async def _leave_epoch(self, tail: IngressTail, error: BasculeError | None) -> None:
+    async def _leave_epoch(self, error: BasculeError | None) -> None:
         self.reason = str(error) if error is not None else "stopping"
         if error is not None:
             log.error("the epoch ends: %s", error)
-        await asyncio.get_running_loop().run_in_executor(None, tail.close)
+        if self._tail is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._tail.close)
         for connection in list(self.connections):
             connection.close(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
         assert self._epoch is not None
@@ -260,7 +262,7 @@ class Node:
             }  # fmt: skip
         return Status(
             bridge=self.settings.bridge.id, version=bascule.__version__, state="serving" if serving else "waiting", serving=serving,
-            reason=self.reason, queues=list(self._queue_statuses()), gauges=gauges, counters={},
+            reason=self.reason or (self._tail.failure if self._tail is not None else ""), queues=list(self._queue_statuses()), gauges=gauges, counters={},
         )  # fmt: skip
 
     def _queue_statuses(self) -> Iterator[QueueStatus]:
