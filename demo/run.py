@@ -253,8 +253,9 @@ def report(results: Results) -> bool:
     out.print(table)
     latencies = results.everything.latencies_ms
     out.print(
-        f"{wanted.rows / results.seconds:,.0f} flights/s from the first send to the last record in Kafka ({results.seconds:.0f} s, two kills included); "
-        f"send to committed in Kafka p50 {percentile(latencies, 0.5)}, p99 {percentile(latencies, 0.99)} (at full speed: mostly time in the backlog)"
+        f"{wanted.rows / results.seconds:,.0f} flights/s from the first send to the last record in Kafka "
+        f"({results.seconds:.0f} s, two kills included); send to committed in Kafka p50 {percentile(latencies, 0.5)}, "
+        f"p99 {percentile(latencies, 0.99)} (at full speed: mostly time in the backlog)"
     )
     out.print("[green]exact[/green]" if exact else "[red]NOT exact[/red]")
     return exact

@@ -262,7 +262,8 @@ class Node:
             }  # fmt: skip
         return Status(
             bridge=self.settings.bridge.id, version=bascule.__version__, state="serving" if serving else "waiting", serving=serving,
-            reason=self.reason or (self._tail.failure if self._tail is not None else ""), queues=list(self._queue_statuses()), gauges=gauges, counters={},
+            reason=self.reason or (self._tail.failure if self._tail is not None else ""),
+            queues=list(self._queue_statuses()), gauges=gauges, counters={},
         )  # fmt: skip
 
     def _queue_statuses(self) -> Iterator[QueueStatus]:
