@@ -1,50 +1,40 @@
-"""A Spark job of your own on JMS traffic: large orders from queue `orders`, as alerts into JMS topic `alerts`.
+"""A Spark job of your own on JMS traffic: for each flight that is more than an hour late, a message to the queue `late`.
 
-    bascule up &                                   # prints kafka=127.0.0.1:9092
-    KAFKA=127.0.0.1:9092 .venv/bin/python examples/spark_job.py
+    python examples/spark_job.py 127.0.0.1:9092 CHECKPOINT-DIRECTORY
 
-Stop it and start it again, or kill it: each alert is sent once.
+It reads the broker's journal and writes to JMS, each message exactly once as long as it keeps its checkpoint. Any Spark cluster runs it
+where the package bascule is installed; it needs no jars.
 """
 
-from __future__ import annotations
-
 import os
+import sys
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bascule.pipelines.source import register
-from bascule.pipelines.spark import spark_session
-from bascule.pipelines.spec import Pipelines
 
-kafka = os.environ.get("KAFKA", "127.0.0.1:9092")
-checkpoint = os.environ.get("CHECKPOINT", "orders-checkpoint")
-# Any session will do; this one has Bascule's settings for a fast start on one machine.
-spark = spark_session(Pipelines("spark-job", {"bootstrap.servers": kafka}))
-register(spark)
 
-orders = (
-    spark.readStream.format("bascule")
-    .option("kafka.bootstrap.servers", kafka)
-    .option("prefix", os.environ.get("PREFIX", "bascule"))
-    .option("address", "orders")
-    .option("selector", "amount > 1000")
-    .option("startingOffsets", "earliest")
-    .load()
-)
-alerts = orders.select(
-    F.concat(F.lit("large order: "), F.col("text")).alias("value"),
-    F.col("message_id").alias("correlation_id"),
-    F.create_map(F.lit("amount"), F.col("properties")["amount"]).alias("properties"),
-)
-query = (
-    alerts.writeStream.format("bascule")
-    .option("id", "large-orders")
-    .option("kafka.bootstrap.servers", kafka)
-    .option("prefix", os.environ.get("PREFIX", "bascule"))
-    .option("address", "alerts")
-    .option("routing", "topic")
-    .option("unbound", "keep")
-    .option("checkpointLocation", checkpoint)
-    .start()
-)
-query.awaitTermination()
+def main(bootstrap: str, checkpoint: str) -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers need the package, too
+    spark = SparkSession.builder.appName("late").master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    register(spark)
+    # Names of the bridge, if not the default ones.
+    bridge = {"bridge": os.environ.get("BASCULE_BRIDGE__ID", "bascule"), "prefix": os.environ.get("BASCULE_JOURNAL__PREFIX", "bascule")}
+    kafka = {"kafka.bootstrap.servers": bootstrap, **bridge}
+
+    flights = spark.readStream.format("bascule").options(**kafka, address="flights", startingOffsets="earliest").load()
+    late = flights.where("int(properties['dep_delay']) > 60").select(
+        F.concat("properties.carrier", F.lit(" is late by "), "properties.dep_delay").alias("value"), "properties", "message_id"
+    )
+    query = (
+        late.writeStream.format("bascule")
+        .options(**kafka, id="late", address="late", routing="queue")
+        .option("checkpointLocation", checkpoint)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
