@@ -28,7 +28,8 @@ class Tally(threading.Thread):
         self._ending = threading.Event()
         self._consumer = Consumer({
             "bootstrap.servers": bootstrap, "group.id": f"demo-{topic}", "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest", "enable.auto.commit": False, "topic.metadata.refresh.interval.ms": 1000, "allow.auto.create.topics": False, "log_level": 2,
+            "auto.offset.reset": "earliest", "enable.auto.commit": False,
+            "topic.metadata.refresh.interval.ms": 1000, "log_level": 2,
         })  # fmt: skip
 
     def run(self) -> None:
