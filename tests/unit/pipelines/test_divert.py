@@ -1,0 +1,180 @@
+"""The diverts' engine on records made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.core.destination import Routing
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.journal.records import (
+    HEADER_SIZE,
+    DamagedRecord,
+    Kind,
+    Op,
+    Send,
+    SendFlag,
+    ack_entry,
+    encode_record,
+    json_entry,
+    send_entry,
+)
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output
+from bascule.pipelines.divert import DivertEngine, JournalReader, Record
+from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.spec import Divert
+
+START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
+
+
+def data(sequence: int, *sends: Send, epoch: int = 0) -> bytes:
+    return encode_record(Kind.DATA, epoch, sequence, b"".join(map(send_entry, sends)))
+
+
+def send(
+    message: JmsMessage | None = None, address: str = "a.b", flags: int = SendFlag.DURABLE, diverts: tuple[str, ...] = ()
+) -> Send:
+    body = encode_message(message or JmsMessage(body_kind="text", body="hello", message_id="ID:1"))
+    marks = flags | (SendFlag.DIVERTS if diverts else 0)
+    return Send(marks, Routing.ANYCAST, 4, 77, 0, 0, address, (), (), diverts, None, body)
+
+
+def epoch_start(*exclusive: str) -> bytes:
+    return encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": list(exclusive)}))
+
+
+def outputs(divert: Divert, one: Send) -> list[Output]:
+    reader = JournalReader(START, [divert])
+    engine = DivertEngine("bridge", ("journal", 0), "dead")
+    return [output for taken in reader.take(1, b"D", data(1, one)) for _, output in engine.outputs(taken)]
+
+
+def test_a_state_record_moves_the_fence_though_only_its_header_came_along() -> None:
+    reader = JournalReader(START, [Divert("d", "#")])
+    reader.take(0, b"E", epoch_start())
+    assert len(reader.take(1, b"D", data(1, send()))) == 1
+    assert reader.take(2, b"S", encode_record(Kind.STATE, 0, 2, ack_entry(1, [1]))[:HEADER_SIZE]) == []
+    assert len(reader.take(3, b"D", data(3, send()))) == 1
+    assert reader.state() == {"epoch": 0, "sequence": 3, "exclusive": ()}
+
+
+def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> None:
+    reader = JournalReader(START, [Divert("d", "#")])
+    reader.take(0, b"E", epoch_start())
+    reader.take(1, b"D", data(1, send()))
+    assert reader.take(2, b"D", data(1, send())) == []
+    reader.take(3, b"E", epoch_start())
+    assert reader.take(4, b"D", data(2, send(), epoch=0)) == []
+    assert len(reader.take(5, b"D", data(2, send(), epoch=3))) == 1
+    with pytest.raises(DamagedRecord, match="sequence 4 follows 2"):
+        reader.take(6, b"D", data(4, send(), epoch=3))
+
+
+def test_a_foreign_record_is_counted_and_passed_over() -> None:
+    reader = JournalReader(START, [Divert("d", "#")])
+    assert reader.take(0, None, b"what is this?") == []
+    assert reader.foreign == 1
+
+
+def test_a_broken_record_is_named_with_its_offset() -> None:
+    reader = JournalReader(START, [Divert("d", "#")])
+    with pytest.raises(DamagedRecord, match="journal offset 7: checksum"):
+        reader.take(7, b"D", data(1, send())[:-1] + b"!")
+
+
+@pytest.mark.parametrize(
+    ("in_force", "marked", "colour", "taken"),
+    [
+        (True, True, "blue", True),
+        (True, False, "red", False),
+        (False, True, "blue", False),
+        (False, False, "red", True),
+    ],
+)
+def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_applied_it(
+    in_force: bool, marked: bool, colour: str, taken: bool
+) -> None:
+    reader = JournalReader(START, [Divert("x", "#", selector="colour = 'red'", exclusive=True)])
+    reader.take(0, b"E", epoch_start(*(["x"] if in_force else [])))
+    message = JmsMessage(body_kind="text", body="", properties={"colour": colour})
+    found = reader.take(1, b"D", data(1, send(message, diverts=("x",) if marked else ())))
+    assert bool(found) is taken
+
+
+def test_what_came_from_kafka_is_diverted_only_where_the_divert_says_so() -> None:
+    one = send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
+    assert outputs(Divert("d", "#"), one) == []
+    assert len(outputs(Divert("d", "#", from_kafka=True), one)) == 1
+
+
+def test_a_record_carries_key_value_headers_and_marks() -> None:
+    message = JmsMessage(body_kind="text", body="grüße", message_id="ID:7", group_id="g", timestamp_ms=5, properties={"n": 3, "s": "t"})
+    (output,) = outputs(Divert("d", "a.*", "kafka.${address}", key="property:n"), send(message))
+    assert (output.topic, output.key, output.value, output.timestamp_ms) == ("kafka.a.b", b"3", "grüße".encode(), 5)
+    headers = dict(output.headers)
+    assert headers["bascule.origin"] == b"bridge"
+    assert headers["bascule.id"] == b"0-1-0"
+    assert headers["jms.long.n"] == b"3"
+    assert headers["jms.s"] == b"t"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("none", None), ("message-id", b"ID:7"), ("correlation-id", b"c"), ("group-id", b"g"), ("property:b", b"true"), ("property:x", None)],
+)
+def test_the_key_is_what_the_divert_chooses(key: str, expected: bytes | None) -> None:
+    message = JmsMessage(message_id="ID:7", correlation_id="c", group_id="g", properties={"b": True})
+    assert outputs(Divert("d", "#", "t", key=key), send(message))[0].key == expected
+
+
+def test_a_message_without_a_body_is_empty_and_never_null() -> None:
+    assert outputs(Divert("d", "#", "t"), send(JmsMessage()))[0].value == b""
+
+
+@pytest.mark.parametrize("address", ["no/topic", "x" * 300])
+def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address: str) -> None:
+    (output,) = outputs(Divert("d", "#"), send(address=address))
+    headers = dict(output.headers)
+    assert output.topic == "dead"
+    assert b"no name for a Kafka topic" in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
+    assert headers["__connect.errors.connector.name"] == b"d"
+
+
+def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
+    garbage = send()._replace(body=b"\x00garbage")
+    (output,) = outputs(Divert("d", "#", "t", selector="n > 1"), garbage)
+    assert (output.topic, output.value) == ("dead", b"\x00garbage")
+
+
+def test_without_a_dead_letter_topic_the_error_stops() -> None:
+    reader = JournalReader(START, [Divert("d", "#")])
+    (taken,) = reader.take(1, b"D", data(1, send(address="no/topic")))
+    with pytest.raises(BadRecord):
+        DivertEngine("bridge", ("journal", 0), None).outputs(taken)
+
+
+def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
+    divert = Divert("d", "#", "t", key="message-id", select=("value",))
+    reader = JournalReader(START, [divert])
+    engine = DivertEngine("bridge", ("journal", 0), "dead")
+    (taken,) = reader.take(1, b"D", data(1, send()))
+    made = [
+        Record(None, False, None, b"new", {"jms.body": b"bytes"}),
+        Record("u", True, None, b"", {}),
+    ]
+    kept, moved = (output for _, output in engine.outputs(taken, lambda *_: made))
+    assert (kept.topic, kept.key, kept.value, dict(kept.headers)["jms.body"]) == ("t", b"ID:1", b"new", b"bytes")
+    assert (moved.topic, moved.key) == ("u", None)
+
+
+def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a_whole() -> None:
+    reader = JournalReader(START, [Divert("d", "#", "t", select=("value",))])
+    (taken,) = reader.take(1, b"D", data(1, send()))
+    made = [Record(None, False, None, b"good", {}), Record(None, False, None, None, {})]
+    ((_, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken, lambda *_: made)
+    assert (output.topic, output.value) == ("dead", taken.send.body)
+
+
+def test_a_json_body_keeps_its_types() -> None:
+    (output,) = outputs(Divert("d", "#", "t"), send(JmsMessage(body_kind="map", body={"a": 1, "b": True})))
+    assert output.value == b'{"a":{"type":"long","value":1},"b":{"type":"boolean","value":true}}'

@@ -1,0 +1,108 @@
+"""Kafka records as JMS messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bascule.core.destination import Routing
+from bascule.jms.message import JmsMessage, decode_message
+from bascule.jms.record import kafka_headers, record_value
+from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
+from bascule.pipelines.ingress import IngressEngine, KafkaRecord, property_name
+from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.spec import Ingress
+
+RECORD = KafkaRecord("topic.a", 3, 42, 1_700_000_000_000, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")])
+
+
+def engine(dead_letter_topic: str | None = "dead", **choices: object) -> IngressEngine:
+    ingress = Ingress("in", "to.${topic}", topics=("topic.a",), **choices)  # type: ignore[arg-type]
+    return IngressEngine(ingress, "bridge", "ingress", dead_letter_topic)
+
+
+def sent(record: KafkaRecord, **choices: object) -> Send:
+    output = engine(**choices).output(record)
+    assert output is not None
+    assert output.topic == "ingress"
+    ((_, start, end),) = entries(output.value)
+    return decode_send(output.value, start, end)
+
+
+def test_a_record_becomes_a_message_with_its_coordinates() -> None:
+    send = sent(RECORD, routing=Routing.ANYCAST)
+    assert (send.address, send.routing, send.source) == ("to.topic.a", Routing.ANYCAST, Source("topic.a", 3, 42))
+    assert send.flags == SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
+    message = decode_message(send.body)
+    assert (message.destination, message.destination_kind, message.timestamp_ms) == ("to.topic.a", "queue", RECORD.timestamp_ms)
+    assert message.body == '{"n": 1, "s": "t"}'
+    assert message.properties == {
+        "plain": "p", "size": 7, "kafka_topic": "topic.a", "kafka_partition": 3, "kafka_offset": 42,
+        "kafka_timestamp": RECORD.timestamp_ms, "kafka_key": "key",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "expected"), [("bytes", b'{"n": 1, "s": "t"}'), ("map", {"n": 1, "s": "t"})])
+def test_the_body_is_what_the_ingress_chooses(body: str, expected: object) -> None:
+    assert decode_message(sent(RECORD, body=body).body).body == expected
+
+
+def test_what_this_bridge_wrote_is_left_out() -> None:
+    assert engine().output(RECORD._replace(headers=[("bascule.origin", b"bridge")])) is None
+    assert engine().output(RECORD._replace(headers=[("bascule.origin", b"another")])) is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "reason"),
+    [
+        ("text", b"\xff", b"no UTF-8"),
+        ("map", b"no json", b"no JSON"),
+        ("map", b"[1]", b"no JSON object"),
+        ("map", b'{"a": {"b": 1}}', b"'a' is nested"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_dead_lettered_as_it_was(body: str, value: bytes, reason: bytes) -> None:
+    output = engine(body=body).output(RECORD._replace(value=value))
+    assert output is not None
+    assert (output.topic, output.key, output.value) == ("dead", b"key", value)
+    headers = dict(output.headers)
+    assert reason in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
+    assert headers["plain"] == b"p"
+    with pytest.raises(BadRecord if body == "map" else Exception):
+        engine(dead_letter_topic=None, body=body).output(RECORD._replace(value=value))
+
+
+def test_a_tombstone_is_an_empty_message_that_says_so() -> None:
+    message = decode_message(sent(RECORD._replace(value=None)).body)
+    assert message.body is None
+    assert message.properties["kafka_tombstone"] is True
+
+
+def test_octets_that_are_no_text_are_carried_as_base64() -> None:
+    message = decode_message(sent(RECORD._replace(key=b"\xff", headers=[("h", b"\xfe")])).body)
+    assert message.properties["kafka_key_base64"] == "/w=="
+    assert message.properties["h_base64"] == "/g=="
+
+
+@pytest.mark.parametrize(
+    ("choice", "field", "expected"), [("correlation-id", "correlation_id", "key"), ("group-id", "group_id", "key")]
+)
+def test_the_key_goes_where_the_ingress_says(choice: str, field: str, expected: str) -> None:
+    assert getattr(decode_message(sent(RECORD, key_as=choice).body), field) == expected
+    assert decode_message(sent(RECORD, key_as="property:k").body).properties["k"] == "key"
+
+
+@pytest.mark.parametrize(("header", "name"), [("a-b.c", "a_b_c"), ("1x", "kafka_1x"), ("JMSFoo", "kafka_JMSFoo"), ("ok_$1", "ok_$1")])
+def test_a_headers_name_becomes_a_java_identifier(header: str, name: str) -> None:
+    assert property_name(header) == name
+
+
+@given(st.text(max_size=50), st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), st.integers(-(2**63), 2**63 - 1)))
+def test_what_a_divert_wrote_comes_back_with_its_types(text: str, properties: dict[str, int]) -> None:
+    message = JmsMessage(body_kind="text", body=text, message_id="ID:1", correlation_id="c", properties=dict(properties))
+    record = KafkaRecord("t", 0, 0, 1, None, record_value(message), kafka_headers(message))
+    back = decode_message(sent(record).body)
+    # An empty text and none are one to Kafka, whose value is never null.
+    assert (back.body or "", back.message_id, back.correlation_id) == (text, "ID:1", "c")
+    assert {name: back.properties[name] for name in properties} == properties

@@ -1,0 +1,73 @@
+"""Where diverts stand when a driver starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bascule.kafka.positions import Position
+from bascule.pipelines.registry import joined, plan_diverts
+from bascule.pipelines.spec import EARLIEST, Divert, Start
+
+AT = Position("journal", "id", 0, 100, epoch=5, sequence=90)
+
+
+def starts(divert: Divert) -> Position:
+    return replace(AT, offset=0, epoch=-1, sequence=0) if divert.start.at == EARLIEST else replace(AT, offset=100)
+
+
+def divert(name: str, start: str = "latest", enabled: bool = True) -> Divert:
+    return Divert(name, "#", start=Start(start), enabled=enabled)
+
+
+def test_diverts_that_begin_together_are_members_at_once() -> None:
+    plan = plan_diverts([divert("a"), divert("b")], None, {}, starts)
+    assert plan is not None
+    assert plan.common.members == ("a", "b")
+    assert plan.apart == {}
+    assert set(plan.new) == {"a", "b"}
+
+
+def test_a_divert_that_begins_earlier_stands_apart_until_it_has_caught_up() -> None:
+    plan = plan_diverts([divert("now"), divert("past", EARLIEST)], None, {}, starts)
+    assert plan is not None
+    assert plan.common.members == ("now",)
+    assert plan.common.offset == 100
+    assert {name: at.offset for name, at in plan.apart.items()} == {"past": 0}
+
+
+def test_a_new_divert_does_not_move_the_common_position() -> None:
+    common = replace(AT, offset=50, members=("a",))
+    plan = plan_diverts([divert("a"), divert("b")], common, {}, starts)
+    assert plan is not None
+    assert (plan.common.offset, plan.common.members) == (50, ("a",))
+    assert plan.apart["b"].offset == 100
+
+
+def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled() -> None:
+    common = replace(AT, members=("a", "b"))
+    plan = plan_diverts([divert("a"), divert("b", enabled=False)], common, {}, starts)
+    assert plan is not None
+    assert plan.common.members == ("a",)
+    assert plan.parked["b"].offset == 100
+    later = plan_diverts([divert("a"), divert("b")], replace(common, offset=500, members=("a",)), plan.parked, starts)
+    assert later is not None
+    assert later.apart["b"].offset == 100
+    assert later.new == {}
+
+
+def test_a_removed_divert_is_forgotten_and_the_others_go_on() -> None:
+    plan = plan_diverts([divert("a")], replace(AT, members=("a", "gone")), {"gone2": AT}, starts)
+    assert plan is not None
+    assert plan.common == replace(AT, members=("a",))
+    assert plan.apart == plan.parked == {}
+
+
+def test_without_any_divert_there_is_nothing_to_do() -> None:
+    assert plan_diverts([], None, {}, starts) is None
+    assert plan_diverts([divert("a", enabled=False)], None, {}, starts) is None
+
+
+def test_joining_keeps_the_fence_that_knows_more() -> None:
+    just_begun = replace(AT, epoch=-1, sequence=-1, members=("a",))
+    after = joined(just_begun, replace(AT, members=("b",)))
+    assert (after.epoch, after.sequence, after.members) == (5, 90, ("a", "b"))
