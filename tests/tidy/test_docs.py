@@ -17,7 +17,9 @@ from bascule.cli.main import app
 DOCS = ROOT / "docs"
 #: Places on somebody's machine, and pages that are not in this repository.
 ELSEWHERE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users)/|\bshared/|\bseeds?/|\banchors/|\bTODO\b|\bFIXME\b")
-_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`|^ {4}.*$", re.MULTILINE | re.DOTALL)
+#: What somebody might type: shell blocks, settings with their comments, code in a line, indented lines.
+_CODE = re.compile(r"^```(?:sh|toml).*?^```$|(?<!`)`[^`\n]+`(?!`)|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
+_PROGRAM = re.compile(r"^```(?:python|java).*?^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"\bbascule ((?:[a-z]+)(?: (?:check|show))?)\b([^\n`|;]*)")
 
 
@@ -73,7 +75,7 @@ COMMANDS = dict(options(typer.main.get_command(app)))
 @pytest.mark.parametrize("page", pages(), ids=named)
 def test_each_command_that_is_named_is_one_with_those_options(page: Path) -> None:
     wrong = []
-    for code in _CODE.findall(page.read_text()):
+    for code in _CODE.findall(_PROGRAM.sub("", page.read_text())):
         for command, rest in _COMMAND.findall(code):
             unknown = set(re.findall(r"(?<!\S)--[a-z-]+", rest)) - COMMANDS.get(command, set())
             if unknown or command not in COMMANDS:
