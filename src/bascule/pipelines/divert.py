@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from bascule.core.destination import address_matches
 from bascule.core.errors import BasculeError
-from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.sections import selector_lookup
 from bascule.jms.selector import compile_selector
 from bascule.journal.fence import Fence
@@ -175,7 +174,6 @@ class DivertEngine:
 
     def outputs(self, taken: Taken, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
         """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
-        message: JmsMessage | None = None
         made: list[tuple[Divert, Output]] = []
         for divert in taken.diverts:
             if divert.transformed and transformed is None:
@@ -183,19 +181,17 @@ class DivertEngine:
             try:
                 if divert.name in taken.faults:
                     raise taken.faults[divert.name]
-                if message is None:
-                    message = decode_message(taken.send.body)
                 records = transformed(taken, divert) if divert.transformed and transformed is not None else _PLAIN
-                outputs = [self._record(taken, divert, message, record) for record in records]
+                outputs = [self._record(taken, divert, record) for record in records]
             except (BasculeError, ValueError) as error:
                 outputs = [self.dead_letter(taken, divert, "TRANSFORMATION" if divert.transformed else "VALUE_CONVERTER", error)]
             made += [(divert, output) for output in outputs]
         return made
 
-    def _record(self, taken: Taken, divert: Divert, message: JmsMessage, record: Record) -> Output:
+    def _record(self, taken: Taken, divert: Divert, record: Record) -> Output:
         marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), (DIVERT_HEADER, divert.name.encode())]
         topic = target_topic(record.topic or divert.target, taken.send.address)
-        output = record_of(message, topic, divert.key, marks, taken.send.timestamp_ms)
+        output = record_of(taken.send.body, topic, divert.key, marks, taken.send.timestamp_ms)
         if record is _PLAIN[0]:
             return output
         if record.value is None:

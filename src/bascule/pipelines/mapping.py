@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from string import Template
 
 from bascule.core.errors import BasculeError
-from bascule.jms.message import JmsMessage
+from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
 from bascule.kafka.transactional import Headers, Output
+from bascule.pipelines.direct import Direct, direct
 
 #: The bridge that wrote a record: an ingress of the same bridge leaves it out.
 ORIGIN_HEADER = "bascule.origin"
 #: epoch-sequence-index of the journal: what the audit compares.
 ID_HEADER = "bascule.id"
 DIVERT_HEADER = "bascule.divert"
+_PROPERTY = "property:"
 _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -22,6 +25,7 @@ class BadRecord(BasculeError):
     """A message or record that cannot be carried, and why."""
 
 
+@lru_cache(maxsize=1024)
 def target_topic(template: str, address: str) -> str:
     """The Kafka topic for a message of ``address``. Raises BadRecord for a name that Kafka does not allow."""
     topic = Template(template).safe_substitute(address=address)
@@ -31,22 +35,24 @@ def target_topic(template: str, address: str) -> str:
 
 
 def record_key(choice: str, message: JmsMessage) -> bytes | None:
-    """The record key by the divert's choice; None where the message has no such thing."""
-    value: object
+    """The record key by the divert's choice, a property's value as in its header; None where the message has no such thing."""
     match choice:
         case "none":
             return None
         case "message-id":
-            value = message.message_id
+            return _octets(message.message_id)
         case "correlation-id":
-            value = message.correlation_id
+            return _octets(message.correlation_id)
         case "group-id":
-            value = message.group_id
-        case _:
-            value = message.properties.get(choice.removeprefix("property:"))
-    if value is None:
+            return _octets(message.group_id)
+    name = choice.removeprefix(_PROPERTY)
+    if message.properties.get(name) is None:
         return None
-    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else text_of(value).encode()
+    return kafka_headers(JmsMessage(properties={name: message.properties[name]}))[-1][1]
+
+
+def _octets(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 def text_of(value: object) -> str:
@@ -54,11 +60,25 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def record_of(message: JmsMessage, topic: str, key: str, marks: Headers, timestamp_ms: int) -> Output:
-    """The Kafka record of a message. ``marks`` are Bascule's own headers; ``timestamp_ms`` is used where the message has none."""
-    return Output(
-        topic, record_key(key, message), record_value(message), [*kafka_headers(message), *marks], message.timestamp_ms or timestamp_ms
-    )
+def record_of(body: bytes, topic: str, key: str, marks: Headers, timestamp_ms: int) -> Output:
+    """The Kafka record of an AMQP message. ``marks`` are Bascule's own headers; ``timestamp_ms`` is used where the message has none.
+
+    Raises InvalidInput for what is no AMQP message or has no form outside AMQP.
+    """
+    short = direct(body)
+    if short is not None:
+        return Output(topic, _short_key(key, short), short.value, [*short.headers, *marks], short.timestamp_ms or timestamp_ms)
+    message = decode_message(body)
+    headers: Headers = [*kafka_headers(message), *marks]
+    return Output(topic, record_key(key, message), record_value(message), headers, message.timestamp_ms or timestamp_ms)
+
+
+def _short_key(choice: str, short: Direct) -> bytes | None:
+    if choice.startswith(_PROPERTY):
+        found = short.properties.get(choice.removeprefix(_PROPERTY).encode())
+        return None if found is None else found[1]
+    by_choice = {"message-id": short.message_id, "correlation-id": short.correlation_id, "group-id": short.group_id}
+    return by_choice.get(choice)
 
 
 def error_headers(

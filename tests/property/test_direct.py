@@ -1,0 +1,77 @@
+"""The short way from AMQP bytes to a Kafka record gives what the long way gives."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bascule.amqp.types import Byte, Float, Int, Short
+from bascule.jms.message import JmsMessage, decode_message, encode_message
+from bascule.jms.record import kafka_headers, record_value
+from bascule.pipelines.direct import direct
+from bascule.testing.journal import text_message
+
+texts = st.text(max_size=20) | st.sampled_from(["ID:1", "ID:AMQP_UUID:x", "grüße", "JMSType", "long.x"])
+times = st.integers(0, 2**50)
+names = st.text(min_size=1, max_size=8) | st.sampled_from(["a", "int.b", "JMSPriority", "body"])
+values = (
+    texts
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.integers(-(2**31), 2**31 - 1).map(Int)
+    | st.integers(-128, 127).map(Byte)
+    | st.integers(-(2**15), 2**15 - 1).map(Short)
+    | st.floats(width=32, allow_nan=False).map(Float)
+)
+kinds = st.sampled_from([None, "queue", "topic", "temporary-queue"])
+bodies = st.tuples(st.just("text"), st.text(max_size=300) | st.none()) | st.tuples(st.just("bytes"), st.binary(max_size=300))
+messages = st.builds(
+    lambda body, **fields: JmsMessage(body_kind=body[0], body=body[1], **fields),
+    body=bodies,
+    message_id=st.none() | texts.map(lambda text: f"ID:{text}"),
+    correlation_id=st.none() | texts.filter(lambda text: not text.startswith("ID:AMQP")) | st.binary(max_size=5),
+    destination=st.none() | texts,
+    destination_kind=kinds,
+    reply_to=st.none() | texts,
+    reply_to_kind=kinds,
+    type=st.none() | texts,
+    delivery_mode=st.sampled_from(["PERSISTENT", "NON_PERSISTENT"]),
+    priority=st.integers(0, 9),
+    timestamp_ms=times,
+    expiration_ms=st.sampled_from([0, 0, 2**45]),
+    delivery_time_ms=st.sampled_from([0, 0, 0, 77]),
+    delivery_count=st.sampled_from([1, 1, 3]),
+    group_id=st.none() | texts,
+    user_id=st.none() | texts,
+    properties=st.dictionaries(names, values, max_size=5),
+)
+
+
+@settings(max_examples=300)
+@given(messages)
+def test_the_short_way_gives_what_the_long_way_gives(message: JmsMessage) -> None:
+    data = encode_message(message)
+    found = direct(data)
+    if found is not None:
+        decoded = decode_message(data)
+        assert found.headers == kafka_headers(decoded)
+        assert found.value == record_value(decoded)
+        assert found.timestamp_ms == decoded.timestamp_ms
+
+
+@given(messages, st.data())
+def test_broken_bytes_are_left_to_the_long_way_or_read_alike(message: JmsMessage, draw: st.DataObject) -> None:
+    data = bytearray(encode_message(message))
+    place = draw.draw(st.integers(0, len(data) - 1))
+    data[place] = draw.draw(st.integers(0, 255))
+    found = direct(bytes(data))
+    if found is not None:
+        decoded = decode_message(bytes(data))
+        assert found.headers == kafka_headers(decoded)
+        assert found.value == record_value(decoded)
+
+
+def test_the_usual_message_takes_the_short_way() -> None:
+    data = text_message("x" * 1000, message_id="ID:1", timestamp_ms=5, destination="q", properties={"a": "b", "n": 3, "d": 1.5, "t": True})
+    assert direct(data) is not None
