@@ -26,6 +26,8 @@ class Diverts:
 
     exclusive: tuple[ExclusiveDivert, ...] = ()
     patterns: tuple[str, ...] = ()  # of all diverts: a non-persistent message on such an address is journaled for them
+    #: Addresses whose persistent messages are journaled also where nothing durable wants them (docs/adr/0002).
+    replayable: tuple[str, ...] = ("#",)
 
 
 def durable_ids(queues: Iterable[Queue]) -> tuple[int, ...]:
@@ -40,6 +42,7 @@ class Route(NamedTuple):
     target: Target  # the address and those of the queues that are in the journal, as a record has them
     exclusive: tuple[ExclusiveDivert, ...]
     diverted: bool
+    recorded: bool  # a persistent message is journaled: see Diverts.replayable
     filtered: bool  # some queue has a selector or refuses messages of its own connection
 
 
@@ -95,11 +98,16 @@ class AddressBook:
         else:
             bound = (queue for queue in self.subscriptions.values() if address_matches(queue.address, address))
         queues = tuple(bound)
+        ids = durable_ids(queues)
+        diverted = any(address_matches(pattern, address) for pattern in self.diverts.patterns)
+        wanted = routing is Routing.ANYCAST or bool(ids) or diverted
+        recorded = wanted or any(address_matches(pattern, address) for pattern in self.diverts.replayable)
         return Route(
             queues,
-            Target.of(address, durable_ids(queues)),
+            Target.of(address, ids),
             tuple(divert for divert in self.diverts.exclusive if address_matches(divert.pattern, address)),
-            any(address_matches(pattern, address) for pattern in self.diverts.patterns),
+            diverted,
+            recorded,
             any(queue.selector_text or queue.no_local_container for queue in queues),
         )
 

@@ -131,14 +131,12 @@ class Engine:
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
         message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms)
-        message.body_start = scan.body_start
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, scan.delivery_time_ms)
         if transaction is not None:
             self._gather(transaction, draft)
             port.accepted(token)
             return
-        self._put(draft, now_ms)
-        if scan.durable:
+        if self._put(draft, now_ms):
             self.journaling.then(port.accepted, token)
             self.journaling.close_if_full()
         else:
@@ -175,15 +173,16 @@ class Engine:
         if transaction.doomed is not None:
             drafts.clear()
 
-    def _put(self, draft: Draft, now_ms: int) -> None:
-        """Take a message that stands for itself: a persistent one is in its queues once it is stored."""
+    def _put(self, draft: Draft, now_ms: int) -> bool:
+        """Take a message that stands for itself. True: it, or what it repeats, is in its queues only once it is stored."""
         queues = self._decide(draft, now_ms)
         if queues is None:
-            return
-        if draft.durable:
+            return draft.durable
+        if draft.message.mid >= 0:
             self.journaling.then(self._stored, draft.message, queues)
-        else:
-            self._stored(draft.message, queues)
+            return True
+        self._stored(draft.message, queues)
+        return False
 
     def _decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
@@ -199,12 +198,13 @@ class Engine:
         queues = () if taken else route.queues
         if route.filtered:
             queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
-        if draft.durable or (route.diverted and self.stalled is None):
+        durable = draft.durable and route.recorded
+        if durable or (route.diverted and self.stalled is None):
             target = route.target
-            if queues is not route.queues or not draft.durable:
-                target = Target.of(address, durable_ids(queues) if draft.durable else ())
+            if queues is not route.queues or not durable:
+                target = Target.of(address, durable_ids(queues) if durable else ())
             mid = self._journal_send(draft, target, taken, now_ms)
-            if draft.durable:
+            if durable:
                 message.mid = mid
         return queues
 

@@ -26,18 +26,17 @@ class Message:
     """One message, shared by all queues that hold it.
 
     ``mid`` is its journal identity, -1 where it is not journaled. ``position`` is the order of arrival, which queues keep.
-    ``body`` is None while the body is in the body store. ``body_start`` is where the header section ends, -1 until asked for.
+    ``body`` is None while the body is in the body store.
     """
 
     __slots__ = (
-        "body", "body_start", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
+        "body", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0) -> None:
         self.mid = -1
         self.position = -1
         self.body: bytes | None = body
-        self.body_start = -1
         self.size_bytes = len(body)
         self.handle = -1
         self.priority = priority

@@ -109,6 +109,11 @@ class Journal(Section):
     )
     snapshot_records: int = Field(default=50_000, ge=100, description="Journal records between two snapshots: bounds the time of a restart")
     replication_factor: int = Field(default=1, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)")
+    replayable: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses or patterns of JMS topics whose persistent messages are journaled even while no durable subscription"
+        " and no divert wants them, for diverts and Spark jobs to come; queues always are",
+    )
     min_insync_replicas: int = Field(default=1, ge=1, description="Replicas that must have stored a record before it counts (2 of 3)")
 
     @model_validator(mode="after")

@@ -115,10 +115,9 @@ class ConsumerLink:
         body = engine.bodies.read(message)
         parts: bytes | tuple[bytes, ...] = body
         if delivery_count:
-            if message.body_start < 0:
-                message.body_start = scan(body).body_start
-            header = header_bytes(message.mid >= 0, message.priority, 0, False, delivery_count)
-            parts = (header, body[message.body_start :])
+            facts = scan(body)
+            header = header_bytes(facts.durable, message.priority, facts.ttl_ms, False, delivery_count)
+            parts = (header, body[facts.body_start :])
         self.link.send(parts, context=(self.consumer, message), settled=self.settled)
         if self.settled:
             assert self.consumer is not None

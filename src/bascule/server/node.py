@@ -68,7 +68,7 @@ def diverts_of(settings: Settings) -> Diverts:
         for divert in enabled
         if divert.exclusive
     )
-    return Diverts(exclusive, tuple(divert.from_address for divert in enabled))
+    return Diverts(exclusive, tuple(divert.from_address for divert in enabled), settings.journal.replayable)
 
 
 class Node:

@@ -1,0 +1,64 @@
+"""Which topic messages are journaled (docs/adr/0002)."""
+
+from bascule.broker.addresses import Diverts
+from bascule.core.destination import Routing
+from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+
+
+def broker(*replayable: str, patterns: tuple[str, ...] = ()) -> BrokerInMemory:
+    made = BrokerInMemory()
+    made.engine.addresses.use(Diverts((), patterns, replayable))
+    return made
+
+
+def publish(made: BrokerInMemory) -> Sender:
+    sender = Sender()
+    made.send("news", message_bytes("news"), sender, "token", routing=Routing.MULTICAST)
+    return sender
+
+
+def appended(made: BrokerInMemory) -> int:
+    made.engine.journaling.flush()
+    return len(made.engine.journaling.in_flight)
+
+
+def test_without_a_durable_subscription_or_a_divert_it_is_delivered_and_answered_at_once() -> None:
+    made = broker()
+    queue = made.engine.create_queue("watch", "news", Routing.MULTICAST, durable=False)
+    receiver: Receiver = made.attach(queue, credit=1)
+    sender = publish(made)
+    made.engine.dispatch()
+    assert [error for _, error in sender.answers] == [None]
+    assert len(receiver.received) == 1
+    assert appended(made) == 0
+
+
+def test_a_durable_subscription_makes_it_wait_for_the_journal() -> None:
+    made = broker()
+    made.engine.create_queue("kept", "news", Routing.MULTICAST, durable=True)
+    made.settle()
+    sender = publish(made)
+    assert sender.answers == []
+    assert appended(made) == 1
+
+
+def test_a_divert_makes_it_wait_for_the_journal() -> None:
+    made = broker(patterns=("news",))
+    sender = publish(made)
+    assert sender.answers == []
+    assert appended(made) == 1
+
+
+def test_a_replayable_address_makes_it_wait_for_the_journal() -> None:
+    made = broker("n#", "news")
+    sender = publish(made)
+    assert sender.answers == []
+    assert appended(made) == 1
+
+
+def test_a_message_on_a_queue_always_waits_for_the_journal() -> None:
+    made = broker()
+    sender = Sender()
+    made.send("orders", message_bytes("order"), sender, "token")
+    assert sender.answers == []
+    assert appended(made) == 1
