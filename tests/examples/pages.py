@@ -35,9 +35,9 @@ def blocks(page: Path, purpose: str = "") -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """README, changelog and everything below docs/ and examples/, demo/, bench/."""
-    folders = ("docs", "examples", "demo", "bench")
-    return sorted([*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))])
+    """Every page written by hand: the top, everything below docs/, and beside programs. Results of the bench are not."""
+    beside = (page for folder in ("examples", "demo", "bench") for page in (ROOT / folder).glob("*.md"))
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *beside])
 
 
 def missing(expected: str, output: str) -> str | None:
