@@ -51,6 +51,8 @@ CLIENTS = ("send:orders", "send-tx:orders", "move:orders>moved", "take:moved", "
 RATE = 60  # messages per second of each sender: two cores are to be busy with deaths, not with messages
 #: Each round's kill comes at a random moment of this time.
 MOMENT_MAX_S = 1.5
+#: How often a driver is killed again while it starts.
+KILLED_IN_START = 0.25
 BURST = 5  # records for the ingress, every BURST_S
 BURST_S = 0.1
 SECONDS = float(os.environ.get("BASCULE_CHAOS_SECONDS", "75"))
@@ -90,13 +92,19 @@ class Chaos:
         self.system.broker.restart()
 
     def _kill_pipelines(self) -> None:
+        if self.random.random() > KILLED_IN_START:
+            self._wait_pipelines()
         self.system.pipelines.kill()
         self.system.pipelines.launch()
+
+    def _wait_pipelines(self) -> None:
         while "ready pipelines=" not in self.system.pipelines.said():
             assert self.system.pipelines.running, self.system.pipelines.said()[-3000:]
             self._work_for(BURST_S)
 
     def _kill_worker(self) -> None:
+        self._wait_pipelines()
+
         def workers() -> list[int]:
             return [
                 pid for pid, command in descendants(self.system.pipelines.pid).items() if "pyspark" in command and "java" not in command
@@ -119,6 +127,7 @@ class Chaos:
 
     def drain(self, peer: QpidPeer) -> None:
         """No more deaths and no more messages; everything arrives."""
+        self._wait_pipelines()
 
         def payments() -> int:
             return len({id for each in self.storm.history() if each.source == "payments" and each.outcome != "fail" for id in each.ids})
@@ -168,6 +177,7 @@ def chaos(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield found
 
 
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_or_doubled_whatever_is_killed_whenever(
     chaos: Chaos, qpid_peer: QpidPeer, capsys: pytest.CaptureFixture[str]
 ) -> None:

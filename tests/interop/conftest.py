@@ -13,10 +13,11 @@ from bascule.testing.system import System
 
 Connect = Callable[..., Connection]
 MAX_MESSAGE_BYTES = 3 << 20
+MAX_DELIVERY_ATTEMPTS = 4
 CONFIG = f"""
 [broker]
 max_message_bytes = {MAX_MESSAGE_BYTES}
-max_delivery_attempts = 4
+max_delivery_attempts = {MAX_DELIVERY_ATTEMPTS}
 allow_anonymous = true
 users = {{ ann = "hush" }}
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.interop.conftest import Connect
+from tests.interop.conftest import MAX_DELIVERY_ATTEMPTS, Connect
 
+from bascule.testing.proxy import Proxy
 from bascule.testing.qpid import Mode, Received
 from bascule.testing.system import System, wait_for
 
@@ -72,7 +73,7 @@ def test_a_message_that_fails_too_often_goes_to_the_dead_letter_queue_and_holds_
     connection.session().producer(queue).send("good")
     session = connection.session("TRANSACTED")
     consumer = session.consumer(queue)
-    for _ in range(4):
+    for _ in range(MAX_DELIVERY_ATTEMPTS):
         message = consumer.receive()
         assert message is not None
         assert message.body == "poison"
@@ -97,11 +98,26 @@ def test_a_listener_that_throws_gets_the_message_again(connect: Connect, queue: 
 
 def test_messages_of_a_connection_that_breaks_come_back_marked(connect: Connect, system: System, name: str, queue: str) -> None:
     connect().session().producer(queue).send("{n}", count=5)
-    lost = connect()
-    session = lost.session("CLIENT")
-    assert len(session.consumer(queue).receive_many(3)) == 3
-    wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 5, "everything prefetched")
-    lost.close()
+    with Proxy(system.port) as proxy:
+        session = connect(proxy.url).session("CLIENT")
+        assert len(session.consumer(queue).receive_many(3)) == 3
+        wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 5, "everything prefetched")
+        proxy.cut()
     again = connect().session().consumer(queue).receive_many(5)
     assert [message.body for message in again] == [str(n) for n in range(5)]
     assert all(message.redelivered for message in again[:3])
+
+
+def test_a_message_that_kills_its_clients_becomes_a_dead_letter_and_what_they_had_prefetched_does_not(
+    connect: Connect, system: System, name: str, queue: str
+) -> None:
+    connect().session().producer(queue).send("{n}", count=5, properties={"origin": name})
+    for count in range(1, MAX_DELIVERY_ATTEMPTS + 1):
+        with Proxy(system.port) as proxy:
+            assert facts(connect(proxy.url).session("CLIENT").consumer(queue).receive_many(1)) == [("0", count > 1, count)]
+            wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 5, "everything prefetched")
+            proxy.cut()
+        wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 0, "everything back")
+    session = connect().session()
+    assert [message.body for message in session.consumer("queue:DLQ", selector=f"origin = '{name}'").receive_many(2, 0.5)] == ["0"]
+    assert [message.body for message in session.consumer(queue).receive_many(5, 0.5)] == ["1", "2", "3", "4"]

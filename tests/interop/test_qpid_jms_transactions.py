@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.interop.conftest import Connect
 
+from bascule.testing.proxy import Proxy
 from bascule.testing.qpid import Consumer
 from bascule.testing.system import System
 
@@ -48,11 +49,11 @@ def test_a_transaction_of_many_messages_keeps_their_order(connect: Connect, queu
 
 def test_a_connection_that_breaks_takes_its_open_transaction_with_it(connect: Connect, system: System, name: str) -> None:
     connect().session().producer(f"queue:{name}.in").send("job")
-    connection = connect()
-    session = connection.session("TRANSACTED")
-    assert bodies(session.consumer(f"queue:{name}.in"), 1) == ["job"]
-    session.producer(f"queue:{name}.out").send("done")
-    connection.close()
+    with Proxy(system.port) as proxy:
+        session = connect(proxy.url).session("TRANSACTED")
+        assert bodies(session.consumer(f"queue:{name}.in"), 1) == ["job"]
+        session.producer(f"queue:{name}.out").send("done")
+        proxy.cut()
     again = connect().session().consumer(f"queue:{name}.in").receive()
     assert again is not None
     assert (again.body, again.redelivered, again.delivery_count) == ("job", True, 2)

@@ -10,6 +10,11 @@ from bascule.testing.qpid import JmsError
 from bascule.testing.system import System, failover, wait_for
 
 
+def stored(connect_to: Connect, system: System) -> None:
+    """Return when all that the broker has decided is in Kafka: nobody answers an acknowledgement, but a send that is stored behind it."""
+    connect_to(system.url).session().producer("queue:behind.all").send("stored")
+
+
 def test_queued_messages_are_there_again_in_order_and_unmarked(connect_to: Connect, system: System, queue: str) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=500)
     system.broker.restart()
@@ -36,6 +41,7 @@ def test_what_was_acknowledged_stays_away_and_what_was_out_comes_again_marked(
     session.acknowledge(consumer.receive_many(10)[-1])
     assert len(consumer.receive_many(5)) == 5
     system.wait_depth(name, 20)
+    stored(connect_to, system)
     system.broker.restart()
     again = connect_to(system.url).session().consumer(queue).receive_many(20)
     assert [message.body for message in again] == [str(n) for n in range(10, 30)]
@@ -51,6 +57,7 @@ def test_delivery_counts_survive(connect_to: Connect, system: System, queue: str
         assert consumer.receive() is not None
         session.rollback()
     connection.close()
+    stored(connect_to, system)
     system.broker.restart()
     message = connect_to(system.url).session().consumer(queue).receive()
     assert message is not None
@@ -92,11 +99,13 @@ def test_durable_subscriptions_go_on_and_others_do_not(connect_to: Connect, syst
         assert [message.body for message in messages] == ["before", "after"]
 
 
-def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: System, queue: str) -> None:
+def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: System, name: str, queue: str) -> None:
     connection = connect_to(system.failover_url)
     producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
     producer.send("before")
     assert consumer.receive() is not None
+    system.wait_depth(name, 0)
+    stored(connect_to, system)
     system.broker.kill()
     waiting = producer.submit_send("meanwhile")
     system.broker.start()

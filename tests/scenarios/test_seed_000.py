@@ -40,12 +40,12 @@ def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def restart(bridge: System) -> None:
-    """As after the crash of a machine: both are gone, both come back."""
-    bridge.broker.kill()
-    bridge.pipelines.kill()
-    bridge.broker.start()
-    bridge.pipelines.start()
+def start_again(bridge: System) -> None:
+    """As after the crash of a machine: both come back at once."""
+    for part in (bridge.broker, bridge.pipelines):
+        part.kill()
+        part.launch()
+    bridge.broker.wait_ready()
 
 
 def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_answered_when_all_dies(
@@ -69,12 +69,12 @@ def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_
         assert not unanswered.done()
         bridge.broker.kill()
         proxy.cut()
-        bridge.broker.start()
+        start_again(bridge)
         unanswered.result(30)
         assert proxy.requests.count(b"message 4") == 2, "the client has not repeated it"
-        bridge.pipelines.start()
         producer.send("the end")
         expected = ["message 1", "message 2", "message 3", "message 4", "the end"]
+        bridge.pipelines.wait_ready()
         assert topic.read_until("the end") == expected, topic.ids
         messages = connect_to(bridge.url).session().consumer("queue:orders").receive_many(6, 0.5)
         assert [message.body for message in messages] == expected
@@ -86,8 +86,9 @@ def test_kafka_to_jms_records_4_and_5_are_in_the_queue_and_6_is_not_when_all_die
     produce(bridge.bootstrap, "seed-000.in", ["record 4", "record 5"])
     bridge.wait_depth("payments", 5)
     produce(bridge.bootstrap, "seed-000.in", ["record 6"])
-    restart(bridge)
+    start_again(bridge)
     produce(bridge.bootstrap, "seed-000.in", ["record 7"])
+    bridge.pipelines.wait_ready()
     bridge.wait_depth("payments", 7)
     messages = connect_to(bridge.url).session().consumer("queue:payments").receive_many(8, 0.5)
     assert [message.body for message in messages] == [f"record {number}" for number in range(1, 8)]

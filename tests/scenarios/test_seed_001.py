@@ -6,9 +6,10 @@ import random
 import time
 from pathlib import Path
 
+from tests.scenarios.conftest import Connect
+
 from bascule.testing.storm import Storm
 from bascule.testing.system import System, paused, wait_for
-from tests.scenarios.conftest import Connect
 
 MESSAGES = 40
 ROUNDS = 8
