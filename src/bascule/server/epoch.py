@@ -48,6 +48,8 @@ IN_FLIGHT_MAX = 4
 LINGER_S = 0.005
 #: Bytes on their way at which producers get no more credit.
 IN_FLIGHT_BYTES_MAX = 32 << 20
+#: Journal read again at a start, beside what still waits in queues: about a second of it.
+SNAPSHOT_BYTES = 128 << 20
 #: How often the age of the oldest append is looked at.
 WATCH_S = 0.5
 
@@ -102,6 +104,8 @@ class Epoch:
         self._flush_due = False
         self._oldest_since_s = 0.0
         self._since_snapshot = 0
+        self._bytes_since_snapshot = 0
+        self._snapshot_task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
         self._snapshot_busy = False
         self._snapshots: list[str] = []
         self._watch: asyncio.TimerHandle | None = None
@@ -232,16 +236,19 @@ class Epoch:
             elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
                 self._next_offset = offset + 1
                 self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
-                self.engine.confirm()
                 self._since_snapshot += 1
+                self._bytes_since_snapshot += self.engine.journaling.in_flight[0].size_bytes
+                self.engine.confirm()
         if self.ended:
             return
         self._oldest_since_s = time.monotonic()
         self.engine.stalled = None
         if self._flush_due:
             self.flush()
-        if self._since_snapshot >= self.place.snapshot_records and not self._snapshot_busy:
-            self._loop.create_task(self.snapshot())
+        if not self._snapshot_busy and (
+            self._since_snapshot >= self.place.snapshot_records or self._bytes_since_snapshot >= SNAPSHOT_BYTES
+        ):
+            self._snapshot_task = self._loop.create_task(self.snapshot())
         self._on_confirmed()
 
     def _own_gap(self, start: int, end: int) -> bool:
@@ -281,7 +288,7 @@ class Epoch:
         self._snapshot_busy = True
         try:
             taken = snapshots.take(self.engine, self.offsets)
-            self._since_snapshot = 0
+            self._since_snapshot = self._bytes_since_snapshot = 0
             data = snapshots.encode(taken)
             await self._loop.run_in_executor(self._executor, self._store.write, taken.id, data)
             if self.ended:
