@@ -179,6 +179,8 @@ class Epoch:
                 self._replay(reader, loader, epoch)
                 if snapshot is None or snapshot.id in loader.announced:
                     loader.finish()
+                    base = f"snapshot {snapshot.id}" if snapshot is not None else "the beginning"
+                    log.info("loaded from %s, journal read from offset %d on", base, loader.first_offset)
                     return loader
                 log.warning("snapshot %s was never announced: not used", snapshot.id)
         finally:

@@ -1,0 +1,39 @@
+"""A broker that has taken snapshots loads from the newest one, and has the same messages as from the whole journal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.system import System, wait_for
+
+SENT = 400
+TAKEN = 150
+
+
+@pytest.fixture(scope="module")
+def small_steps(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    config = "[journal]\nsnapshot_records = 100\n"
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("snapshots"), prefix="snapshots", config=config) as running:
+        yield running
+
+
+def test_a_broker_that_is_killed_starts_from_its_newest_snapshot(connect_to: Connect, small_steps: System) -> None:
+    producer = connect_to(small_steps.url).session().producer("queue:steps")
+    session = connect_to(small_steps.url).session("TRANSACTED")
+    consumer = session.consumer("queue:steps")
+    producer.send("{n}", count=SENT)  # one journal record each: the producer waits for each answer
+    taken = consumer.receive_many(TAKEN)
+    session.commit()
+    assert len(taken) == TAKEN
+    wait_for(lambda: small_steps.depth("steps") == SENT - TAKEN, "the commit")
+    small_steps.broker.restart()
+    loads = re.findall(r"loaded from (.*), journal read from offset (\d+)", small_steps.broker.said())
+    assert loads[-1][0].startswith("snapshot ")
+    assert int(loads[-1][1]) > 0
+    left = connect_to(small_steps.url).session().consumer("queue:steps").receive_many(SENT - TAKEN)
+    assert [message.body for message in left] == [str(number) for number in range(TAKEN, SENT)]
