@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,9 @@ from bascule.kafka.positions import Position, PositionLost, PositionTaken
 from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.spec import Limits, Pipelines
+
+#: Containers made and not freed between two looks of the garbage collector: those of several transactions.
+_COLLECT_AFTER = 1_000_000
 
 #: Says what to write in place of a record that Kafka refuses.
 Fallback = Callable[[Exception], Output]
@@ -79,6 +83,8 @@ def writer_for(pipelines: Pipelines, key: str) -> TransactionalWriter:
     """This process's writer of a position."""
     writer = _kept.writers.get(key)
     if writer is None:
+        # A transaction's records are kept until it is committed: the collector would look through them again and again, for nothing.
+        gc.set_threshold(_COLLECT_AFTER)
         writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key)
         _kept.writers[key] = writer
     return writer

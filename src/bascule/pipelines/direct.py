@@ -130,7 +130,10 @@ def _fields(data: bytes, at: int, count: int, end: int, fields: list[bytes | Non
         elif code == STRING8 and place in _TEXTS:
             start = at + 2
             at = start + data[at + 1]
-            fields[place] = data[start:at]
+            text = data[start:at]
+            if not text.isascii():
+                return None
+            fields[place] = text
         elif code == TIMESTAMP and place == _CREATION:
             creation = _i64(data, at + 1)[0]
             at += 9
@@ -146,7 +149,6 @@ def _fields(data: bytes, at: int, count: int, end: int, fields: list[bytes | Non
         at == end
         and (identity is None or (identity.startswith(b"ID:") and not identity.startswith(_ENCODED_ID)))
         and (correlation is None or not correlation.startswith(_ENCODED_ID))
-        and all(text is None or text.isascii() for text in fields)
     )
     return (expiry, creation) if usual else None
 
