@@ -1,0 +1,106 @@
+"""What bench/pipelines.py measures, each in a process of its own: Bascule's pipelines with one plain divert, or Spark's own Kafka sink.
+
+    python bench/carry.py divert|sink|copy SERVERS PREFIX TARGET CHECKPOINTS
+
+All read the journal PREFIX.journal with the same Spark settings, in batches of the same size. The sink maps messages by the divert's
+code in a mapInArrow and writes by Spark's at-least-once Kafka sink: no fence, no position, no transaction. A copy is that sink alone,
+journal values as they are, and no Python: what a Kafka record costs Spark at the least.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sql
+
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
+from bascule.pipelines.driver import run_pipelines
+from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, record_of, target_topic
+from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session
+from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+
+ADDRESS = "flights"
+DIVERT = "all"
+SINK_SCHEMA = "topic string, key binary, value binary, headers array<struct<key:string,value:binary>>"
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_ARROW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)])
+
+
+def pipelines(servers: str, prefix: str, target: str, checkpoints: str) -> Pipelines:
+    """One plain divert of everything, from the journal's start."""
+    divert = Divert(DIVERT, ADDRESS, target, start=Start(EARLIEST))
+    return Pipelines("bench", {"bootstrap.servers": servers}, (divert,), prefix=prefix, checkpoint_dir=checkpoints)
+
+
+def mapped_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
+    """Journal rows to what the divert would write."""
+    (divert,) = options.diverts
+    bridge, name = options.bridge_id.encode(), divert.name.encode()
+
+    def mapped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = []
+            for value in batch.column("value").to_pylist():
+                header = decode_header(value)
+                for index, (op, start, end) in enumerate(entries(value)):
+                    if op == Op.SEND:
+                        send = decode_send(value, start, end)
+                        identity = f"{header.epoch}-{header.sequence}-{index}".encode()
+                        marks = [(ORIGIN_HEADER, bridge), (ID_HEADER, identity), (DIVERT_HEADER, name)]
+                        topic = target_topic(divert.target, send.address)
+                        output = record_of(send.body, topic, divert.key, list(marks), send.timestamp_ms)
+                        rows.append((*output[:3], [{"key": key, "value": octets} for key, octets in output.headers]))
+            columns = list(zip(*rows, strict=True)) or [()] * len(_ARROW)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)], schema=_ARROW
+            )
+
+    return journal.mapInArrow(mapped, SINK_SCHEMA)
+
+
+def copied_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
+    """Journal rows as they are."""
+    topic = sql.lit(options.diverts[0].target).alias("topic")
+    return journal.where(sql.col("key") == sql.lit(KEY_OF_KIND[Kind.DATA])).select(topic, "key", "value")
+
+
+def run_sink(options: Pipelines, rows: Callable[[DataFrame, Pipelines], DataFrame]) -> None:
+    """Journal to target by Spark's Kafka sink, until SIGTERM."""
+    ended = threading.Event()
+    session = spark_session(options)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    journal = journal_rows(kafka_stream(session, options, {(options.journal_topic, 0): 0}, committed=False))
+    query = (
+        rows(journal, options)
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", options.kafka["bootstrap.servers"])
+        .option("checkpointLocation", f"{options.checkpoint_dir}/sink")
+        .start()
+    )
+    print("ready", flush=True)
+    while query.isActive and not ended.wait(0.25):
+        pass
+    if not ended.is_set():
+        raise SystemExit(str(query.exception()))
+    query.stop()
+    session.stop()
+
+
+def main() -> None:
+    """The command line."""
+    what, *rest = sys.argv[1:]
+    options = pipelines(*rest)
+    if what == "divert":
+        run_pipelines(options, on_ready=lambda: print("ready", flush=True))
+    else:
+        run_sink(options, mapped_rows if what == "sink" else copied_rows)
+
+
+if __name__ == "__main__":
+    main()

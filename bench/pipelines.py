@@ -1,0 +1,277 @@
+"""Bascule's exactly-once divert and Spark's own at-least-once Kafka sink: the same journal, the same mapping, in turns, on one machine.
+
+    python bench/pipelines.py [--records 100000] [--rounds 2] [--rate 100] [--seconds 20]
+
+See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from carry import ADDRESS
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from run import RESULTS, cpu_s, machine
+
+from bascule.amqp.types import Int
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import Child
+from bascule.kafka.admin import Topics
+from bascule.testing.journal import SyntheticJournal, text_message
+
+DIVERT, SINK, COPY = "divert", "sink", "copy"
+TITLES = {
+    DIVERT: "Bascule divert, exactly once",
+    SINK: "Spark Kafka sink with the same mapping, at least once",
+    COPY: "Spark Kafka sink, bytes copied unread, at least once",
+}
+#: What a body begins with: the message's number, and when it was made (ns of the monotonic clock).
+MARK = re.compile(rb"@bench (\d+) (\d+) ")
+BODY_BYTES = 1024
+RUN_TIMEOUT_S = 300.0
+#: Longer than any pause between two outputs of a run: then it has ended.
+QUIET_S = 3.0
+SAMPLE_S = 0.02
+#: Messages at a fixed rate before latency counts.
+WARM_UP_S = 3
+#: Column: (key of the result, digits, whether more is better).
+COLUMNS = {
+    "records/s": ("records_per_s", 0, True),
+    "pipeline CPU us/record": ("cpu_us", 1, False),
+    "Kafka CPU us/record": ("kafka_cpu_us", 1, False),
+    "p50 ms": ("p50_ms", 1, False),
+    "p99 ms": ("p99_ms", 1, False),
+}
+
+
+def message(number: int) -> bytes:
+    """A text message of 1 KiB as Qpid JMS would send it, with the properties of the demo."""
+    now_ms = int(time.time() * 1000)
+    properties = {
+        "carrier": "UA", "origin": "EWR", "dest": "IAH", "dep_delay": Int(number % 200), "distance": Int(1400), "tailnum": "N14228",
+    }  # fmt: skip
+    text = f"@bench {number} {time.monotonic_ns()} "
+    return text_message(
+        text.ljust(BODY_BYTES, "x"), message_id=f"ID:bench-{number}", destination=ADDRESS, destination_kind="queue",
+        timestamp_ms=now_ms, properties=properties,
+    )  # fmt: skip
+
+
+class Reader:
+    """A read_committed reader of a topic of one partition, from its start."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self._consumer = Consumer({
+            "bootstrap.servers": servers, "group.id": f"bench-{uuid.uuid4()}", "enable.auto.commit": False,
+            "isolation.level": "read_committed", "fetch.wait.max.ms": 10, "auto.offset.reset": "earliest",
+        })  # fmt: skip
+        self._consumer.assign([TopicPartition(topic, 0, 0)])
+        self.seen: Counter[int] = Counter()
+        #: Milliseconds from a message's making to here, by its number.
+        self.latency_ms: dict[int, float] = {}
+
+    def read(self, until: Callable[[], bool], quiet_s: float) -> None:
+        """Reads until all is there that should be and nothing has come for ``quiet_s``."""
+        last = time.monotonic()
+        while not until() or time.monotonic() - last < quiet_s:
+            if time.monotonic() - last > RUN_TIMEOUT_S:
+                return
+            for record in self._consumer.consume(2_000, 0.01):
+                assert record.error() is None, record.error()
+                now_ns = time.monotonic_ns()
+                mark = MARK.search(record.value() or b"")
+                assert mark is not None, "a record that nobody has sent"
+                number, made_ns = map(int, mark.groups())
+                self.seen[number] += 1
+                self.latency_ms[number] = (now_ns - made_ns) / 1e6
+                last = time.monotonic()
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+class Target:
+    """Where the target topic ends for a read_committed reader."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self._admin = AdminClient({"bootstrap.servers": servers})
+        self._at = {TopicPartition(topic, 0): OffsetSpec.latest()}
+
+    def end(self) -> int:
+        """The last stable offset."""
+        (found,) = self._admin.list_offsets(dict(self._at), isolation_level=IsolationLevel.READ_COMMITTED).values()
+        return int(found.result().offset)
+
+
+def settle(servers: str) -> None:
+    """Returns when a new Kafka's coordinator of groups answers: who starts before that may be told to come again."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench"})
+    while True:
+        try:
+            consumer.committed([TopicPartition("none", 0)], timeout=10)
+            break
+        except KafkaException:
+            time.sleep(SAMPLE_S)
+    consumer.close()
+
+
+def tree_cpu_s(root: int) -> float:
+    """Processor time so far of a process and all below it."""
+    below: dict[int, list[int]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        below.setdefault(parent, []).append(int(directory.name))
+    total, waiting = 0.0, [root]
+    while waiting:
+        pid = waiting.pop()
+        waiting += below.get(pid, [])
+        try:
+            total += cpu_s(pid)
+        except OSError:
+            continue
+    return total
+
+
+def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> dict[str, Any]:
+    """From the first output that a reader can see to the last."""
+    pid = child.pid
+    assert pid is not None
+    first: tuple[float, int, float, float] | None = None
+    last = (0.0, 0, 0.0, 0.0)
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert child.running, "the pipeline has ended"
+        end, now = target.end(), time.monotonic()
+        if end > last[1]:
+            last = (now, end, tree_cpu_s(pid), cpu_s(kafka_pid))
+            first = first or last
+        elif end >= records and now - last[0] > QUIET_S:
+            break
+        time.sleep(SAMPLE_S)
+    assert first is not None, "nothing came out"
+    # Markers of transactions take offsets as well; they are some in ten thousand.
+    written = max(1, last[1] - first[1])
+    span_s = max(SAMPLE_S, last[0] - first[0])
+    return {
+        "records_per_s": written / span_s, "cpu_us": (last[2] - first[2]) / written * 1e6,
+        "kafka_cpu_us": (last[3] - first[3]) / written * 1e6, "measured": written, "seconds": span_s,
+    }  # fmt: skip
+
+
+def at_rate(journal: SyntheticJournal, first: int, rate: int, seconds: int) -> int:
+    """Appends messages at a fixed rate; returns the number after the last."""
+    begun = time.monotonic()
+    count = rate * seconds
+    for number in range(count):
+        time.sleep(max(0.0, begun + number / rate - time.monotonic()))
+        journal.send(message(first + number), address=ADDRESS)
+    journal.flush()
+    return first + count
+
+
+def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One run of one of the two on a journal of its own."""
+    prefix, topic = f"{name}-{what}", f"{name}-{what}.out"
+    topics = Topics({"bootstrap.servers": kafka.bootstrap})
+    for each in (f"{prefix}.journal", topic):
+        topics.create(each, 1, {})
+    journal = SyntheticJournal(kafka.bootstrap, f"{prefix}.journal")
+    journal.start_epoch()
+    for number in range(options.records):
+        journal.send(message(number), address=ADDRESS)
+    journal.flush()
+    log = directory / f"{prefix}.log"
+    checkpoints = directory / f"{prefix}.checkpoints"
+    checkpoints.mkdir()
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("carry.py"), what, kafka.bootstrap, prefix, topic, checkpoints]
+    child = Child(command, log_file=log, name=what)
+    child.start()
+    try:
+        assert kafka.pid is not None
+        result = throughput(Target(kafka.bootstrap, topic), child, kafka.pid, options.records)
+        reader = Reader(kafka.bootstrap, topic)
+        reader.read(lambda: len(reader.seen) >= options.records, QUIET_S)
+        from_number = options.records
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(at_rate, journal, from_number, options.rate, WARM_UP_S + options.seconds)
+            reader.read(sent.done, QUIET_S)
+            total = sent.result()
+        reader.read(lambda: len(reader.seen) >= total, QUIET_S)
+        reader.close()
+    finally:
+        child.stop()
+    counted = [reader.latency_ms[number] for number in range(from_number + WARM_UP_S * options.rate, total) if number in reader.latency_ms]
+    quantiles = statistics.quantiles(counted, n=100, method="inclusive")
+    return result | {
+        "p50_ms": quantiles[49], "p99_ms": quantiles[98], "sent": total, "lost": total - len(reader.seen),
+        "doubled": sum(reader.seen.values()) - len(reader.seen),
+    }  # fmt: skip
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """A markdown table: medians over the rounds, and how many times better Bascule is."""
+    rows = [["pipeline", *COLUMNS, "sent", "lost", "doubled"], ["---"] * (len(COLUMNS) + 4)]
+    medians = {what: {key: statistics.median(run[key] for run in runs) for key, _, _ in COLUMNS.values()} for what, runs in results.items()}
+    for what, runs in results.items():
+        figures = [f"{medians[what][key]:,.{digits}f}" for key, digits, _ in COLUMNS.values()]
+        rows.append([TITLES[what], *figures, *(str(sum(run[key] for run in runs)) for key in ("sent", "lost", "doubled"))])
+    for what in [what for what in medians if what != DIVERT and DIVERT in medians]:
+        ours, theirs = medians[DIVERT], medians[what]
+        ratios = [ours[key] / theirs[key] if more else theirs[key] / ours[key] for key, _, more in COLUMNS.values()]
+        rows.append([f"**divert : {what}**", *(f"**{value:.2f}**" for value in ratios), "", "", ""])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Bascule's divert and Spark's Kafka sink on the same journal, in turns.")
+    parser.add_argument("--records", type=int, default=100_000, help="in the journal before a run starts (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=2, help="the median of so many runs counts (default: 2)")
+    parser.add_argument("--rate", type=int, default=100, help="messages per second for the latency (default: 100)")
+    parser.add_argument("--seconds", type=int, default=20, help=f"for the latency, after {WARM_UP_S} s of warm-up (default: 20)")
+    parser.add_argument("--only", action="append", choices=tuple(TITLES), help="leave the others out; may be repeated")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run it; the exit code tells whether Bascule's divert lost or doubled anything."""
+    options = arguments()
+    results: dict[str, list[dict[str, Any]]] = {what: [] for what in TITLES if not options.only or what in options.only}
+    with tempfile.TemporaryDirectory(prefix="bascule-bench-") as name, EmbeddedKafka(Path(name) / "kafka") as kafka:
+        settle(kafka.bootstrap)
+        for number in range(options.rounds):
+            # Who goes first changes from round to round.
+            for what in list(results) if number % 2 == 0 else reversed(list(results)):
+                result = measure(what, kafka, Path(name), f"round{number + 1}", options)
+                results[what].append(result)
+                said = ", ".join(f"{title} {result[key]:,.{digits}f}" for title, (key, digits, _) in COLUMNS.items())
+                print(f"round {number + 1} {what}: {said}, lost {result['lost']}, doubled {result['doubled']}", file=sys.stderr, flush=True)
+    page = table(results) + f"\n\n{options.records:,} records of {BODY_BYTES} bytes; latency at {options.rate}/s for {options.seconds} s.\n"
+    RESULTS.mkdir(exist_ok=True)
+    stem = f"pipelines-{time.strftime('%Y%m%d-%H%M%S')}"
+    content = {"machine": machine(), "options": vars(options), "results": results}
+    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / f"{stem}.md").write_text(page)
+    print(page)
+    return int(any(run["lost"] or run["doubled"] for run in results.get(DIVERT, [])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
