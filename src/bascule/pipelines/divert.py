@@ -54,7 +54,7 @@ def journal_header(key: bytes | None, value: bytes | None) -> Header:
     return Header(Kind.STATE, epoch, sequence)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes it several times slower to build
 class Taken:
     """A message that counts, and who sent it to which divert."""
 
@@ -63,7 +63,7 @@ class Taken:
     sequence: int
     index: int
     send: Send
-    diverts: tuple[Divert, ...]
+    diverts: list[Divert]
     #: Diverts whose selector could not be evaluated, and why.
     faults: dict[str, Exception]
 
@@ -109,7 +109,7 @@ class JournalReader:
                 continue
             send = decode_send(value, start, end)
             faults: dict[str, Exception] = {}
-            wanted = tuple(choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults))
+            wanted = [choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults)]
             if wanted:
                 taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted, faults))
             index += 1
