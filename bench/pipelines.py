@@ -221,8 +221,8 @@ def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options
     counted = [reader.latency_ms[number] for number in range(from_number + WARM_UP_S * options.rate, total) if number in reader.latency_ms]
     quantiles = statistics.quantiles(counted, n=100, method="inclusive")
     return result | {
-        "p50_ms": quantiles[49], "p99_ms": quantiles[98], "load_average": os.getloadavg()[0], "sent": total, "lost": total - len(reader.seen),
-        "doubled": sum(reader.seen.values()) - len(reader.seen),
+        "p50_ms": quantiles[49], "p99_ms": quantiles[98], "load_average": os.getloadavg()[0], "sent": total,
+        "lost": total - len(reader.seen), "doubled": sum(reader.seen.values()) - len(reader.seen),
     }  # fmt: skip
 
 
