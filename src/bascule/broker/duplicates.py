@@ -23,7 +23,10 @@ def _begun(address: str, scope: str) -> blake2b:
 
 
 def digest_of(address: str, scope: str, identity: bytes) -> bytes:
-    """What stands for an id that ``scope`` (a client, or a property) gives to a message: two never meet by chance."""
+    """What stands for an id that ``scope`` (a client, or a property) gives to a message: two never meet by chance.
+
+    Digests are in the journal: computed in another way, they would not recognise a repeat of what was stored before an upgrade.
+    """
     digest = _begun(address, scope).copy()
     digest.update(identity)
     return digest.digest()

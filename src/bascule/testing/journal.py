@@ -32,9 +32,7 @@ class SyntheticJournal:
         self.epoch = self.put(Kind.EPOCH, json_entry(Op.EPOCH, {"exclusive": list(exclusive)}), epoch=0, sequence=0)
         return self.epoch
 
-    def send(
-        self, *messages: bytes, address: str = "flights", flags: int = SendFlag.DURABLE, diverts: Sequence[str] = ()
-    ) -> None:
+    def send(self, *messages: bytes, address: str = "flights", flags: int = SendFlag.DURABLE, diverts: Sequence[str] = ()) -> None:
         """One record of one or more messages (a transaction). ``diverts`` are the exclusive ones that took them. Does not wait."""
         self.sequence += 1
         marks = flags | (SendFlag.DIVERTS if diverts else 0)

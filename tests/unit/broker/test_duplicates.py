@@ -137,3 +137,9 @@ def test_the_bounds_of_the_window_are_the_owners_choice(bench: Bench) -> None:
     bench.fill(2, message_id="b")
     bench.fill(1, message_id="a")
     assert bench.waiting(bench.queue()) == [1, 2, 1]
+
+
+def test_digests_are_what_earlier_journals_have() -> None:
+    """A broker that computed them in another way would store a repeat of what was stored before its upgrade."""
+    assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
+    assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"
