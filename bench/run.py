@@ -71,7 +71,12 @@ MODES = (
     Mode("tx-1", "persistent, transactions of 1", "--send tx --batch 1"),
     Mode("tx-100", "persistent, transactions of 100", "--send tx --batch 100"),
     Mode("non-persistent", "non-persistent", "--send sync --persistent false"),
-    Mode("topic-3", "persistent, sync, topic with 3 non-durable subscribers: neither broker stores the message", "--send sync --consumers 3", "topic"),
+    Mode(
+        "topic-3",
+        "persistent, sync, topic with 3 non-durable subscribers: neither broker stores the message",
+        "--send sync --consumers 3",
+        "topic",
+    ),
 )
 
 #: Column: (key of the result, whether more is better).

@@ -143,4 +143,3 @@ PERFORMATIVES = (
 def test_every_performative_comes_back(performative: Composite) -> None:
     encoded = encode_composite(performative)
     assert decode_composite(encoded) == (performative, len(encoded))
-

@@ -256,5 +256,3 @@ def test_the_tables_reach_every_state_and_use_every_input() -> None:
         for _ in states:  # type: ignore[attr-defined]
             reached |= {after for (before, _), after in table.items() if before in reached}  # type: ignore[attr-defined]
         assert reached == set(states)  # type: ignore[arg-type]
-
-

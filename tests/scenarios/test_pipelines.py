@@ -122,7 +122,8 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 
 
 def test_each_message_arrives_exactly_once_though_driver_and_workers_are_killed(bridge: Bridge) -> None:
-    bridge.configure("""
+    bridge.configure(
+        """
 [[divert]]
 name = "all"
 from = "flights"
@@ -135,7 +136,8 @@ selector = "delay > 5"
 to = "${address}.late"
 key = "property:carrier"
 start = "earliest"
-""".replace("${address}", f"{bridge.prefix}.${{address}}"))
+""".replace("${address}", f"{bridge.prefix}.${{address}}")
+    )
     journal = bridge.journal
     journal.start_epoch()
     sent = 0

@@ -32,9 +32,7 @@ def partition_offsets(admin: AdminClient, at: Sequence[TopicPartition], spec: Of
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            asked = admin.list_offsets(
-                dict.fromkeys(at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
-            )
+            asked = admin.list_offsets(dict.fromkeys(at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s)
             return {each.partition: int(future.result().offset) for each, future in asked.items()}
         except KafkaException as error:
             # A topic just created, or a leader that moves, refuses for a moment.

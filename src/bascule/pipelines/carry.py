@@ -167,4 +167,3 @@ class Carrier:
                     raise refused
             self._targets.ensure(substitute.topic)
             self._outputs[place] = substitute
-

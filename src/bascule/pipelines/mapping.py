@@ -81,9 +81,7 @@ def _short_key(choice: str, short: Direct) -> bytes | None:
     return by_choice.get(choice)
 
 
-def error_headers(
-    pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException
-) -> Headers:
+def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException) -> Headers:
     """Why a record is in the dead-letter topic, under the names of Kafka Connect."""
     said = {
         "topic": topic,

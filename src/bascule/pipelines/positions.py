@@ -172,9 +172,7 @@ class Positions:
         """The key of the position at which a divert once began."""
         return position_key(f"{BEGUN}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
 
-    def _check(
-        self, pipeline: str, topic: str, partition: int, topic_id: str, found: list[Position], history: TopicHistory
-    ) -> None:
+    def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: list[Position], history: TopicHistory) -> None:
         if not found:
             seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
             if seen >= 0:

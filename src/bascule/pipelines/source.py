@@ -83,9 +83,7 @@ class JournalStreamReader(DataSourceStreamReader):
         self._topic = f"{options.get('prefix', 'bascule')}.journal"
         start = options.get("startingoffsets", options.get("startingOffsets", LATEST))
         self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
-        self._choice = Divert(
-            "bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True
-        )
+        self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
         self._max_records = int(options.get("maxoffsetspertrigger", _MAX_RECORDS))
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802

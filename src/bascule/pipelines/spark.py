@@ -89,9 +89,7 @@ def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
         mechanism = str(kafka.get("sasl.mechanisms", kafka.get("sasl.mechanism", "PLAIN")))
         module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
         user, password = (json.dumps(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
-        options["kafka.sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
-        )
+        options["kafka.sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required username={user} password={password};"
     if "ssl.ca.location" in kafka:
         options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": str(kafka["ssl.ca.location"])}
     if "ssl.certificate.location" in kafka:
@@ -117,9 +115,7 @@ def _offsets(at: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(spec)
 
 
-def kafka_stream(
-    session: SparkSession, pipelines: Pipelines, start: Mapping[tuple[str, int], int], *, committed: bool
-) -> DataFrame:
+def kafka_stream(session: SparkSession, pipelines: Pipelines, start: Mapping[tuple[str, int], int], *, committed: bool) -> DataFrame:
     """A streaming frame of Kafka records from the given offsets on, by topic and partition."""
     assigned: dict[str, list[int]] = {}
     for topic, partition in start:

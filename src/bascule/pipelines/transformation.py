@@ -17,9 +17,7 @@ from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
 from bascule.pipelines.spec import Divert
 
 #: What a transformed row is to the writer.
-RECORD_SCHEMA = (
-    "divert string, offset long, index int, topic string, has_key boolean, key binary, value binary, headers map<string,string>"
-)
+RECORD_SCHEMA = "divert string, offset long, index int, topic string, has_key boolean, key binary, value binary, headers map<string,string>"
 #: Operators that need more than one message at a time, by a part of their name.
 _NOT_ROW_LOCAL = (
     "Exchange", "Sort", "Aggregate", "Window", "Limit", "TakeOrdered", "CartesianProduct", "Coalesce", "ShuffledHashJoin",

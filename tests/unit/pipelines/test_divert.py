@@ -31,9 +31,7 @@ def data(sequence: int, *sends: Send, epoch: int = 0) -> bytes:
     return encode_record(Kind.DATA, epoch, sequence, b"".join(map(send_entry, sends)))
 
 
-def send(
-    message: JmsMessage | None = None, address: str = "a.b", flags: int = SendFlag.DURABLE, diverts: tuple[str, ...] = ()
-) -> Send:
+def send(message: JmsMessage | None = None, address: str = "a.b", flags: int = SendFlag.DURABLE, diverts: tuple[str, ...] = ()) -> Send:
     body = encode_message(message or JmsMessage(body_kind="text", body="hello", message_id="ID:1"))
     marks = flags | (SendFlag.DIVERTS if diverts else 0)
     return Send(marks, Routing.ANYCAST, 4, 77, 0, 0, address, (), (), diverts, None, body)

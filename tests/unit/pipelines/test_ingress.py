@@ -85,9 +85,7 @@ def test_octets_that_are_no_text_are_carried_as_base64() -> None:
     assert message.properties["h_base64"] == "/g=="
 
 
-@pytest.mark.parametrize(
-    ("choice", "field", "expected"), [("correlation-id", "correlation_id", "key"), ("group-id", "group_id", "key")]
-)
+@pytest.mark.parametrize(("choice", "field", "expected"), [("correlation-id", "correlation_id", "key"), ("group-id", "group_id", "key")])
 def test_the_key_goes_where_the_ingress_says(choice: str, field: str, expected: str) -> None:
     assert getattr(decode_message(sent(RECORD, key_as=choice).body), field) == expected
     assert decode_message(sent(RECORD, key_as="property:k").body).properties["k"] == "key"
