@@ -12,6 +12,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from bascule.core.errors import Unavailable
 
 READ_TIMEOUT_S = 60.0
+RETRY_S = 0.2
+#: A Kafka that has just started is still finding out who coordinates a group.
+_COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 _RETRY_S = 0.1
 _PASSING = frozenset(
     {
@@ -117,13 +120,18 @@ class TopicHistory:
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:
-    """What a consumer group has committed; negative for nothing."""
+    """What a consumer group has committed; negative for nothing. Raises Unavailable when its coordinator does not come up in time."""
     consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
+    deadline = time.monotonic() + READ_TIMEOUT_S
     try:
-        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S)
-        return int(found.offset)
-    except KafkaException as error:
-        raise Unavailable(f"group {group} does not answer: {error}") from error
+        while True:
+            try:
+                (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S)
+                return int(found.offset)
+            except KafkaException as error:
+                if error.args[0].code() not in _COORDINATOR_COMING or time.monotonic() > deadline:
+                    raise Unavailable(f"group {group} does not answer: {error}") from error
+                consumer.poll(RETRY_S)
     finally:
         consumer.close()
 
