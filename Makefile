@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench soak lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,9 @@ format: setup ## put the code into its form
 
 bench: setup ## load against Bascule and against Artemis, in one run
 	$(BIN)/python bench/run.py $(ARGS)
+
+bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
+	$(BIN)/python bench/pipelines.py $(ARGS)
 
 soak: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)
