@@ -47,6 +47,11 @@ class BasculeUp:
         return self._ready[1]
 
     @property
+    def admin(self) -> str:
+        """Where the admin server answers."""
+        return self._ready[2]
+
+    @property
     def processes(self) -> dict[str, int]:
         """Process ids by part."""
         pids = json.loads((self.directory / "data" / "pids.json").read_text())
