@@ -125,10 +125,10 @@ def is_fatal(said: str) -> bool:
 
 def short(said: str) -> str:
     """What went wrong, without the stack of Java frames around it."""
-    traceback, mark, _ = said.partition("SQLSTATE: 38000")
+    _, mark, traceback = said.partition("Traceback (most recent call last):")
     if mark:
-        # A worker's Python traceback: its last line says it.
-        return traceback.strip().splitlines()[-1][:600]
+        # A worker's Python traceback: the first line that is not indented says what was raised.
+        return next((line.strip() for line in traceback.splitlines()[1:] if line[:1].strip()), "").strip()[:600] or said[:600]
     if is_fatal(said):
         return next(line.strip() for line in said.splitlines() if is_fatal(line))[:600]
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
