@@ -187,7 +187,9 @@ class Pipelines(Section):
     transaction_records: int = Field(default=10_000, ge=1, description="Records in one Kafka transaction at most")
     transaction_bytes: ByteSize = Field(default=ByteSize(32 * MIB), ge=1, description="Bytes in one Kafka transaction at most")
     transaction_s: float = Field(default=10, gt=0, le=900, description="Age of a Kafka transaction at which it is committed")
-    target_partitions: int = Field(default=1, ge=1, description="Partitions of a target topic that a divert creates")
+    target_partitions: int = Field(
+        default=1, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
+    )
     on_error: Literal["dead-letter", "stop"] = Field(default="dead-letter", description="What becomes of a record that cannot be carried")
     dead_letter_topic: Topic | None = Field(
         default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
