@@ -71,3 +71,13 @@ def test_a_session_serves_one_transaction_after_another(connect: Connect, queue:
     for number in (number for number in range(50) if number % 5 != 4):
         assert bodies(reader, 1) == [str(number)]
         consumer.commit()
+
+
+def test_a_session_that_closes_leaves_the_transactions_of_its_neighbours_alone(connect: Connect, name: str) -> None:
+    connection = connect()
+    closing, staying = connection.session("TRANSACTED"), connection.session("TRANSACTED")
+    closing.producer(f"queue:{name}").send("forgotten")
+    staying.producer(f"queue:{name}").send("kept")
+    closing.close()
+    staying.commit()
+    assert bodies(connection.session().consumer(f"queue:{name}"), 2, 0.5) == ["kept"]

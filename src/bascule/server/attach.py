@@ -233,7 +233,7 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
     engine = connection.server.engine
     context, link.context = link.context, None
     if isinstance(context, CoordinatorLink):
-        connection.roll_back_all()
+        context.abandon()
     elif isinstance(context, ConsumerLink) and context.consumer is not None:
         # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
         engine.detach(context.consumer, failed=False)

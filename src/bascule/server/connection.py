@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
         return transaction
 
     def roll_back_all(self) -> None:
-        """The coordinator link or the connection is gone: so is what was open."""
+        """The connection is gone: so is what was open."""
         for transaction in self.transactions.values():
             self.server.engine.rollback(transaction)
         self.transactions.clear()

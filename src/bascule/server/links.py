@@ -166,20 +166,24 @@ class BrowserLink:
 class CoordinatorLink:
     """A client's link to the transaction coordinator (AMQP 1.0 part 4)."""
 
-    __slots__ = ("connection", "link")
+    __slots__ = ("_declared", "connection", "link")
 
     def __init__(self, connection: ClientConnection, link: ReceiverLink) -> None:
         self.connection = connection
         self.link = link
+        self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
 
     def declare(self, delivery_id: int) -> None:
         """Begin a transaction."""
-        self.link.settle(delivery_id, Declared(self.connection.begin().id))
+        transaction = self.connection.begin()
+        self._declared.add(transaction.id)
+        self.link.settle(delivery_id, Declared(transaction.id))
         self.link.flow(PRODUCER_CREDIT)
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit, or roll back. The answer to a commit comes when it is stored."""
         transaction = self.connection.transactions.pop(txn_id, None)
+        self._declared.discard(txn_id)
         engine = self.connection.server.engine
         if transaction is None:
             self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
@@ -188,6 +192,14 @@ class CoordinatorLink:
             self._answer(delivery_id, None)
         else:
             engine.commit(transaction, lambda error: self._answer(delivery_id, error))
+
+    def abandon(self) -> None:
+        """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.3)."""
+        for txn_id in self._declared:
+            transaction = self.connection.transactions.pop(txn_id, None)
+            if transaction is not None:
+                self.connection.server.engine.rollback(transaction)
+        self._declared.clear()
 
     def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
         self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))
