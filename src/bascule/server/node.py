@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,7 @@ class Node:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()
+            _return_memory()
         self._tail = IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
 
     async def _leave_epoch(self, error: BasculeError | None) -> None:
@@ -274,6 +277,12 @@ class Node:
                 name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.ready.count,
                 bytes=queue.ready.size_bytes, delivering=queue.delivering_count, consumers=len(queue.consumers),
             )  # fmt: skip
+
+
+def _return_memory() -> None:
+    """Give the system back what a load used in passing: a quarter of a broker with 100,000 messages. Only glibc can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
