@@ -7,18 +7,6 @@ from typing import ClassVar
 from bascule.core.errors import BasculeError
 
 
-class NotFound(BasculeError):
-    """No such destination or subscription."""
-
-    condition: ClassVar[str] = "amqp:not-found"
-
-
-class NotAllowed(BasculeError):
-    """The destination is there, but not for this."""
-
-    condition: ClassVar[str] = "amqp:not-allowed"
-
-
 class ResourceLimit(BasculeError):
     """A limit is reached."""
 

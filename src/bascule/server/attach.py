@@ -41,11 +41,15 @@ class Place(NamedTuple):
     routing: Routing | None
 
 
+def _routing_asked_for(capabilities: tuple[str, ...]) -> Routing | None:
+    return next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), None)
+
+
 def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
     """The destination that a terminus names. Raises AmqpError for an address that is no string or empty."""
     if not isinstance(address, str) or not address:
         raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string that is not empty")
-    routing = next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), None)
+    routing = _routing_asked_for(capabilities)
     for prefix, prefixed in PREFIXES.items():
         if address.startswith(prefix):
             return Place(address[len(prefix) :], routing if routing is not None else prefixed)
@@ -108,7 +112,7 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
 
 def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str, ...]) -> Queue:
     """A temporary destination: it goes when its link goes, and with it what it holds."""
-    routing = next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), Routing.ANYCAST)
+    routing = _routing_asked_for(capabilities) or Routing.ANYCAST
     name = f"{TEMPORARY_PREFIX}{uuid.uuid4()}"
     if routing is Routing.ANYCAST:
         queue = connection.server.engine.create_queue(name, name, routing, durable=False)

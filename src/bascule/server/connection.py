@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import bascule
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, MESSAGE_SIZE_EXCEEDED, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role
 from bascule.amqp.session import Session
@@ -219,10 +219,6 @@ class ClientConnection(asyncio.Protocol):
             return
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
-            if len(event.payload) > self.server.max_message_bytes:
-                raise AmqpError(
-                    MESSAGE_SIZE_EXCEEDED, f"message of {len(event.payload)} bytes; the limit is {self.server.max_message_bytes}"
-                )
             facts = scan(event.payload)
             transaction = None if event.txn_id is None else self._transaction(event.txn_id)
             address, routing = producer.address, producer.routing

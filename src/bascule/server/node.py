@@ -97,7 +97,6 @@ class Node:
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
         self._tail: IngressTail | None = None
-        self.accepted_connections = 0
 
     # -- what connections need ---------------------------------------------------------------------------------------
 
