@@ -55,6 +55,9 @@ class ClientMechanism(Protocol):
     def step(self, challenge: bytes) -> bytes:
         """The response to a challenge. Raises AuthenticationFailed where the server is not to be trusted."""
 
+    def finish(self, additional: bytes | None) -> None:
+        """The server is content, and says this with it. Raises AuthenticationFailed where the server is not to be trusted."""
+
 
 class SaslServer:
     """The server's side: offers mechanisms in the order of the mapping, drives the one chosen."""
@@ -124,9 +127,7 @@ class SaslClient:
         if isinstance(frame, SaslChallenge) and self._chosen is not None:
             return self._step(self._chosen, frame.challenge)
         if isinstance(frame, SaslOutcome) and self._chosen is not None:
-            self.done = True
-            if frame.code != SaslCode.OK:
-                self.error = AuthenticationFailed(f"the server refused {self._chosen.name} (code {frame.code})")
+            self._finish(self._chosen, frame)
             return None
         raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
 
@@ -137,6 +138,16 @@ class SaslClient:
             self.error = AuthenticationFailed(f"no common mechanism; the server offers {', '.join(offer.mechanisms) or 'none'}")
             return None
         return SaslInit(self._chosen.name, self._chosen.initial(), self._hostname)
+
+    def _finish(self, mechanism: ClientMechanism, outcome: SaslOutcome) -> None:
+        self.done = True
+        if outcome.code != SaslCode.OK:
+            self.error = AuthenticationFailed(f"the server refused {mechanism.name} (code {outcome.code})")
+            return
+        try:
+            mechanism.finish(outcome.additional_data)
+        except AuthenticationFailed as error:
+            self.error = error
 
     def _step(self, mechanism: ClientMechanism, challenge: bytes) -> Composite | None:
         self._rounds += 1
@@ -200,6 +211,9 @@ class AnonymousClient:
         """A server that asks again."""
         return challenge[:0]
 
+    def finish(self, additional: bytes | None) -> None:
+        """Nothing to check."""
+
 
 class PlainClient:
     """PLAIN as a client."""
@@ -218,6 +232,43 @@ class PlainClient:
         if challenge:
             raise AuthenticationFailed("PLAIN has no challenges")
         return self._response
+
+    def finish(self, additional: bytes | None) -> None:
+        """Nothing to check."""
+
+
+class ExternalServer:
+    """EXTERNAL (RFC 4422, appendix A): who the client is has been shown by other means, such as its TLS certificate."""
+
+    final: bytes | None = None
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    def step(self, response: bytes | None) -> bytes | None:
+        """Acting for somebody else is refused."""
+        if response is None:
+            return b""
+        if response not in (b"", self.user.encode()):
+            raise AuthenticationFailed(f"the holder of the certificate of {self.user!r:.60} may not act for somebody else")
+        return None
+
+
+class ExternalClient:
+    """EXTERNAL as a client: the server knows already."""
+
+    name = "EXTERNAL"
+
+    def initial(self) -> bytes | None:
+        """As whoever the server takes us for."""
+        return b""
+
+    def step(self, challenge: bytes) -> bytes:
+        """A server that asks again."""
+        return challenge[:0]
+
+    def finish(self, additional: bytes | None) -> None:
+        """Nothing to check."""
 
 
 def password_check(passwords: Mapping[str, str]) -> Authenticate:

@@ -53,6 +53,10 @@ class TwiceClient:
             raise AuthenticationFailed("this is not the server")
         return b"proof"
 
+    def finish(self, additional: bytes | None) -> None:
+        if additional != b"signature":
+            raise AuthenticationFailed("this is not the server")
+
 
 class Endless:
     user = ""
