@@ -64,6 +64,7 @@ FALSE_OR_UNKNOWN = [
     "missing NOT BETWEEN 1 AND 2", "age BETWEEN missing AND 20", "missing + 1 = 1 OR missing + 1 <> 1", "age / 0 = 1 OR age / 0 <> 1",
     "color + 1 = 1", "-color = 1", "age = 'x'", "age <> 'x'", "color BETWEEN 1 AND 2", "color NOT BETWEEN 1 AND 2", "yes = 1",
     "age IN ('17')", "age LIKE '17'", "percent LIKE '100!%%_' ESCAPE '!'",
+    "empty LIKE '%_%'", "color LIKE 'bl%___%'", "+color = 'blue'", "+yes = TRUE",
 ]  # fmt: skip
 
 

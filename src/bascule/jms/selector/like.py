@@ -29,7 +29,7 @@ class _Piece:
     def find(self, text: str, position: int, end: int) -> int:
         """The first position from ``position`` on where the piece stands and ends at ``end`` at the latest; -1 for none."""
         offset, run = self.anchor
-        while True:
+        while position + self.length <= end:
             found = text.find(run, position + offset, end - self.length + offset + len(run))
             if found < 0:
                 return -1
@@ -37,6 +37,7 @@ class _Piece:
             if self.at(text, position):
                 return position
             position += 1
+        return -1
 
 
 def _pieces(pattern: str, escape: str | None) -> list[_Piece]:

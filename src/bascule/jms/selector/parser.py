@@ -260,7 +260,7 @@ class _Parser:
 _PREFIX: Final[dict[str, Callable[[_Parser], Node]]] = {
     "(": _Parser.parentheses,
     "-": _Parser.negation,
-    "+": _Parser.signed,
+    "+": lambda parser: Negation(Negation(parser.signed())),  # the number itself, and NULL for what is none
     "NOT": _Parser.inversion,
     "TRUE": lambda _: Literal(True),
     "FALSE": lambda _: Literal(False),
