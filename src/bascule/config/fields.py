@@ -6,9 +6,9 @@ import re
 import string
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
 #: Kafka's limit on a topic name.
@@ -56,6 +56,14 @@ def check_topic(value: str) -> str:
     return value
 
 
+def check_pattern(value: str) -> str:
+    """An address, or a pattern of addresses. Raises ValueError."""
+    for word in value.split("."):
+        if not word or (len(word) > 1 and ("*" in word or "#" in word)):
+            raise ValueError("words stand between dots; '*' and '#' stand for whole words")
+    return value
+
+
 def check_template(template: str, placeholder: str) -> str:
     """A name in which only ``${placeholder}`` is filled in. Raises ValueError."""
     known = f"${{{placeholder}}}"
@@ -86,8 +94,13 @@ def check_key(value: str, words: tuple[str, ...]) -> str:
     raise ValueError(f"must be {', '.join(words)} or property:NAME")
 
 
+def _secret(value: SecretStr) -> SecretStr:
+    return SecretStr(read_secret(value.get_secret_value()))
+
+
 Name = Annotated[str, AfterValidator(_name)]
-Topic = Annotated[str, AfterValidator(check_topic)]
+TopicName = Annotated[str, AfterValidator(check_topic)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Start = Annotated[str, BeforeValidator(_start)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ClientSetting = bool | int | float | str
@@ -97,6 +110,9 @@ class Section(BaseModel):
     """A table of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+    #: What is not given is left to other tables: defaults of this one are not values.
+    shows_only_given: ClassVar[bool] = False
 
 
 def located(path: tuple[str | int, ...], message: str) -> PydanticCustomError:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from bascule.config.fields import is_secret
+from bascule.config.fields import Section, is_secret
 from bascule.config.lines import Path, key_lines, line_of
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput
@@ -208,6 +208,8 @@ def _shown(path: Path, tree: object) -> str:
 
 
 def _secret(path: Path) -> bool:
+    if path in {("admin", "token"), ("admin", "tls", "key_password"), ("broker", "tls", "key_password")}:
+        return True
     if len(path) != 3:
         return False
     return path[:2] == ("broker", "users") or (path[:2] in {("kafka", "client"), ("pipelines", "spark")} and is_secret(str(path[2])))
@@ -219,8 +221,8 @@ def display_key(path: Path, tree: object) -> str:
     for position, part in enumerate(path):
         tree = _at(tree, (part,))
         if isinstance(part, int):
-            name = _at(tree, ("name",))
-            shown += f'["{name}"]' if isinstance(name, str) and position == 1 else f"[{part + 1}]"
+            name = next((_at(tree, (key,)) for key in ("name", "match") if isinstance(_at(tree, (key,)), str)), None)
+            shown += f'["{name}"]' if name is not None and position == 1 else f"[{part + 1}]"
         else:
             key = part if part.replace("_", "").replace("-", "").isalnum() else f'"{part}"'
             shown += f".{key}" if shown else key
@@ -242,7 +244,10 @@ def _at(tree: object, path: Path) -> object:
 def _leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every value of the tree, tables of arrays one by one; an empty table or list is a value."""
     if isinstance(node, BaseModel):
+        only_given = isinstance(node, Section) and node.shows_only_given
         for name, field in type(node).model_fields.items():
+            if only_given and name not in node.model_fields_set:
+                continue
             yield from _leaves(getattr(node, name), (*path, field.alias or name))
     elif isinstance(node, dict) and node:
         for key, value in node.items():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bascule.config.fields import Name, Section, Start, Topic, check_key, check_template, check_topic
+from bascule.config.fields import Name, Section, Start, TopicName, check_key, check_pattern, check_template, check_topic
 from bascule.core.destination import Routing
 from bascule.jms.selector import SelectorError, compile_selector
 
@@ -46,10 +46,7 @@ class Divert(Pipeline):
     @field_validator("from_address")
     @classmethod
     def _pattern(cls, value: str) -> str:
-        for word in value.split("."):
-            if not word or (len(word) > 1 and ("*" in word or "#" in word)):
-                raise ValueError("words stand between dots; '*' and '#' stand for whole words")
-        return value
+        return check_pattern(value)
 
     @field_validator("selector")
     @classmethod
@@ -89,7 +86,7 @@ class Divert(Pipeline):
 class Ingress(Pipeline):
     """Kafka records into a JMS destination."""
 
-    topics: tuple[Topic, ...] = Field(default=(), description="Kafka topics by name")
+    topics: tuple[TopicName, ...] = Field(default=(), description="Kafka topics by name")
     pattern: str | None = Field(default=None, min_length=1, description="Kafka topics by a regular expression on the whole name")
     to: str = Field(default="${topic}", description="JMS address; ${topic} is filled in")
     routing: Literal["multicast", "anycast"] = Field(default="multicast", description="multicast = a JMS topic, anycast = a JMS queue")

@@ -12,15 +12,21 @@ from typing import Literal
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from bascule.config.fields import ClientSetting, Name, Port, Section, Topic, is_secret, located, read_secret
+from bascule.amqp.scram import NAME as SCRAM
+from bascule.amqp.scram import Verifier
+from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
+from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
 
 MIB = 1 << 20
+#: A SEND entry of the journal counts the queues of a message in 16 bits.
+QUEUES_MAX = 65_535
 #: A message travels in one journal record, and Kafka's own record limit is raised to 70 MiB (embedded) for it.
 MESSAGE_BYTES_MAX = 64 * MIB
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a host."""
     if host == "localhost":
         return True
     try:
@@ -37,41 +43,86 @@ class Bridge(Section):
     )
 
 
-class Broker(Section):
-    """The JMS provider."""
+class Tls(Section):
+    """TLS of a listener: it is on when there is a certificate, and then nothing is served in clear."""
+
+    certificate: Path | None = Field(default=None, description="PEM file with the certificate and those that signed it; unset = no TLS")
+    key: Path | None = Field(default=None, description="PEM file with its private key; unset = it is in the certificate's file")
+    key_password: Secret | None = Field(default=None, description='Password of the key, or "file:PATH" (what that file holds)')
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the listener speaks TLS."""
+        return self.certificate is not None
+
+    @model_validator(mode="after")
+    def _certificate_there(self) -> Tls:
+        if not self.enabled and (given := [key for key, value in self if value is not None and key in self.model_fields_set]):
+            raise ValueError(f"{given[0]} without certificate: nothing would be encrypted")
+        return self
+
+
+class BrokerTls(Tls):
+    """TLS of the AMQP listener."""
+
+    client_ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities that sign certificates of clients: a client that shows one is known by the common name in"
+        " it (SASL EXTERNAL)",
+    )
+    client_certificate: Literal["optional", "required"] | None = Field(
+        default=None, description="Whether a client must show one; unset = optional, if client_ca is given"
+    )
+
+    @model_validator(mode="after")
+    def _somebody_signs(self) -> BrokerTls:
+        if self.client_certificate and self.client_ca is None:
+            raise ValueError("client_certificate without client_ca: nobody's certificate could be checked")
+        return self
+
+
+class Broker(AddressSettings):
+    """The JMS provider, and the settings of addresses that no ``[[address]]`` names."""
 
     host: str = Field(default="127.0.0.1", description="Address the broker listens on")
-    port: Port = Field(default=5672, description="AMQP port; 0 = any free one")
-    users: dict[str, SecretStr] = Field(default={}, description='Name = password, or name = "file:PATH" (what that file holds)')
+    port: Port = Field(default=5672, description="AMQP port (5671 is the usual one with TLS); 0 = any free one")
+    tls: BrokerTls = Field(default=BrokerTls(), description="TLS of this listener: `[broker.tls]`")
+    users: dict[str, SecretStr] = Field(
+        default={}, description='Name = password, its hash (`bascule user hash`), or "file:PATH" (what that file holds)'
+    )
     allow_anonymous: bool | None = Field(
-        default=None, description="Clients without a user may connect; unset = yes on a loopback host without users, else no"
+        default=None,
+        description="Clients without a user or a certificate may connect; unset = yes on a loopback host without users and client_ca",
     )
     max_message_bytes: ByteSize = Field(
-        default=ByteSize(16 * MIB), gt=0, le=MESSAGE_BYTES_MAX, description="Largest message taken, at most 64 MiB"
+        default=ByteSize(MESSAGE_BYTES_MAX), gt=0, le=MESSAGE_BYTES_MAX, description="Largest message taken, at most 64 MiB"
     )
     idle_timeout_s: float = Field(
         default=60, gt=0, description="A connection silent for so long is closed; clients are told to send heartbeats"
+    )
+    transaction_timeout_s: float = Field(
+        default=300, gt=0, description="A local transaction that holds something for longer is rolled back: others miss its messages"
     )
     failover: tuple[str, ...] = Field(default=(), description="HOST:PORT of the brokers a client may turn to, offered when it connects")
     memory_bytes: ByteSize = Field(
         default=ByteSize(64 * MIB), ge=MIB, description="Budget for message bodies in memory; beyond it they go to a spill file"
     )
-    max_delivery_attempts: int = Field(
-        default=10, ge=1, description="After so many failed deliveries a message goes to the dead-letter address"
+    max_queues: int = Field(
+        default=QUEUES_MAX, ge=1, le=QUEUES_MAX, description="Queues and subscriptions at once: a client can ask for any name"
     )
-    dead_letter_address: str = Field(default="DLQ", min_length=1, description="Queue for messages that could not be delivered")
-    duplicate_window_count: int = Field(default=20_000, ge=0, description="Message ids remembered per address for duplicate detection")
-    duplicate_window_s: float = Field(default=3600, gt=0, description="How long a message id is remembered")
 
     @field_validator("users")
     @classmethod
     def _passwords_readable(cls, users: dict[str, SecretStr]) -> dict[str, SecretStr]:
         read: dict[str, SecretStr] = {}
-        for name, password in users.items():
+        for name, given in users.items():
             try:
-                read[name] = SecretStr(read_secret(password.get_secret_value()))
+                password = read_secret(given.get_secret_value())
+                if is_hash(password):
+                    Verifier.parse(password)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
+            read[name] = SecretStr(password)
         return read
 
     @field_validator("failover")
@@ -85,19 +136,31 @@ class Broker(Section):
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
-        if not self.users and not self.anonymous_allowed:
-            raise ValueError(f"nobody could connect to host {self.host!r}: give users, or allow_anonymous = true")
+        if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
+            raise ValueError(f"nobody could connect to host {self.host!r}: give users, tls.client_ca, or allow_anonymous = true")
         return self
 
     @property
     def anonymous_allowed(self) -> bool:
         """Whether a client without a user may connect."""
-        return self.allow_anonymous if self.allow_anonymous is not None else not self.users and _loopback(self.host)
+        if self.allow_anonymous is not None:
+            return self.allow_anonymous
+        return not self.users and not self.tls.client_ca and is_loopback(self.host)
 
     @property
     def passwords(self) -> dict[str, str]:
-        """User name to password, in clear."""
+        """User name to password, in clear or as its hash."""
         return {name: password.get_secret_value() for name, password in self.users.items()}
+
+    @property
+    def url_scheme(self) -> str:
+        """How a client's URL begins."""
+        return "amqps" if self.tls.enabled else "amqp"
+
+
+def is_hash(password: str) -> bool:
+    """Whether this is a password's hash and not the password."""
+    return password.startswith(f"{SCRAM}$")
 
 
 class Journal(Section):
@@ -191,16 +254,26 @@ class Pipelines(Section):
         default=1, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
     )
     on_error: Literal["dead-letter", "stop"] = Field(default="dead-letter", description="What becomes of a record that cannot be carried")
-    dead_letter_topic: Topic | None = Field(
+    dead_letter_topic: TopicName | None = Field(
         default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
     )
 
 
 class Admin(Section):
-    """Health, status and metrics by HTTP."""
+    """Health, status, metrics and actions by HTTP."""
 
     host: str = Field(default="127.0.0.1", description="Address of the admin server")
     port: Port = Field(default=8672, description="Port of the admin server; 0 = any free one")
+    tls: Tls = Field(default=Tls(), description="TLS of this listener: `[admin.tls]`")
+    token: Secret | None = Field(
+        default=None,
+        description='What `Authorization: Bearer` must give to act and to see messages, or "file:PATH"; unset = only this machine may',
+    )
+
+    @property
+    def url_scheme(self) -> str:
+        """How its URL begins."""
+        return "https" if self.tls.enabled else "http"
 
 
 class Settings(BaseSettings):
@@ -215,6 +288,9 @@ class Settings(BaseSettings):
     embedded: Embedded = Embedded()
     pipelines: Pipelines = Pipelines()
     admin: Admin = Admin()
+    address: tuple[Address, ...] = ()
+    queue: tuple[Queue, ...] = ()
+    topic: tuple[Topic, ...] = ()
     divert: tuple[Divert, ...] = ()
     ingress: tuple[Ingress, ...] = ()
 
@@ -243,6 +319,19 @@ class Settings(BaseSettings):
                 if pipeline.name in seen:
                     raise located((section, position, "name"), f"the name {pipeline.name!r} is given twice")
                 seen.add(pipeline.name)
+        return self
+
+    @model_validator(mode="after")
+    def _addresses_agree(self) -> Settings:
+        for section, key in (("address", "match"), ("queue", "name"), ("topic", "name")):
+            seen: set[str] = set()
+            for position, table in enumerate(getattr(self, section)):
+                if (value := getattr(table, key)) in seen:
+                    raise located((section, position, key), f"{value!r} is given twice")
+                seen.add(value)
+        for position, address in enumerate(self.address):
+            if what := contradiction({**self.broker.given(), **address.given()}):
+                raise located(("address", position), f"with what [broker] says, {what}")
         return self
 
     @model_validator(mode="after")

@@ -131,7 +131,10 @@ ERRORS = [
     ("[broker]\nport = 99999", "bascule.toml:2: broker.port = 99999: should be less than or equal to 65535"),
     ("[broker]\nport = 'x'", 'bascule.toml:2: broker.port = "x": should be a valid integer, unable to parse string as an integer'),
     ("[broker]\nmax_message_bytes = '65 MiB'", 'broker.max_message_bytes = "65 MiB": should be less than or equal to 67108864'),
-    ("[broker]\nhost = '0.0.0.0'", "bascule.toml:1: broker: nobody could connect to host '0.0.0.0': give users, or allow_anonymous = true"),
+    (
+        "[broker]\nhost = '0.0.0.0'",
+        "bascule.toml:1: broker: nobody could connect to host '0.0.0.0': give users, tls.client_ca, or allow_anonymous = true",
+    ),
     ("[broker]\nfailover = ['a:1', 'b']", """bascule.toml:2: broker.failover = ["a:1", "b"]: 'b' is not HOST:PORT"""),
     ("[broker]\nusers = {ann = 'file:nowhere'}", "bascule.toml:2: broker.users: ann: nowhere: No such file or directory"),
     ("[journal]\nmin_insync_replicas = 2", "journal: min_insync_replicas 2 is more than replication_factor 1"),
@@ -163,6 +166,41 @@ ERRORS = [
     (f"{INGRESS}to = '${{address}}'", "'${address}' stands for nothing: only ${topic} is filled in"),
     ("[[ingress]]\nname = 'a'\ntopics = ['bascule.journal']", "'bascule.journal' is one of Bascule's own topics"),
     ("[[ingress]]\nname = 'a'\ntopics = ['a b']", """ingress["a"].topics[1] = "a b": must be a Kafka topic name"""),
+    (
+        "[[address]]\nmatch = 'orders.#'\nmax_mesages = 1",
+        """bascule.toml:3: address["orders.#"].max_mesages = 1: unknown setting; did you mean 'max_messages'?""",
+    ),
+    ("[[address]]\nmax_messages = 1", "bascule.toml:1: address[1].match: must be given"),
+    ("[[address]]\nmatch = 'a#'", """address["a#"].match = "a#": words stand between dots; '*' and '#' stand for whole words"""),
+    (
+        "[[address]]\nmatch = 'a'\nwhen_full = 'page'",
+        """address["a"].when_full = "page": should be 'block', 'reject' or 'drop-oldest-nonpersistent'""",
+    ),
+    ("[[address]]\nmatch = 'a'\nmax_messages = -1", """address["a"].max_messages = -1: should be greater than or equal to 0"""),
+    (
+        "[[address]]\nmatch = 'a'\nredelivery_delay_s = 60\nredelivery_delay_max_s = 5",
+        """bascule.toml:1: address["a"]: redelivery_delay_s 60 is more than redelivery_delay_max_s 5""",
+    ),
+    (
+        "[broker]\nmax_expiry_s = 5\n[[address]]\nmatch = 'a'\nexpiry_s = 6",
+        """bascule.toml:3: address["a"]: with what [broker] says, expiry_s 6 is more than max_expiry_s 5""",
+    ),
+    (
+        "[[address]]\nmatch = 'a'\n[[address]]\nmatch = 'a'",
+        """bascule.toml:4: address["a"].match = "a": 'a' is given twice""",
+    ),
+    ("[[address]]\nmatch = 'a'\ndead_letter_address = 'DLQ.#'", "dead_letter_address = \"DLQ.#\": names one destination: '*' and '#'"),
+    ("[[queue]]\nname = 'orders.*'", """queue["orders.*"].name = "orders.*": names one destination: '*' and '#' stand for others"""),
+    ("[[queue]]\nname = 'a'\nmax_messages = 1", """queue["a"].max_messages = 1: unknown setting; known are name"""),
+    ("[[topic]]\nname = 'a'\n[[topic]]\nname = 'a'", """bascule.toml:4: topic["a"].name = "a": 'a' is given twice"""),
+    ("[broker.tls]\nkey = 'k'", "bascule.toml:1: broker.tls: key without certificate: nothing would be encrypted"),
+    (
+        "[broker.tls]\ncertificate = 'c'\nclient_certificate = 'required'",
+        "broker.tls: client_certificate without client_ca: nobody's certificate could be checked",
+    ),
+    ("[broker.tls]\ncertficate = 'c'", "bascule.toml:2: broker.tls.certficate = \"c\": unknown setting; did you mean 'certificate'?"),
+    ("[broker]\nusers = {ann = 'SCRAM-SHA-256$x'}", "broker.users: ann: must be SCRAM-SHA-256$ITERATIONS:SALT$STORED-KEY:SERVER-KEY"),
+    ("[admin]\ntoken = 'file:nowhere'", "admin.token = ********: nowhere: No such file or directory"),
     ("port = ", "bascule.toml: not valid TOML: Invalid value (at end of document)"),
 ]
 
@@ -186,6 +224,19 @@ def test_a_wrong_selector_is_shown_with_its_column() -> None:
 
 def test_a_secret_is_never_shown_in_an_error() -> None:
     assert "hush" not in error_of("[broker.users]\nann = ['hush']\n[kafka.client]\n'sasl.password' = ['hush']")
+
+
+def test_only_what_an_address_is_given_is_shown_and_the_token_is_not() -> None:
+    text = "[[address]]\nmatch = 'orders.#'\nmax_messages = 10\n[[address]]\nmatch = 'orders.*'\nexpiry_s = 2\n[admin]\ntoken = 'hush'\n"
+    configuration = load(written(text))
+    shown = {value.key: value.value for value in configuration.explain()}
+    assert {key: value for key, value in shown.items() if key.startswith("address")} == {
+        'address["orders.#"].match': "orders.#", 'address["orders.#"].max_messages': 10,
+        'address["orders.*"].match': "orders.*", 'address["orders.*"].expiry_s': 2,
+    }  # fmt: skip
+    assert shown["admin.token"] == MASK
+    assert shown["broker.max_messages"] == 0
+    assert configuration.settings.address[0].given() == {"max_messages": 10}
 
 
 def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,19 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
+from bascule.config.address import Address, AddressSettings, Queue, Topic
+from bascule.config.fields import Section
 from bascule.config.pipeline import Divert, Ingress
-from bascule.config.settings import MIB, Settings
+from bascule.config.settings import MIB, Broker, BrokerTls, Settings, Tls
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     **{name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)},
+    "broker.tls": BrokerTls,
+    "admin.tls": Tls,
+    "[address]": Address,
+    "[queue]": Queue,
+    "[topic]": Topic,
     "[divert]": Divert,
     "[ingress]": Ingress,
 }
@@ -47,13 +54,25 @@ def default_of(field: FieldInfo) -> str:
     if value is None:
         return "unset"
     if isinstance(value, ByteSize):
-        return f'`"{value // MIB} MiB"`'
+        return f'`"{value // MIB} MiB"`' if value else "`0`"
     return f"`{json.dumps(value, default=str)}`"
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """In the order of the page: those of addresses behind the pattern, and not with the broker; tables have a heading of their own."""
+    fields = {name: field for name, field in model.model_fields.items() if not is_section(field.annotation)}
+    if model is Broker:
+        return {name: field for name, field in fields.items() if name not in AddressSettings.model_fields}
+    return {"match": fields.pop("match"), **fields} if model is Address else fields
+
+
+def is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def table_of(model: type[BaseModel]) -> str:
     rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-    for name, field in model.model_fields.items():
+    for name, field in fields_of(model).items():
         cells = (f"`{field.alias or name}`", type_name(field.annotation), default_of(field), str(field.description))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"

@@ -10,7 +10,7 @@ def test_settings_are_complete_without_any_source_and_ignore_the_environment(mon
     monkeypatch.setenv("BASCULE_BROKER__PORT", "1")
     settings = Settings()
     assert settings.broker.port == 5672
-    assert settings.broker.max_message_bytes == 16 * MIB
+    assert settings.broker.max_message_bytes == 64 * MIB
     assert settings.kafka.bootstrap_servers is None
     assert settings.journal.topic("journal") == "bascule.journal"
     assert settings.dead_letter_topic == "bascule.dead-letter"

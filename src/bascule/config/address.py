@@ -1,0 +1,119 @@
+"""Settings of addresses, by pattern, and destinations that are there from the start."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from bascule.config.fields import Section, check_pattern
+
+#: An address stands in every record of a message, and its length there in two bytes; nobody types one as long as this.
+ADDRESS_MAX = 1000
+#: A century; a delay without end would leave the integers in which the broker counts time.
+_LONGEST_S = 100 * 365 * 86_400.0
+
+Seconds = float
+
+
+class AddressSettings(Section):
+    """What holds for an address, and for each queue and subscription on it. In ``[broker]``: for all that no ``[[address]]`` names."""
+
+    max_messages: int = Field(
+        default=0, ge=0, description="Messages in one queue or subscription, waiting or with consumers; 0 = any number"
+    )
+    max_bytes: ByteSize = Field(default=ByteSize(0), ge=0, description="Size of these messages; 0 = any")
+    when_full: Literal["block", "reject", "drop-oldest-nonpersistent"] = Field(
+        default="block",
+        description="What becomes of a message to a full queue: its sender waits (a sender that names no address up front is refused),"
+        " it is refused, or the oldest non-persistent ones make room for it",
+    )
+    max_delivery_attempts: int = Field(
+        default=10, ge=0, description="After so many failed deliveries a message goes to the dead-letter address; 0 = never"
+    )
+    redelivery_delay_s: Seconds = Field(
+        default=0, ge=0, le=_LONGEST_S, description="Pause of a message after a failed delivery; those behind it go on meanwhile"
+    )
+    redelivery_multiplier: float = Field(default=1, ge=1, le=100, description="By how much that pause grows with each further failure")
+    redelivery_delay_max_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest pause; 0 = no bound")
+    expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Time to live of a message whose sender set none; 0 = for ever")
+    max_expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest time to live, whatever the sender set; 0 = any")
+    dead_letter_address: str = Field(
+        default="DLQ", max_length=ADDRESS_MAX, description='Queue for messages that could not be delivered; "" = they are dropped'
+    )
+    expiry_address: str = Field(
+        default="ExpiryQueue", max_length=ADDRESS_MAX, description='Queue for messages that expired; "" = they are dropped'
+    )
+    duplicate_window_count: int = Field(default=20_000, ge=0, description="Message ids remembered per address for duplicate detection")
+    duplicate_window_s: Seconds = Field(default=3600, gt=0, le=_LONGEST_S, description="How long a message id is remembered")
+    prefetch: int = Field(default=0, ge=0, description="Messages one consumer may hold unsettled; 0 = as many as it asks for")
+    exclusive: bool = Field(default=False, description="Only the consumer that came first is served, the next one when it has gone")
+    auto_create: bool = Field(default=True, description="A queue or topic is made when a client first names it; else that is refused")
+    auto_delete: bool = Field(default=True, description="A queue made so goes when it is empty and nobody uses it")
+    auto_delete_after_s: Seconds = Field(default=300, ge=0, le=_LONGEST_S, description="After so long without use")
+
+    @field_validator("dead_letter_address", "expiry_address")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        return check_address(value) if value else value
+
+    @model_validator(mode="after")
+    def _in_agreement(self) -> AddressSettings:
+        """What one table says itself; :func:`contradiction` looks at what it inherits."""
+        if what := contradiction(self.given()):
+            raise ValueError(what)
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The settings of addresses that were given, by key."""
+        return {key: getattr(self, key) for key in AddressSettings.model_fields if key in self.model_fields_set}
+
+
+def contradiction(settings: dict[str, Any]) -> str:
+    """What two of the settings of an address say against each other, "" when they agree."""
+    for shorter, longer in (("redelivery_delay_s", "redelivery_delay_max_s"), ("expiry_s", "max_expiry_s")):
+        bound = settings.get(longer, 0)
+        if bound and settings.get(shorter, 0) > bound:
+            return f"{shorter} {settings[shorter]:g} is more than {longer} {bound:g}"
+    return ""
+
+
+class Address(AddressSettings):
+    """Settings of the addresses that a pattern names: only what is given counts."""
+
+    shows_only_given: ClassVar[bool] = True
+
+    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' is one word, '#' any number of words")
+
+    @field_validator("match")
+    @classmethod
+    def _pattern(cls, value: str) -> str:
+        return check_pattern(value)
+
+
+class Destination(Section):
+    """A queue or a topic that is there from the start."""
+
+    name: str = Field(min_length=1, max_length=ADDRESS_MAX, description="Its name")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        return check_address(value)
+
+
+class Queue(Destination):
+    """A JMS queue."""
+
+
+class Topic(Destination):
+    """A JMS topic."""
+
+
+def check_address(value: str) -> str:
+    """The address of one destination, not a pattern. Raises ValueError."""
+    if not value.isprintable():
+        raise ValueError("must be printable")
+    if any(word in ("*", "#") for word in value.split(".")):
+        raise ValueError("names one destination: '*' and '#' stand for others")
+    return value
