@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bascule.broker.policy import Policy
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing, address_matches
 from bascule.journal.records import Target
@@ -44,6 +46,8 @@ class Route(NamedTuple):
     diverted: bool
     recorded: bool  # a persistent message is journaled: see Diverts.replayable
     filtered: bool  # some queue has a selector or refuses messages of its own connection
+    limited: bool  # some queue has a maximum depth
+    expiring: bool  # the address has a say in when messages expire
 
 
 #: Anonymous producers may name any number of addresses; routes are cheap to work out again.
@@ -54,7 +58,9 @@ ROUTES_MAX = 10_000
 class AddressBook:
     """All queues by id, by name and by address; routes are worked out once and kept until a binding changes."""
 
+    policy: Policy
     diverts: Diverts = field(default_factory=Diverts)
+    producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # links that send to an address
     queues: dict[int, Queue] = field(default_factory=dict)
     anycast: dict[str, Queue] = field(default_factory=dict)  # by address, which is the queue's name too
     subscriptions: dict[str, Queue] = field(default_factory=dict)  # by subscription queue name
@@ -98,6 +104,7 @@ class AddressBook:
         else:
             bound = (queue for queue in self.subscriptions.values() if address_matches(queue.address, address))
         queues = tuple(bound)
+        settings = self.policy.of(address)
         ids = durable_ids(queues)
         diverted = any(address_matches(pattern, address) for pattern in self.diverts.patterns)
         wanted = routing is Routing.ANYCAST or bool(ids) or diverted
@@ -109,6 +116,8 @@ class AddressBook:
             diverted,
             recorded,
             any(queue.selector_text or queue.no_local_container for queue in queues),
+            any(queue.settings.max_messages or queue.settings.max_bytes for queue in queues),
+            bool(settings.expiry_ms or settings.expiry_max_ms),
         )
 
     def __contains__(self, address: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -74,11 +74,11 @@ class DuplicateWindow:
 class DuplicateWindows:
     """The windows of all addresses; the ones that were used last are kept."""
 
-    __slots__ = ("by_address", "count_max", "period_ms")
+    __slots__ = ("_limits_of", "by_address")
 
-    def __init__(self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS) -> None:
-        self.count_max = count_max
-        self.period_ms = period_ms
+    def __init__(self, limits_of: Callable[[str], tuple[int, int]] = lambda _: (WINDOW_COUNT, WINDOW_MS)) -> None:
+        """``limits_of`` gives an address's window as a count and a period in ms."""
+        self._limits_of = limits_of
         self.by_address: dict[str, DuplicateWindow] = {}
 
     def window(self, address: str) -> DuplicateWindow:
@@ -87,7 +87,7 @@ class DuplicateWindows:
         if window is None:
             if len(self.by_address) >= WINDOWS_MAX:
                 self._drop_half()
-            window = self.by_address[address] = DuplicateWindow(self.count_max, self.period_ms)
+            window = self.by_address[address] = DuplicateWindow(*self._limits_of(address))
         return window
 
     def _drop_half(self) -> None:

@@ -7,87 +7,125 @@ things is an entry of a journal record, and is carried out when that record is c
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from bascule.broker.addresses import AddressBook, ExclusiveDivert, durable_ids
+from bascule.amqp.types import Timestamp, UByte, UInt
+from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route, durable_ids
+from bascule.broker.delivery import Deliveries
 from bascule.broker.duplicates import DuplicateWindows, digest_of
-from bascule.broker.errors import JournalUnavailable, ResourceLimit, TransactionRolledBack
+from bascule.broker.errors import JournalUnavailable, QueueFull, ResourceLimit, TransactionRolledBack, TransactionTimedOut, UnknownAddress
 from bascule.broker.journaling import Journaling
-from bascule.broker.matching import wants
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
-from bascule.broker.ports import ConsumerPort, Policy, SendPort
-from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, Queue
+from bascule.broker.policy import BLOCK, DROP, Policy
+from bascule.broker.ports import SendPort
+from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Draft, Transaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import Scan, application_property
-from bascule.jms.selector import Selector
+from bascule.jms.annotate import (
+    DELIVERIES,
+    MOVED_AT,
+    ORIGINAL_ADDRESS,
+    ORIGINAL_EXPIRY,
+    ORIGINAL_QUEUE,
+    ORIGINAL_ROUTING,
+    REASON,
+    annotated,
+)
+from bascule.jms.sections import Scan, application_property, scan
 from bascule.journal.records import (
-    INDEX_MAX,
     MESSAGES_PER_RECORD_MAX,
     Op,
     Send,
     SendFlag,
     Target,
-    count_entry,
     encode_diverts,
     ingress_entry,
     json_entry,
-    mid_of,
     queue_deleted_entry,
-    reserve_entry,
     routed_send_entry,
     send_entry,
 )
 
-#: Queues a broker holds; each costs memory for good, and a peer can ask for any name. A SEND entry counts its queues in 16 bits.
-QUEUES_MAX = 65_535
 #: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
+#: Names that only the broker gives: a temporary destination is never made by asking for it.
+TEMPORARY_PREFIX = "temp."
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
-class Engine:
-    """All state of one broker and the commands on it. ``clock`` gives milliseconds since the epoch."""
+class Engine(Deliveries):
+    """All state of one broker and the commands on it."""
 
     def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
-        self.journaling = journaling
-        self.policy = policy or Policy()
-        self.bodies = bodies
-        self.clock = clock
-        self.addresses = AddressBook()
-        self.windows = DuplicateWindows(self.policy.duplicate_count, self.policy.duplicate_ms)
+        super().__init__(journaling, bodies, clock, policy)
+        self.addresses = AddressBook(self.policy)
+        self.windows = DuplicateWindows(self._window_limits)
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.transactions: dict[bytes, Transaction] = {}
         self.stalled: JournalUnavailable | None = None
-        self._dirty: dict[Queue, None] = {}
         self.next_queue_id = 1
-        self.next_position = 1
+        self._transactions_due_ms = 0
+
+    def _window_limits(self, address: str) -> tuple[int, int]:
+        settings = self.policy.of(address)
+        return settings.duplicate_count, settings.duplicate_ms
 
     # -- destinations ------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """The anycast queue of a name; made when it is not there. Raises ResourceLimit."""
+        """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
         queue = self.addresses.anycast.get(name)
-        return self.create_queue(name, name, Routing.ANYCAST) if queue is None else queue
+        if queue is None:
+            configured = name in self.policy.queues
+            if not configured:
+                self._check_creatable(name, Routing.ANYCAST)
+            queue = self.create_queue(name, name, Routing.ANYCAST, auto_created=not configured)
+        return queue
+
+    def check_topic(self, address: str) -> None:
+        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress."""
+        if not self.addresses.route(address, Routing.MULTICAST).queues and address not in self.policy.topics:
+            self._check_creatable(address, Routing.MULTICAST)
+
+    def _check_creatable(self, name: str, routing: Routing) -> None:
+        kind = "queue" if routing is Routing.ANYCAST else "topic"
+        if name.startswith(TEMPORARY_PREFIX):
+            if routing is Routing.ANYCAST:
+                raise UnknownAddress(f"there is no temporary queue {name!r}: its connection has deleted it, or has ended")
+        elif not self.policy.of(name).auto_create:
+            raise UnknownAddress(f"there is no {kind} {name!r}, and it is not made by asking for it (auto_create = false)")
 
     def create_queue(
         self, name: str, address: str, routing: Routing, *,
-        durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "",
+        durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", auto_created: bool = False,
     ) -> Queue:  # fmt: skip
         """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
-        if len(self.addresses.queues) >= QUEUES_MAX:
-            raise ResourceLimit(f"queue {name!r}: the broker holds {QUEUES_MAX} queues already")
-        queue = Queue(self.next_queue_id, name, address, routing, durable=durable)
+        limit = self.policy.queues_max
+        if len(self.addresses.queues) >= limit:
+            raise ResourceLimit(f"queue {name!r}: the broker holds {limit} queues already")
+        queue = Queue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        queue.auto_created = auto_created
         return self._create(queue)
 
+    def create_configured(self) -> None:
+        """The queues that the configuration names: when the state is loaded."""
+        for name in self.policy.queues:
+            self.queue(name)
+        for queue in self.addresses.anycast.values():
+            self.look_for_use(queue)
+
+    def _recreate(self, address: str) -> None:
+        """The queue of a message that has been accepted already: without a look at limits."""
+        queue = Queue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
+        queue.auto_created = True
+        self._create(queue)
+
     def _create(self, queue: Queue) -> Queue:
-        """Without a look at the limit: for a message that has been accepted already."""
         self.next_queue_id += 1
         self.addresses.add(queue)
         if queue.durable:
@@ -104,15 +142,72 @@ class Engine:
             return
         queue.deleted = True
         self.addresses.remove(queue)
-        for message in (*queue.ready, *queue.unacked()):
+        for message in (*queue.untouched(), *queue.unacked()):
             self.release(message)
         for consumer in queue.consumers:
             consumer.unacked.clear()
         queue.consumers.clear()
+        waiting, queue.blocked = queue.blocked, []
+        for go_on in waiting:
+            go_on()
         if queue.durable:
             self.journaling.add(queue_deleted_entry(queue.id))
 
+    def attach_producer(self, address: str, routing: Routing) -> None:
+        """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
+        if routing is Routing.ANYCAST:
+            self.queue(address)
+        else:
+            self.check_topic(address)
+        self.addresses.producers[address, routing] += 1
+
+    def detach_producer(self, address: str, routing: Routing) -> None:
+        """That link is gone."""
+        producers = self.addresses.producers
+        producers[address, routing] -= 1
+        if not producers[address, routing]:
+            del producers[address, routing]
+            queue = self.addresses.anycast.get(address)
+            if routing is Routing.ANYCAST and queue is not None:
+                self.look_for_use(queue)
+
+    def look_for_use(self, queue: Queue) -> None:
+        """An auto-created queue that is empty and stays unused is deleted after a while."""
+        if self._unused(queue):
+            watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
+            if not watched:
+                self.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
+
+    def _unused(self, queue: Queue) -> bool:
+        return (
+            queue.auto_created and queue.settings.auto_delete and not queue.deleted
+            and not (queue.consumers or queue.held_messages or queue.incoming or self.addresses.producers[queue.address, queue.routing])
+        )  # fmt: skip
+
+    def _delete_unused(self, queue: Queue) -> None:
+        due_ms = queue.idle_since_ms + queue.settings.auto_delete_ms
+        if not self._unused(queue):
+            queue.idle_since_ms = 0
+        elif due_ms <= self.clock():
+            self.delete_queue(queue)
+        else:
+            self.schedule.at(due_ms, self._delete_unused, queue)
+
     # -- sending -----------------------------------------------------------------------------------------------------
+
+    def room(self, address: str, routing: Routing, wanted: int) -> int:
+        """Messages that the senders to an address may have on their way together, ``wanted`` at most."""
+        route = self.addresses.route(address, routing)
+        for queue in route.queues if route.limited else ():
+            if queue.settings.when_full == BLOCK:
+                wanted = queue.room(wanted)
+        return wanted
+
+    def when_room(self, address: str, routing: Routing, go_on: Callable[[], None]) -> None:
+        """Call this once a full queue of the address has room."""
+        for queue in self.addresses.route(address, routing).queues:
+            if queue.settings.when_full == BLOCK and queue.full():
+                queue.blocked.append(go_on)
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
@@ -120,18 +215,25 @@ class Engine:
     ) -> None:  # fmt: skip
         """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit."""
         try:
-            if routing is Routing.ANYCAST:
+            if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self.queue(address)
             if scan.durable and self.stalled is not None and transaction is None:
                 raise self.stalled
             duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+            route = self.addresses.route(address, routing)
+            if route.limited:
+                self._make_room(route, address, duplicate_ids)
         except BasculeError as error:
             port.refused(token, error)
             return
+        self.counters.messages_in += 1
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
-        message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms)
-        draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, scan.delivery_time_ms)
+        if route.expiring:
+            expiry_ms = self.policy.of(address).expiry_of(expiry_ms, now_ms)
+        message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms, scan.group_id)
+        due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
+        draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
         if transaction is not None:
             self._gather(transaction, draft)
             port.accepted(token)
@@ -141,6 +243,26 @@ class Engine:
             self.journaling.close_if_full()
         else:
             port.accepted(token)
+
+    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...]) -> None:
+        """For a message to queues with limits. Raises QueueFull. A producer that was to wait had its credit before the queue was full."""
+        for queue in route.queues:
+            if queue.settings.when_full == BLOCK or not queue.full():
+                continue
+            if queue.settings.when_full == DROP:
+                self._drop_oldest(queue)
+            known = self.windows.window(address)
+            if queue.full() and not any(digest in known for digest in duplicate_ids):
+                raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
+
+    def _drop_oldest(self, queue: Queue) -> None:
+        while queue.full():
+            oldest = next((message for message in queue.waiting() if message.mid < 0), None)
+            if oldest is None:
+                return
+            queue.take_out(oldest)
+            self.counters.dropped += 1
+            self.gone(queue, oldest)
 
     def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
         """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.
@@ -159,6 +281,7 @@ class Engine:
     def _gather(self, transaction: Transaction, draft: Draft) -> None:
         if transaction.doomed is not None:
             return
+        self._holds_something(transaction)
         drafts = transaction.drafts
         drafts.append(draft)
         address = draft.address
@@ -179,18 +302,19 @@ class Engine:
         if queues is None:
             return draft.durable
         if draft.message.mid >= 0:
-            self.journaling.then(self._stored, draft.message, queues)
+            self.journaling.then(self.put_in, draft.message, queues, draft.delivery_time_ms)
             return True
-        self._stored(draft.message, queues)
+        self.put_in(draft.message, queues, draft.delivery_time_ms)
         return False
 
     def _decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
         message, address, routing = draft.message, draft.address, draft.routing
         if draft.duplicate_ids and not self.windows.window(address).admit(draft.duplicate_ids, now_ms):
+            self.counters.duplicates += 1
             return None
-        if routing is Routing.ANYCAST and address not in self.addresses.anycast:
-            self._create(Queue(self.next_queue_id, address, address, routing, durable=True))  # deleted since it was asked for
+        if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
+            self._recreate(address)  # deleted since it was asked for
         route = self.addresses.route(address, routing)
         taken: tuple[str, ...] = ()
         if route.exclusive:
@@ -206,6 +330,8 @@ class Engine:
             mid = self._journal_send(draft, target, taken, now_ms)
             if durable:
                 message.mid = mid
+        for queue in queues:
+            queue.expect(message)
         return queues
 
     @staticmethod
@@ -222,127 +348,54 @@ class Engine:
             flags |= SendFlag.DIVERTS
             options += encode_diverts(taken)
         message = draft.message
+        if message.group is not None:
+            flags |= SendFlag.GROUPED
         entry = routed_send_entry(
             flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, target, options, draft.body
         )
         return self.journaling.add_send(entry, draft.duplicate_ids)
 
-    def _stored(self, message: Message, queues: tuple[Queue, ...]) -> None:
-        """A message is in its queues: the moment from which consumers may have it."""
-        message.position = self.next_position
-        self.next_position += 1
-        for queue in queues:
-            if not queue.deleted:
-                queue.ready.append(message)
-                message.references += 1
-                self._dirty[queue] = None
-        if message.references:
-            self.bodies.hold(message)
+    # -- messages that go on -----------------------------------------------------------------------------------------
 
-    # -- consuming ---------------------------------------------------------------------------------------------------
-
-    def attach(self, queue: Queue, port: ConsumerPort, selector: Selector | None = None) -> Consumer:
-        """A consumer of a queue, with a selector of its own."""
-        consumer = Consumer(queue, port)
-        if selector is not None:
-            consumer.selector_text = selector.text
-            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
-        queue.consumers.append(consumer)
-        return consumer
-
-    def matches(self, selector: Selector, message: Message) -> bool:
-        """Whether a selector wants a message."""
-        return wants(selector, self.bodies.read(message))
-
-    def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
-        """A consumer is gone: what it had not settled is the queue's again.
-
-        ``failed`` counts that as a failed delivery. Without, it is marked as maybe delivered and gets no nearer to its dead letter:
-        most of it was prefetched and never seen.
-        """
-        queue = consumer.queue
-        if consumer not in queue.consumers:
-            return
-        queue.consumers.remove(consumer)
-        if consumer.view is not None:
-            queue.ready.leave(consumer.selector_text)
-        unacked = list(consumer.unacked.values())
-        consumer.unacked.clear()
-        if not failed:
-            self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
-        self._return(queue, unacked, failed=failed)
-        if queue.durable and not queue.consumers:
-            # Nothing goes out any more: what arrives from here on cannot have been delivered.
-            handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
-            if queue.reserving_mid > handed_out:
-                self._reserve(queue, handed_out)
-
-    def acknowledge(self, consumer: Consumer, message: Message) -> None:
-        """The consumer has it: it leaves the queue. Repeats do nothing."""
-        if consumer.unacked.pop(message.position, None) is not None:
-            self._gone(consumer.queue, message)
-
-    def _gone(self, queue: Queue, message: Message) -> None:
-        if queue.counts:
-            queue.counts.pop(message.position, None)
-        if queue.durable and message.mid >= 0 and not queue.deleted:
-            self.journaling.add_ack(queue, message.mid)
-        self.release(message)
-
-    def release(self, message: Message) -> None:
-        """A queue holds the message no more."""
-        message.references -= 1
-        if not message.references:
-            self.bodies.release(message)
-
-    def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
-        """Released, or modified with a failed delivery: it waits again, in its place."""
-        if consumer.unacked.pop(message.position, None) is not None:
-            self._return(consumer.queue, [message], failed=failed)
-
-    def reject(self, consumer: Consumer, message: Message) -> None:
-        """The consumer will never take it: it goes to the dead-letter address."""
-        if consumer.unacked.pop(message.position, None) is not None:
-            self._dead_letter(consumer.queue, message)
-
-    def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
-        """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
-        if queue.deleted:
-            for message in messages:
-                self.release(message)
-            return
-        dead: list[Message] = []
-        if failed:
-            counts = {message: queue.delivery_count(message) + 1 for message in messages}
-            self._count(queue, counts)
-            dead = [message for message, count in counts.items() if count >= self.policy.deliveries_max]
-            if dead:
-                messages = [message for message, count in counts.items() if count < self.policy.deliveries_max]
-        if messages:
-            queue.ready.put_back(messages)
-            self._dirty[queue] = None
-        for message in dead:
-            self._dead_letter(queue, message)
-
-    def _count(self, queue: Queue, counts: dict[Message, int]) -> None:
-        for message, count in counts.items():
-            queue.counts[message.position] = count
-        journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
-        if journaled and queue.durable:
-            self.journaling.add(count_entry(queue.id, journaled))
-
-    def _dead_letter(self, queue: Queue, message: Message) -> None:
-        """Move it: its copy in the dead-letter queue and its end in this one are one record."""
-        address = self.policy.dead_letter_address
+    def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
+        """See Deliveries."""
         if queue.deleted or queue is self.addresses.anycast.get(address):
-            self._return(queue, [message], failed=False)
-            return
-        body = self.bodies.read(message)
-        draft = Draft(Message(body, message.priority), address, Routing.ANYCAST, body, message.journaled, "", (), 0)
-        self.journaling.together(message.size_bytes)
+            return False
+        if not address:
+            self.gone(queue, message)
+            return True
+        now_ms = self.clock()
+        body = annotated(
+            self.bodies.read(message),
+            {
+                ORIGINAL_ADDRESS: queue.address, ORIGINAL_QUEUE: queue.name, ORIGINAL_ROUTING: UByte(queue.routing), REASON: reason,
+                MOVED_AT: Timestamp(now_ms), DELIVERIES: UInt(queue.delivery_count(message)),
+                ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
+            },
+        )  # fmt: skip
+        self.pass_on(queue, message, Message(body, message.priority, 0, message.group), address)
+        return True
+
+    def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, routing: Routing = Routing.ANYCAST) -> None:
+        """A copy goes to an address as the message, which has been taken out, leaves the queue: one record."""
+        body = copy.body
+        assert body is not None
+        draft = Draft(copy, address, routing, body, message.journaled, "")
+        self.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
         self._put(draft, self.clock())
-        self._gone(queue, message)
+        self.gone(queue, message)
         self.journaling.part()
+        self.journaling.close_if_full()
+
+    def put_into(self, queue: Queue, draft: Draft) -> None:
+        """A message into one queue, past all routing."""
+        message = draft.message
+        queue.expect(message)
+        if draft.durable and queue.durable:
+            message.mid = self._journal_send(draft, Target.of(draft.address, (queue.id,)), (), self.clock())
+            self.journaling.then(self.put_in, message, (queue,), draft.delivery_time_ms)
+        else:
+            self.put_in(message, (queue,), draft.delivery_time_ms)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
@@ -354,8 +407,30 @@ class Engine:
     def acknowledge_in(self, transaction: Transaction, consumer: Consumer, message: Message) -> None:
         """An acknowledgement that counts with the commit."""
         if consumer.unacked.pop(message.position, None) is not None:
+            self._holds_something(transaction)
             transaction.acks.append((consumer, message))
             transaction.size_bytes += 16
+
+    def _holds_something(self, transaction: Transaction) -> None:
+        """From now on: a transaction that holds things for ever keeps them from everybody else."""
+        if transaction.since_ms:
+            return
+        transaction.since_ms = self.clock()
+        if not self._transactions_due_ms:
+            self._transactions_due_ms = transaction.since_ms + self.policy.transaction_ms_max
+            self.schedule.at(self._transactions_due_ms, self._end_old_transactions)
+
+    def _end_old_transactions(self) -> None:
+        limit_ms = self.policy.transaction_ms_max
+        oldest_ms = self.clock() - limit_ms
+        holding = [transaction for transaction in self.transactions.values() if transaction.since_ms and transaction.doomed is None]
+        for transaction in holding:
+            if transaction.since_ms <= oldest_ms:
+                self._give_up(transaction)
+                transaction.doomed = TransactionTimedOut(f"the transaction was open for {limit_ms / 1000:g} s with messages in it")
+        self._transactions_due_ms = min((each.since_ms + limit_ms for each in holding if each.doomed is None), default=0)
+        if self._transactions_due_ms:
+            self.schedule.at(self._transactions_due_ms, self._end_old_transactions)
 
     def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None]) -> None:
         """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead."""
@@ -367,26 +442,32 @@ class Engine:
             return
         self.transactions.pop(transaction.id, None)
         now_ms = self.clock()
-        stored: list[tuple[Message, tuple[Queue, ...]]] = []
+        stored: list[tuple[Message, tuple[Queue, ...], int]] = []
         self.journaling.together(transaction.size_bytes, len(transaction.drafts))
         for draft in transaction.drafts:
             queues = self._decide(draft, now_ms)
             if queues is not None:
-                stored.append((draft.message, queues))
+                stored.append((draft.message, queues, draft.delivery_time_ms))
         for consumer, message in transaction.acks:
-            self._gone(consumer.queue, message)
+            self.counters.acknowledged += 1
+            self.gone(consumer.queue, message)
         self.journaling.part()
         self.journaling.then(self._committed, stored, done)
         self.journaling.close_if_full()
 
-    def _committed(self, stored: list[tuple[Message, tuple[Queue, ...]]], done: Callable[[BasculeError | None], None]) -> None:
-        for message, queues in stored:
-            self._stored(message, queues)
+    def _committed(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[BasculeError | None], None]) -> None:
+        self.counters.committed += 1
+        for message, queues, due_ms in stored:
+            self.put_in(message, queues, due_ms)
         done(None)
 
     def rollback(self, transaction: Transaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
+        self.counters.rolled_back += 1
         self.transactions.pop(transaction.id, None)
+        self._give_up(transaction)
+
+    def _give_up(self, transaction: Transaction) -> None:
         returned: dict[Queue, list[Message]] = {}
         for consumer, message in transaction.acks:
             returned.setdefault(consumer.queue, []).append(message)
@@ -394,61 +475,6 @@ class Engine:
             self._return(queue, messages, failed=True)
         transaction.acks.clear()
         transaction.drafts.clear()
-
-    # -- dispatch ----------------------------------------------------------------------------------------------------
-
-    def wake(self, queue: Queue) -> None:
-        """A consumer of the queue has credit, or came back to life."""
-        self._dirty[queue] = None
-
-    def dispatch(self) -> None:
-        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell."""
-        while self._dirty:
-            queue, _ = self._dirty.popitem()
-            if not queue.deleted:
-                self._dispatch(queue)
-
-    def _dispatch(self, queue: Queue) -> None:
-        ready, consumers = queue.ready, queue.consumers
-        idle = 0
-        while idle < len(consumers):
-            consumer = consumers[queue.turn % len(consumers)]
-            queue.turn += 1
-            if not ready.count or consumer.port.credit <= 0:
-                idle += 1
-                continue
-            message = ready.peek() if consumer.view is None else consumer.view.peek()
-            if message is None:
-                idle += 1
-                continue
-            if message.expiry_ms and message.expiry_ms <= self.clock():
-                ready.take(message)
-                self._gone(queue, message)
-                idle = 0
-                continue
-            if queue.durable and message.mid > queue.reserved_mid:
-                if message.mid > queue.reserving_mid:
-                    self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
-                return
-            ready.take(message)
-            consumer.unacked[message.position] = message
-            consumer.port.deliver(message, queue.delivery_count(message))
-            idle = 0
-        if queue.durable and consumers and not ready.count:
-            sequence = self.journaling.sequence
-            if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
-                self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
-        for consumer in consumers:
-            consumer.port.dispatched()
-
-    def _reserve(self, queue: Queue, mid: int) -> None:
-        queue.reserving_mid = mid
-        self.journaling.add(reserve_entry(queue.id, mid))
-        self.journaling.then(self._reserved, queue, mid)
-
-    def _reserved(self, queue: Queue, mid: int) -> None:
-        queue.reserved_mid = mid
-        self._dirty[queue] = None
 
     def confirm(self) -> None:
         """The oldest record in flight is stored."""
@@ -478,18 +504,22 @@ class Engine:
 
     def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
         routing = Routing(send.routing)
-        if routing is Routing.ANYCAST and keep and send.address not in self.addresses.anycast:
-            self._create(Queue(self.next_queue_id, send.address, send.address, routing, durable=True))
+        missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
+        if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
+            self._recreate(send.address)
         route = self.addresses.route(send.address, routing)
         if not route.queues and not keep:
             return
-        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms)
-        draft = Draft(message, send.address, routing, send.body, True, "", (), send.delivery_time_ms)
+        group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
+            queues = tuple(queue for queue in queues if queue.wants("", send.body))
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids(queues), diverts=taken)
         message.mid = self.journaling.add_send(send_entry(decided), send.duplicate_ids)
-        self.journaling.then(self._stored, message, queues)
+        for queue in queues:
+            queue.expect(message)
+        self.counters.messages_in += 1
+        self.journaling.then(self.put_in, message, queues, send.delivery_time_ms)

@@ -13,6 +13,16 @@ class ResourceLimit(BasculeError):
     condition: ClassVar[str] = "amqp:resource-limit-exceeded"
 
 
+class QueueFull(ResourceLimit):
+    """A queue takes no more messages until some have gone."""
+
+
+class UnknownAddress(BasculeError):
+    """Nothing of that name is there, and nothing may be made by asking for it."""
+
+    condition: ClassVar[str] = "amqp:not-found"
+
+
 class JournalUnavailable(BasculeError):
     """Kafka does not acknowledge appends: nothing persistent can be accepted."""
 
@@ -29,3 +39,7 @@ class TransactionRolledBack(BasculeError):
     """The transaction could not be committed and was rolled back."""
 
     condition: ClassVar[str] = "amqp:transaction:rollback"
+
+
+class TransactionTimedOut(TransactionRolledBack):
+    """The transaction held something for too long and was rolled back."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bascule.broker.engine import Engine
 from bascule.broker.message import PRIORITY_MAX, Message
 from bascule.broker.queue import Queue
 from bascule.broker.snapshot import Snapshot
+from bascule.jms.sections import scan
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
@@ -45,6 +48,8 @@ class Loader:
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
         self._old_fence = Fence(sequence=-1)
+        self._now_ms = engine.clock()
+        self._delayed: dict[int, int] = {}  # mid -> when it may be delivered
         self.first_offset = 0
         if snapshot is not None:
             self._restore(snapshot)
@@ -58,7 +63,7 @@ class Loader:
         engine.ingress_positions = dict(snapshot.ingress)
         for content, mids, counts in zip(snapshot.queues, snapshot.mids, snapshot.counts, strict=True):
             reserved_mid = content.pop("reserved")
-            queue = self._add(Queue.from_journal(content))
+            queue = self._add(self._described(content))
             queue.reserved_mid = reserved_mid
             self._counts[queue.id].update(counts)
             for mid in mids:
@@ -67,6 +72,9 @@ class Loader:
             window = engine.windows.window(address)
             for digest, time_ms in pairs:
                 window.add(digest, time_ms)
+
+    def _described(self, content: dict[str, Any]) -> Queue:
+        return Queue.from_journal(content, self.engine.policy.of(content["address"]))
 
     def _add(self, queue: Queue) -> Queue:
         self.engine.addresses.add(queue)
@@ -114,8 +122,11 @@ class Loader:
                     self._hold(mid, decode_send(value, start, end), queue_ids)
 
     def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
-        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms)
+        group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         message.mid = mid
+        if send.delivery_time_ms > self._now_ms:
+            self._delayed[mid] = send.delivery_time_ms
         message.position = self.engine.next_position
         self.engine.next_position += 1
         for queue_id in queue_ids:
@@ -150,7 +161,7 @@ class Loader:
             if queue is not None:
                 queue.reserved_mid = mid
         elif op == Op.QUEUE_CREATED:
-            queue = self._add(Queue.from_journal(decode_json(value, start, end)))
+            queue = self._add(self._described(decode_json(value, start, end)))
             engine.next_queue_id = max(engine.next_queue_id, queue.id + 1)
         elif op == Op.QUEUE_DELETED:
             self._delete(decode_queue_deleted(value, start))
@@ -176,15 +187,26 @@ class Loader:
             missing = sorted(self._wanted)
             name = self.snapshot and self.snapshot.id
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
+        engine = self.engine
+        delayed: dict[Message, list[Queue]] = {}
         for queue_id, live in self._live.items():
-            queue = self.engine.addresses.queues[queue_id]
+            queue = engine.addresses.queues[queue_id]
             counts = self._counts[queue_id]
             for mid, message in live.items():
+                message.references -= 1  # counted while loading, and now for good
+                queue.hold(message)
+                if mid in self._delayed:
+                    delayed.setdefault(message, []).append(queue)
+                    continue
                 queue.ready.append(message)
+                if message.expiry_ms:
+                    engine.watch_expiry(queue, message.expiry_ms)
                 if mid in counts:
                     queue.counts[message.position] = counts[mid]
             # What a reservation covers and is still here may have been delivered before the crash.
             queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
+        for message, queues in delayed.items():
+            engine.delay(message, queues, self._delayed[message.mid])
         self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
         self._live.clear()
         self._counts.clear()

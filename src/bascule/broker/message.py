@@ -30,10 +30,10 @@ class Message:
     """
 
     __slots__ = (
-        "body", "expiry_ms", "handle", "mid", "position", "priority", "references", "size_bytes",
+        "body", "expiry_ms", "group", "handle", "mid", "position", "priority", "references", "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0) -> None:
+    def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0, group: str | None = None) -> None:
         self.mid = -1
         self.position = -1
         self.body: bytes | None = body
@@ -41,6 +41,7 @@ class Message:
         self.handle = -1
         self.priority = priority
         self.expiry_ms = expiry_ms
+        self.group = group  # JMSXGroupID
         self.references = 0  # queues that still hold it
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from bascule.broker.groups import Groups
 from bascule.broker.matching import wants
 from bascule.broker.message import Message
+from bascule.broker.policy import AddressSettings
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, View
 from bascule.core.destination import Routing
@@ -36,33 +38,47 @@ class Consumer:
 class Queue:
     """Messages in order, their consumers, and what is known of their deliveries.
 
-    ``durable`` queues are in the journal; others are gone with the broker, or with their last consumer.
+    ``durable`` queues are in the journal; others are gone with the broker, or with their last consumer. A message that the queue holds
+    is in exactly one of: ``ready``, what ``groups`` has put aside, ``delayed``, a consumer's or a transaction's hands.
     """
 
     __slots__ = (
-        "address", "confirmed", "consumers", "counts", "deleted", "durable", "id", "name", "no_local_container", "ready",
-        "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "subscription", "turn",
+        "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
+        "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name", "no_local_container", "owner",
+        "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "subscription",
+        "sweep_at_ms", "turn",
     )  # fmt: skip
 
-    def __init__(self, queue_id: int, name: str, address: str, routing: Routing, *, durable: bool) -> None:
+    def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressSettings, *, durable: bool) -> None:
         self.id = queue_id
         self.name = name
         self.address = address
         self.routing = routing
+        self.settings = settings
         self.durable = durable
+        self.auto_created = False
         self.confirmed = not durable  # its creation is in the journal
         self.deleted = False
         self.ready = Ready()
+        self.delayed: dict[Message, None] = {}  # they wait for their time
+        self.groups: Groups | None = None
+        self.held_messages = 0
+        self.held_bytes = 0
+        self.incoming = 0  # messages decided for it and not stored yet
+        self.incoming_bytes = 0
         self.consumers: list[Consumer] = []
+        self.blocked: list[Callable[[], None]] = []  # called when a full queue has room again
+        self.owner: object = None  # of a temporary queue: who alone may consume from it
         self.turn = 0
-        self.counts: dict[int, int] = {}  # failed deliveries, by position; only those above 0
+        self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never
+        self.idle_since_ms = 0  # when it was last found unused, 0 while nobody watches that
+        self.counts: dict[int, int] = {}  # failed deliveries by position, where they are known: see delivery_count
         self.reserved_mid = -1  # the journal says that messages up to here may have been delivered
         self.reserving_mid = -1  # the same, not yet confirmed
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
         self.no_local_container = ""
         self.subscription = ""  # name of the subscription, "" for an anycast queue
-        self.settings: dict[str, Any] = {}  # what else its creation said
 
     def describe(self) -> dict[str, Any]:
         """What the journal keeps of it."""
@@ -74,18 +90,17 @@ class Queue:
             "selector": self.selector_text,
             "no_local": self.no_local_container,
             "subscription": self.subscription,
-            **self.settings,
+            "auto_created": self.auto_created,
         }
 
     @classmethod
-    def from_journal(cls, content: dict[str, Any]) -> Queue:
+    def from_journal(cls, content: dict[str, Any], settings: AddressSettings) -> Queue:
         """The queue that a QUEUE_CREATED entry describes."""
-        content = dict(content)
-        queue = cls(content.pop("id"), content.pop("name"), content.pop("address"), Routing(content.pop("routing")), durable=True)
-        queue.selector_text = content.pop("selector")
-        queue.no_local_container = content.pop("no_local")
-        queue.subscription = content.pop("subscription")
-        queue.settings = content
+        queue = cls(content["id"], content["name"], content["address"], Routing(content["routing"]), settings, durable=True)
+        queue.selector_text = content["selector"]
+        queue.no_local_container = content["no_local"]
+        queue.subscription = content["subscription"]
+        queue.auto_created = content.get("auto_created", False)
         queue.confirmed = True
         return queue
 
@@ -97,8 +112,65 @@ class Queue:
 
     def delivery_count(self, message: Message) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""
-        count = self.counts.get(message.position, 0)
-        return count or int(-1 < message.mid <= self.recovered_mid)
+        count = self.counts.get(message.position)
+        return int(-1 < message.mid <= self.recovered_mid) if count is None else count
+
+    def expect(self, message: Message) -> None:
+        """The message is decided for the queue, and comes when that is stored."""
+        self.incoming += 1
+        self.incoming_bytes += message.size_bytes
+
+    def receive(self, message: Message) -> None:
+        """An expected message is here."""
+        self.incoming -= 1
+        self.incoming_bytes -= message.size_bytes
+        self.hold(message)
+
+    def hold(self, message: Message) -> None:
+        """The message is the queue's from now on."""
+        message.references += 1
+        self.held_messages += 1
+        self.held_bytes += message.size_bytes
+        if message.group is not None and self.groups is None:
+            self.groups = Groups(self.ready)
+
+    def full(self) -> bool:
+        """Whether it is at its limit."""
+        limits = self.settings
+        return bool(
+            (limits.max_messages and self.held_messages + self.incoming >= limits.max_messages)
+            or (limits.max_bytes and self.held_bytes + self.incoming_bytes >= limits.max_bytes)
+        )
+
+    def room(self, wanted: int) -> int:
+        """Messages of the usual size that it has room for, ``wanted`` at most."""
+        limits = self.settings
+        if limits.max_messages:
+            wanted = min(wanted, limits.max_messages - self.held_messages - self.incoming)
+        if limits.max_bytes:
+            usual_bytes = self.held_bytes // self.held_messages if self.held_messages else 1
+            wanted = min(wanted, -((self.held_bytes + self.incoming_bytes - limits.max_bytes) // max(1, usual_bytes)))
+        return max(0, wanted)
+
+    def waiting(self) -> list[Message]:
+        """The messages that consumers may have now, in order."""
+        if self.groups is None:
+            return list(self.ready)
+        return sorted((*self.ready, *self.groups.parked()), key=lambda message: (-message.priority, message.position))
+
+    def take_out(self, message: Message) -> None:
+        """Of those that wait, or wait for their time: it is on its way elsewhere."""
+        if message in self.delayed:
+            del self.delayed[message]
+        elif self.groups is None or not self.groups.remove(message):
+            self.ready.take(message)
+
+    def untouched(self) -> Iterator[Message]:
+        """Every message that nobody holds."""
+        yield from self.ready
+        yield from self.delayed
+        if self.groups is not None:
+            yield from self.groups.parked()
 
     def unacked(self) -> Iterator[Message]:
         """Every message that a consumer holds."""
@@ -107,8 +179,13 @@ class Queue:
 
     @property
     def delivering_count(self) -> int:
-        """Messages that consumers hold."""
-        return sum(len(consumer.unacked) for consumer in self.consumers)
+        """Messages that consumers hold, or transactions."""
+        return self.held_messages - self.waiting_count - len(self.delayed)
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that consumers may have now."""
+        return self.ready.count + (self.groups.count if self.groups is not None else 0)
 
     def next_reservation(self, message: Message, next_sequence: int) -> int:
         """The mid to reserve up to so that ``message`` and those behind it can go out."""

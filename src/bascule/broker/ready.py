@@ -76,6 +76,14 @@ class Ready:
             for view in self.views.values():
                 view.put_back(messages)
 
+    def insert(self, message: Message) -> None:
+        """A message comes from elsewhere: to its place in the order."""
+        line = self.lines[message.priority]
+        if line and line[-1].position > message.position:
+            self.put_back([message])
+        else:
+            self.append(message)
+
     def peek(self) -> Message | None:
         """The next message for a consumer without a selector."""
         if not self.count:

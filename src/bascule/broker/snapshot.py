@@ -68,7 +68,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
     )  # fmt: skip
     for queue in queues:
-        messages = [message for message in (*queue.ready, *queue.unacked(), *uncommitted.get(queue, ())) if message.mid >= 0]
+        messages = [message for message in (*queue.untouched(), *queue.unacked(), *uncommitted.get(queue, ())) if message.mid >= 0]
         snapshot.mids.append(sorted([*(message.mid for message in messages), *acked.get(queue, ())]))
         snapshot.counts.append(
             sorted((message.mid, queue.counts[message.position]) for message in messages if message.position in queue.counts)

@@ -19,18 +19,19 @@ class Draft(NamedTuple):
     body: bytes
     durable: bool
     container: str
-    duplicate_ids: tuple[bytes, ...]
-    delivery_time_ms: int
+    duplicate_ids: tuple[bytes, ...] = ()
+    delivery_time_ms: int = 0
 
 
 class Transaction:
     """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
 
-    __slots__ = ("acks", "doomed", "drafts", "id", "size_bytes")
+    __slots__ = ("acks", "doomed", "drafts", "id", "since_ms", "size_bytes")
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
         self.drafts: list[Draft] = []
         self.acks: list[tuple[Consumer, Message]] = []
         self.size_bytes = 0
+        self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None

@@ -63,7 +63,7 @@ class SendFlag:
     """Bits of a SEND entry; plain integers, since an enum's ``&`` costs a microsecond and every message has several."""
 
     DURABLE = 1
-    TRANSACTED = 2
+    GROUPED = 2  # has a group id (JMSXGroupID)
     FROM_KAFKA = 4  # came in by an ingress
     PIPELINES_ONLY = 8  # non-persistent: journaled for the diverts alone, in no queue's journal
     DUPLICATE_ID = 16  # a 16-byte digest follows, for duplicate detection

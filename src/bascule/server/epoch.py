@@ -23,7 +23,7 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies, BodyStore
-from bascule.broker.ports import Policy
+from bascule.broker.policy import Policy
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (

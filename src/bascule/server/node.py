@@ -23,7 +23,7 @@ from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMe
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.engine import Engine
 from bascule.broker.matching import wants
-from bascule.broker.ports import Policy
+from bascule.broker.policy import AddressSettings, Policy
 from bascule.config import Settings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
@@ -89,9 +89,13 @@ class Node:
         self._kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
         self._policy = Policy(
-            settings.broker.max_delivery_attempts, settings.broker.dead_letter_address,
-            duplicate_count=settings.broker.duplicate_window_count, duplicate_ms=int(settings.broker.duplicate_window_s * 1000),
-        )  # fmt: skip
+            AddressSettings(
+                deliveries_max=settings.broker.max_delivery_attempts,
+                dead_letter_address=settings.broker.dead_letter_address,
+                duplicate_count=settings.broker.duplicate_window_count,
+                duplicate_ms=int(settings.broker.duplicate_window_s * 1000),
+            )
+        )
         self._spill: SpillFiles | None = None
         self._mechanisms = self._sasl_mechanisms()
         self._ended: asyncio.Future[Any] | None = None

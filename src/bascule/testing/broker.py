@@ -6,28 +6,46 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bascule.amqp.types import Symbol
 from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import DEFAULT_PRIORITY, Bodies, Message
-from bascule.broker.ports import Policy
+from bascule.broker.policy import Policy
 from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import APPLICATION_PROPERTIES, PROPERTIES, VALUE, header_bytes, scan, section_bytes
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_DELAY,
+    DELIVERY_TIME,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    VALUE,
+    header_bytes,
+    scan,
+    section_bytes,
+)
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, encode_record, json_entry
 
 
 def message_bytes(
     content: Any, *, durable: bool = True, priority: int = DEFAULT_PRIORITY, ttl_ms: int = 0,
-    message_id: str | None = None, properties: Mapping[str, Any] | None = None,
+    message_id: str | None = None, properties: Mapping[str, Any] | None = None, group: str | None = None,
+    delivery_time_ms: int = 0, delivery_delay_ms: int = 0,
 ) -> bytes:  # fmt: skip
     """An encoded AMQP message whose body is one value."""
     parts = [header_bytes(durable, priority, ttl_ms)]
-    if message_id is not None:
+    times = {DELIVERY_TIME: delivery_time_ms, DELIVERY_DELAY: delivery_delay_ms}
+    annotations = {Symbol(name.decode()): time_ms for name, time_ms in times.items() if time_ms}
+    if annotations:
+        parts.append(section_bytes(MESSAGE_ANNOTATIONS, annotations))
+    if group is not None:
+        parts.append(section_bytes(PROPERTIES, [message_id, *[None] * 9, group]))
+    elif message_id is not None:
         parts.append(section_bytes(PROPERTIES, [message_id]))
     if properties:
         parts.append(section_bytes(APPLICATION_PROPERTIES, dict(properties)))

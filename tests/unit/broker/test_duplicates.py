@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
+from bascule.broker.policy import AddressSettings, Policy
 
 
 def test_a_repeat_is_answered_only_when_the_first_is_stored_and_stored_once(bench: Bench) -> None:
@@ -131,8 +130,8 @@ def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trac
     assert bench.waiting(bench.queue()) == ["good"]
 
 
-def test_the_bounds_of_the_window_are_the_owners_choice(bench: Bench) -> None:
-    bench.engine.windows.count_max = dataclasses.replace(bench.engine.policy, duplicate_count=1).duplicate_count
+def test_the_bounds_of_the_window_are_the_owners_choice() -> None:
+    bench = Bench(Policy(AddressSettings(duplicate_count=1)))
     bench.fill(1, message_id="a")
     bench.fill(2, message_id="b")
     bench.fill(1, message_id="a")

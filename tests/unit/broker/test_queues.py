@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.message import Message
-from bascule.broker.ports import Policy
+from bascule.broker.policy import Policy
 from bascule.testing.broker import Receiver
 
 
@@ -112,12 +111,12 @@ def test_the_delivery_count_survives_a_crash(bench: Bench) -> None:
 def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
     bench.fill("poison", "good")
     consumer = bench.consumer(credit=1)
-    for number in range(policy.deliveries_max):
+    for number in range(policy.defaults.deliveries_max):
         bench.engine.give_back(consumer.consumer, consumer.messages[number], failed=True)
         bench.broker.give(consumer, 1)
         bench.broker.settle()
-    assert bench.got(consumer) == ["poison"] * policy.deliveries_max + ["good"]
-    assert bench.waiting(bench.queue(policy.dead_letter_address)) == ["poison"]
+    assert bench.got(consumer) == ["poison"] * policy.defaults.deliveries_max + ["good"]
+    assert bench.waiting(bench.queue(policy.defaults.dead_letter_address)) == ["poison"]
 
 
 def test_a_rejected_message_goes_to_the_dead_letters_at_once(bench: Bench) -> None:
@@ -167,7 +166,7 @@ def test_a_lost_consumers_messages_go_to_another_in_order_and_marked(bench: Benc
 
 def test_a_consumer_that_closes_in_order_brings_what_it_prefetched_no_nearer_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
     bench.fill(1)
-    for _ in range(policy.deliveries_max + 2):
+    for _ in range(policy.defaults.deliveries_max + 2):
         consumer = bench.consumer()
         bench.engine.detach(consumer.consumer, failed=False)
         bench.broker.settle()
@@ -218,8 +217,8 @@ def test_a_queue_made_again_under_the_same_name_is_empty(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == [2]
 
 
-def test_the_limit_of_queues_refuses_the_send_and_names_the_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bascule.broker.engine.QUEUES_MAX", 1)
+def test_the_limit_of_queues_refuses_the_send_and_names_the_queue() -> None:
+    bench = Bench(Policy(queues_max=1))
     bench.fill(1)
     bench.put(2, to="another")
     token, error = bench.sender.answers[-1]
@@ -229,9 +228,9 @@ def test_the_limit_of_queues_refuses_the_send_and_names_the_queue(bench: Bench, 
     assert "'another'" in str(error)
 
 
-def test_the_limit_of_queues_does_not_stop_a_dead_letter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_queues_does_not_stop_a_dead_letter() -> None:
+    bench = Bench(Policy(queues_max=1))
     bench.fill("bad")
-    monkeypatch.setattr("bascule.broker.engine.QUEUES_MAX", 1)
     consumer = bench.consumer()
     bench.engine.reject(consumer.consumer, consumer.messages[0])
     bench.broker.settle()

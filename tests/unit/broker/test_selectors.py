@@ -108,10 +108,9 @@ def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_
     good = section_bytes(APPLICATION_PROPERTIES, {"colour": "red"})
     broken = good.replace(b"red", b"\xff\xfe\xfd")
     body = header_bytes(True) + broken + section_bytes(VALUE, "x")
-    bench.contents[body] = "broken"
     picky = bench.consumer(selector="colour = 'red'")
     bench.subscription("s", selector="colour = 'red'")
     bench.broker.send("q", body, bench.sender, 1)
     fill_with_colours(bench, 1)
     assert bench.got(picky) == [1]
-    assert bench.got(bench.consumer()) == ["broken"]
+    assert bench.got(bench.consumer()) == ["x"]

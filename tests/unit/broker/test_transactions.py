@@ -6,7 +6,7 @@ import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.errors import JournalUnavailable, TransactionRolledBack
-from bascule.broker.ports import Policy
+from bascule.broker.policy import Policy
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_rollback_forgets_the_sends_and_delivers_again_with_the_count_raised(b
 def test_rolled_back_too_often_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:
     bench.fill(1)
     consumer = bench.consumer()
-    for number in range(policy.deliveries_max):
+    for number in range(policy.defaults.deliveries_max):
         transaction = bench.engine.begin(b"%d" % number)
         bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[-1])
         bench.engine.rollback(transaction)

@@ -1,0 +1,364 @@
+"""Deliveries: which consumer gets which message, and what becomes of those that are not taken. The lower half of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from bascule.broker.journaling import Journaling
+from bascule.broker.matching import wants
+from bascule.broker.message import Bodies, Message
+from bascule.broker.policy import Policy
+from bascule.broker.ports import ConsumerPort
+from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, Queue
+from bascule.broker.schedule import Schedule
+from bascule.jms.selector import Selector
+from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
+
+#: Expired messages that no consumer comes across are looked for this often at most. Looking through a deep queue takes about
+#: 0.2 us for each message: the pause grows with the depth, so that it stays below a hundredth of the time.
+SWEEP_MS = 1_000
+SWEEP_MESSAGES_PER_MS = 50
+
+#: Why a message left its queue for another address.
+ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the broker started."""
+
+    messages_in: int = 0
+    messages_out: int = 0
+    acknowledged: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+    dropped: int = 0  # non-persistent ones, from full queues
+    duplicates: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+
+
+class Deliveries:
+    """Queues with their consumers. ``clock`` gives milliseconds since the epoch; the shell calls :meth:`tick` when something is due."""
+
+    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
+        self.journaling = journaling
+        self.policy = policy or Policy()
+        self.bodies = bodies
+        self.clock = clock
+        self.schedule = Schedule()
+        self.counters = Counters()
+        self.next_position = 1
+        self._dirty: dict[Queue, None] = {}
+
+    def tick(self) -> None:
+        """Do what is due by now."""
+        self.schedule.run(self.clock())
+
+    # -- arrival -----------------------------------------------------------------------------------------------------
+
+    def put_in(self, message: Message, queues: Iterable[Queue], due_ms: int = 0) -> None:
+        """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
+        if due_ms and due_ms > self.clock():
+            there = [queue for queue in queues if not queue.deleted]
+            for queue in there:
+                queue.receive(message)
+            self.delay(message, there, due_ms)
+        else:
+            message.position = self.next_position
+            self.next_position += 1
+            for queue in queues:
+                if not queue.deleted:
+                    queue.receive(message)
+                    queue.ready.append(message)
+                    self._dirty[queue] = None
+                    if message.expiry_ms:
+                        self.watch_expiry(queue, message.expiry_ms)
+        if message.references:
+            self.bodies.hold(message)
+
+    def delay(self, message: Message, queues: list[Queue], due_ms: int) -> None:
+        """A message is in its queues and may be delivered at ``due_ms`` only (Jakarta Messaging 3.1, section 7.9)."""
+        for queue in queues:
+            queue.delayed[message] = None
+        if queues:
+            self.schedule.at(due_ms, self.arrive, message, queues)
+
+    def arrive(self, message: Message, queues: list[Queue]) -> None:
+        """Its time has come: it takes its place behind what came before."""
+        message.position = self.next_position
+        self.next_position += 1
+        for queue in queues:
+            if not queue.deleted and message in queue.delayed:
+                del queue.delayed[message]
+                if message.mid <= queue.recovered_mid:
+                    queue.counts[message.position] = 0  # it was not delivered before the crash
+                queue.ready.append(message)
+                self._dirty[queue] = None
+                if message.expiry_ms:
+                    self.watch_expiry(queue, message.expiry_ms)
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def attach(self, queue: Queue, port: ConsumerPort, selector: Selector | None = None) -> Consumer:
+        """A consumer of a queue, with a selector of its own."""
+        consumer = Consumer(queue, port)
+        if selector is not None:
+            consumer.selector_text = selector.text
+            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
+        queue.consumers.append(consumer)
+        return consumer
+
+    def matches(self, selector: Selector, message: Message) -> bool:
+        """Whether a selector wants a message."""
+        return wants(selector, self.bodies.read(message))
+
+    def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
+        """A consumer is gone: what it had not settled is the queue's again.
+
+        ``failed`` counts that as a failed delivery. Without, it is marked as maybe delivered and gets no nearer to its dead letter:
+        most of it was prefetched and never seen.
+        """
+        queue = consumer.queue
+        if consumer not in queue.consumers:
+            return
+        queue.consumers.remove(consumer)
+        if queue.groups is not None:
+            queue.groups.leave(consumer)
+        if consumer.view is not None:
+            queue.ready.leave(consumer.selector_text)
+        unacked = list(consumer.unacked.values())
+        consumer.unacked.clear()
+        if not failed:
+            self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
+        self._return(queue, unacked, failed=failed)
+        self._dirty[queue] = None
+        if not queue.consumers:
+            self.look_for_use(queue)
+        if queue.durable and not queue.consumers:
+            # Nothing goes out any more: what arrives from here on cannot have been delivered.
+            handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
+            if queue.reserving_mid > handed_out:
+                self._reserve(queue, handed_out)
+
+    def acknowledge(self, consumer: Consumer, message: Message) -> None:
+        """The consumer has it: it leaves the queue. Repeats do nothing."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self.counters.acknowledged += 1
+            queue = consumer.queue
+            self.gone(queue, message)
+            if queue.settings.prefetch_max:
+                self._dirty[queue] = None
+
+    def gone(self, queue: Queue, message: Message) -> None:
+        """The queue holds a message no more that nobody else has a hand on."""
+        if queue.counts:
+            queue.counts.pop(message.position, None)
+        if queue.durable and message.mid >= 0 and not queue.deleted:
+            self.journaling.add_ack(queue, message.mid)
+        queue.held_messages -= 1
+        queue.held_bytes -= message.size_bytes
+        self.release(message)
+        if queue.blocked and not queue.full():
+            waiting, queue.blocked = queue.blocked, []
+            for go_on in waiting:
+                go_on()
+        if not queue.held_messages and queue.auto_created and not queue.consumers:
+            self.look_for_use(queue)
+
+    def look_for_use(self, queue: Queue) -> None:
+        """The queue may be one that nobody uses any more."""
+
+    def release(self, message: Message) -> None:
+        """A queue holds the message no more."""
+        message.references -= 1
+        if not message.references:
+            self.bodies.release(message)
+
+    def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
+        """Released, or modified with a failed delivery: it waits again, in its place."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self._return(consumer.queue, [message], failed=failed)
+
+    def reject(self, consumer: Consumer, message: Message) -> None:
+        """The consumer will never take it: it goes to the dead-letter address."""
+        if consumer.unacked.pop(message.position, None) is not None:
+            self._dead_letter(consumer.queue, message, REJECTED)
+
+    def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
+        """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
+        if queue.deleted:
+            for message in messages:
+                self.release(message)
+            return
+        dead: list[Message] = []
+        if failed:
+            counts = {message: queue.delivery_count(message) + 1 for message in messages}
+            self._count(queue, counts)
+            deliveries_max = queue.settings.deliveries_max
+            dead = [message for message, count in counts.items() if count >= deliveries_max]
+            messages = [message for message, count in counts.items() if count < deliveries_max]
+            if queue.settings.redelivery_delay_ms:
+                messages = self._postpone(queue, messages, counts)
+        if messages:
+            queue.ready.put_back(messages)
+            self._dirty[queue] = None
+            for message in messages:
+                if message.expiry_ms:
+                    self.watch_expiry(queue, message.expiry_ms)
+        for message in dead:
+            self._dead_letter(queue, message, ATTEMPTS)
+
+    def _postpone(self, queue: Queue, messages: list[Message], counts: dict[Message, int]) -> list[Message]:
+        """Failed deliveries wait before the next try; after a restart they need not."""
+        by_pause: dict[int, list[Message]] = {}
+        for message in messages:
+            by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
+        now_ms = self.clock()
+        for pause_ms, postponed in by_pause.items():
+            queue.delayed.update(dict.fromkeys(postponed))
+            self.schedule.at(now_ms + pause_ms, self._try_again, queue, postponed)
+        return []
+
+    def _try_again(self, queue: Queue, messages: list[Message]) -> None:
+        waiting = [message for message in messages if message in queue.delayed]
+        for message in waiting:
+            del queue.delayed[message]
+        self._return(queue, waiting, failed=False)
+
+    def _count(self, queue: Queue, counts: dict[Message, int]) -> None:
+        for message, count in counts.items():
+            queue.counts[message.position] = count
+        journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
+        if journaled and queue.durable:
+            self.journaling.add(count_entry(queue.id, journaled))
+
+    # -- messages that nobody takes ----------------------------------------------------------------------------------
+
+    def _dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
+        if self.move(queue, message, queue.settings.dead_letter_address, reason):
+            self.counters.dead_lettered += 1
+        else:
+            self._return(queue, [message], failed=False)  # the dead letters' own queue
+
+    def _expire(self, queue: Queue, message: Message) -> None:
+        """Of a message that nobody holds."""
+        self.counters.expired += 1
+        if not self.move(queue, message, queue.settings.expiry_address, EXPIRED):
+            self.gone(queue, message)
+
+    def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
+        """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
+
+        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done.
+        """
+        raise NotImplementedError
+
+    def watch_expiry(self, queue: Queue, expiry_ms: int) -> None:
+        """Look for expired messages when this one will be."""
+        if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
+            due_ms = max(expiry_ms, self.clock() + SWEEP_MS)
+            if not queue.sweep_at_ms or due_ms < queue.sweep_at_ms:
+                queue.sweep_at_ms = due_ms
+                self.schedule.at(due_ms, self._sweep, queue, due_ms)
+
+    def _sweep(self, queue: Queue, due_ms: int) -> None:
+        """Expired messages go, also those that no consumer came across."""
+        if queue.deleted or queue.sweep_at_ms != due_ms:
+            return
+        queue.sweep_at_ms = 0
+        now_ms = self.clock()
+        waiting = queue.waiting()
+        for message in [message for message in waiting if 0 < message.expiry_ms <= now_ms]:
+            queue.take_out(message)
+            self._expire(queue, message)
+        following = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
+        if following:
+            pause_ms = max(SWEEP_MS, len(waiting) // SWEEP_MESSAGES_PER_MS)
+            queue.sweep_at_ms = max(following, now_ms + pause_ms)
+            self.schedule.at(queue.sweep_at_ms, self._sweep, queue, queue.sweep_at_ms)
+
+    # -- dispatch ----------------------------------------------------------------------------------------------------
+
+    def wake(self, queue: Queue) -> None:
+        """A consumer of the queue has credit, or came back to life."""
+        self._dirty[queue] = None
+
+    def dispatch(self) -> None:
+        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell."""
+        while self._dirty:
+            queue, _ = self._dirty.popitem()
+            if not queue.deleted:
+                self._dispatch(queue)
+
+    def _dispatch(self, queue: Queue) -> None:
+        consumers = queue.consumers[:1] if queue.settings.exclusive else queue.consumers
+        while True:
+            if not self._hand_out(queue, consumers):
+                return  # goes on when the reservation is stored
+            groups = queue.groups
+            if groups is None or not any(self._may_take(consumer) and groups.waits_for(consumer) for consumer in consumers):
+                break
+        if queue.durable and consumers and not queue.ready.count:
+            sequence = self.journaling.sequence
+            if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
+                self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
+        for consumer in queue.consumers:
+            consumer.port.dispatched()
+
+    @staticmethod
+    def _may_take(consumer: Consumer) -> bool:
+        held_max = consumer.queue.settings.prefetch_max
+        return consumer.port.credit > 0 and (not held_max or len(consumer.unacked) < held_max)
+
+    def _hand_out(self, queue: Queue, consumers: list[Consumer]) -> bool:
+        """In turns, until no consumer can take more; False when the next message needs a reservation first."""
+        ready, groups, held_max = queue.ready, queue.groups, queue.settings.prefetch_max
+        idle = 0
+        while idle < len(consumers):
+            consumer = consumers[queue.turn % len(consumers)]
+            queue.turn += 1
+            if consumer.port.credit <= 0 or (held_max and len(consumer.unacked) >= held_max):
+                idle += 1
+                continue
+            if groups is not None:
+                message = groups.peek(consumer)
+            elif not ready.count:
+                message = None
+            else:
+                message = ready.peek() if consumer.view is None else consumer.view.peek()
+            if message is None:
+                idle += 1
+                continue
+            idle = 0
+            if message.expiry_ms and message.expiry_ms <= self.clock():
+                queue.take_out(message)
+                self._expire(queue, message)
+                continue
+            if queue.durable and message.mid > queue.reserved_mid:
+                if message.mid > queue.reserving_mid:
+                    self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
+                return False
+            if groups is None:
+                ready.take(message)
+            else:
+                groups.take(consumer, message)
+            consumer.unacked[message.position] = message
+            count = queue.delivery_count(message)
+            self.counters.messages_out += 1
+            if count:
+                self.counters.redelivered += 1
+            consumer.port.deliver(message, count)
+        return True
+
+    def _reserve(self, queue: Queue, mid: int) -> None:
+        queue.reserving_mid = mid
+        self.journaling.add(reserve_entry(queue.id, mid))
+        self.journaling.then(self._reserved, queue, mid)
+
+    def _reserved(self, queue: Queue, mid: int) -> None:
+        queue.reserved_mid = mid
+        self._dirty[queue] = None

@@ -1,0 +1,137 @@
+"""Message groups and exclusive consumers: one consumer at a time, in order."""
+
+from __future__ import annotations
+
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.testing.broker import Receiver
+
+
+def groups_of(bench: Bench, receiver: Receiver) -> list[str]:
+    return [str(message.group) for message in receiver.messages]
+
+
+def test_all_messages_of_a_group_go_to_one_consumer_in_order(bench: Bench) -> None:
+    consumers = [bench.consumer() for _ in range(3)]
+    for number in range(30):
+        bench.fill(number, group=f"g{number % 5}")
+    for group in range(5):
+        (holder,) = [consumer for consumer in consumers if f"g{group}" in groups_of(bench, consumer)]
+        assert [content for content in bench.got(holder) if content % 5 == group] == list(range(group, 30, 5))
+    assert sum(len(consumer.received) for consumer in consumers) == 30
+
+
+def test_a_consumer_without_credit_holds_up_its_own_groups_only(bench: Bench) -> None:
+    slow, fast = bench.consumer(credit=1), bench.consumer(credit=0)
+    bench.fill("a1", group="a")
+    bench.broker.give(fast, 10)
+    bench.fill("a2", group="a")
+    bench.fill("b1", group="b")
+    bench.fill("none")
+    bench.fill("a3", group="a")
+    assert bench.got(slow) == ["a1"]
+    assert bench.got(fast) == ["b1", "none"]
+    bench.broker.give(slow, 10)
+    bench.broker.settle()
+    assert bench.got(slow) == ["a1", "a2", "a3"]
+
+
+def test_a_group_is_handed_over_in_order_when_its_consumer_leaves(bench: Bench) -> None:
+    first, second = bench.consumer(credit=2), bench.consumer(credit=0)
+    bench.fill(1, 2, 3, 4, group="g")
+    bench.broker.give(second, 10)
+    bench.broker.settle()
+    assert (bench.got(first), bench.got(second)) == ([1, 2], [])
+    bench.acknowledge(first, 0)
+    bench.engine.detach(first.consumer, failed=False)
+    bench.broker.settle()
+    assert bench.got(second) == [2, 3, 4]
+    bench.fill(5, group="g")
+    assert bench.got(second) == [2, 3, 4, 5]
+
+
+def test_a_released_message_comes_back_before_those_that_were_put_aside(bench: Bench) -> None:
+    holder, other = bench.consumer(credit=2), bench.consumer(credit=0)
+    bench.fill(1, 2, 3, 4, group="g")
+    bench.broker.give(other, 10)
+    bench.broker.settle()
+    for message in holder.messages[::-1]:
+        bench.engine.give_back(holder.consumer, message, failed=False)
+    bench.broker.settle()
+    bench.broker.give(holder, 10)
+    bench.broker.settle()
+    assert bench.got(holder) == [1, 2, 1, 2, 3, 4]
+    assert bench.got(other) == []
+
+
+def test_a_group_keeps_its_order_within_a_priority(bench: Bench) -> None:
+    holder, other = bench.consumer(credit=1), bench.consumer(credit=0)
+    bench.fill(0, group="g")
+    bench.broker.give(other, 10)
+    for number, priority in enumerate((4, 9, 4, 9), start=1):
+        bench.fill(number, group="g", priority=priority)
+    bench.broker.give(holder, 10)
+    bench.broker.settle()
+    assert bench.got(holder) == [0, 2, 4, 1, 3]
+
+
+def test_a_message_that_its_groups_consumer_does_not_select_goes_to_another(bench: Bench) -> None:
+    reds = bench.consumer(selector="colour = 'red'")
+    bench.fill("red", group="g", properties={"colour": "red"})
+    everything = bench.consumer()
+    bench.fill("blue", group="g", properties={"colour": "blue"})
+    bench.fill("red again", group="g", properties={"colour": "red"})
+    assert bench.got(reds) == ["red", "red again"]
+    assert bench.got(everything) == ["blue"]
+
+
+def test_groups_are_known_again_after_a_crash(bench: Bench) -> None:
+    for number in range(10):
+        bench.fill(number, group=f"g{number % 2}")
+    bench.crash()
+    consumers = [bench.consumer(credit=1), bench.consumer(credit=1)]
+    for consumer in consumers:
+        bench.broker.give(consumer, 100)
+        bench.broker.settle()
+    assert sorted(bench.got(consumers[0]) + bench.got(consumers[1])) == list(range(10))
+    assert not set(groups_of(bench, consumers[0])) & set(groups_of(bench, consumers[1]))
+
+
+def test_what_was_put_aside_is_in_snapshots_and_in_the_queues_count(bench: Bench) -> None:
+    bench.consumer(credit=1)
+    bench.fill(1, 2, 3, group="g")
+    other = bench.consumer()
+    bench.broker.settle()
+    queue = bench.queue()
+    assert (queue.held_messages, queue.waiting_count, queue.delivering_count) == (3, 2, 1)
+    assert [bench.content(message) for message in queue.waiting()] == [2, 3]
+    assert bench.got(other) == []
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == [1, 2, 3]
+
+
+def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:
+    bench = Bench(Policy(AddressSettings(exclusive=True)))
+    first, second = bench.consumer(credit=2), bench.consumer()
+    bench.fill(1, 2, 3)
+    assert (bench.got(first), bench.got(second)) == ([1, 2], [])
+    bench.acknowledge(first, 0)
+    bench.engine.detach(first.consumer, failed=False)
+    bench.broker.settle()
+    assert bench.got(second) == [2, 3]
+
+
+def test_a_consumer_is_given_no_more_than_the_owner_lets_it_hold() -> None:
+    bench = Bench(Policy(AddressSettings(prefetch_max=2)))
+    greedy = bench.consumer()
+    bench.fill(1, 2, 3, 4)
+    assert bench.got(greedy) == [1, 2]
+    other = bench.consumer()
+    assert bench.got(other) == [3, 4]
+    bench.fill(5)
+    bench.acknowledge(greedy, 0)
+    bench.broker.settle()
+    assert bench.got(greedy) == [1, 2, 5]

@@ -1,0 +1,130 @@
+"""Full queues, and addresses that may not be made by asking for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker.errors import UnknownAddress
+from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+
+
+def bench_with(**settings: Any) -> Bench:
+    return Bench(Policy(AddressSettings(**settings)))
+
+
+def refusals(bench: Bench) -> list[BasculeError]:
+    return [error for _, error in bench.sender.answers if error is not None]
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 2}, {"max_bytes": 20}])
+def test_a_full_queue_refuses_and_takes_again_when_something_has_gone(limit: dict[str, int]) -> None:
+    bench = bench_with(when_full=REJECT, **limit)
+    bench.fill(1, 2, 3)
+    held = bench.queue().held_messages
+    assert held == 2
+    (error, *_) = refusals(bench)
+    assert error.condition == "amqp:resource-limit-exceeded"
+    assert "'q' is full" in str(error)
+    consumer = bench.consumer(credit=1)
+    bench.acknowledge(consumer)
+    bench.fill(4)
+    assert bench.waiting(bench.queue())[-1] == 4
+
+
+def test_a_repeat_of_what_a_full_queue_holds_is_answered_as_the_first_was() -> None:
+    bench = bench_with(when_full=REJECT, max_messages=1)
+    bench.fill(1, message_id="ID:1")
+    bench.fill(1, message_id="ID:1")
+    assert refusals(bench) == []
+    assert bench.waiting(bench.queue()) == [1]
+
+
+def test_a_message_that_a_consumer_holds_still_counts() -> None:
+    bench = bench_with(when_full=REJECT, max_messages=1)
+    bench.consumer()
+    bench.fill(1, 2)
+    assert len(refusals(bench)) == 1
+
+
+def test_a_full_topic_subscription_refuses_for_its_topic() -> None:
+    bench = bench_with(when_full=REJECT, max_messages=1)
+    bench.subscription("s")
+    bench.fill(1, 2, to="t")
+    assert len(refusals(bench)) == 1
+
+
+def test_the_oldest_non_persistent_messages_give_way() -> None:
+    bench = bench_with(when_full=DROP, max_messages=3)
+    bench.fill("kept")
+    bench.fill("old", "young", durable=False)
+    bench.fill("new")
+    assert bench.waiting(bench.queue()) == ["kept", "young", "new"]
+    bench.fill("newer", "newest")
+    assert bench.waiting(bench.queue()) == ["kept", "new", "newer"]
+    assert [token for token, error in bench.sender.answers if error] == ["newest"]
+    assert bench.engine.counters.dropped == 2
+
+
+def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
+    bench = bench_with(when_full=BLOCK, max_messages=5)
+    bench.fill(1, 2, 3)
+    assert bench.engine.room("q", Routing.ANYCAST, 1000) == 2
+    assert bench.engine.room("other", Routing.ANYCAST, 1000) == 1000
+    bench.fill(4, 5, 6)  # had its credit before
+    assert refusals(bench) == []
+    assert bench.engine.room("q", Routing.ANYCAST, 1000) == 0
+    woken: list[int] = []
+    bench.engine.when_room("q", Routing.ANYCAST, lambda: woken.append(1))
+    consumer = bench.consumer()
+    bench.acknowledge(consumer, 0)
+    assert woken == []
+    bench.acknowledge(consumer, 1)
+    assert woken == [1]
+    bench.acknowledge(consumer, 2)
+    assert woken == [1]
+
+
+def test_room_in_bytes_is_counted_in_messages_of_the_usual_size() -> None:
+    bench = bench_with(max_bytes=1_000)
+    bench.fill("x" * 80)
+    size_bytes = bench.queue().held_bytes
+    assert bench.engine.room("q", Routing.ANYCAST, 1000) == -((size_bytes - 1000) // size_bytes)
+
+
+def test_what_may_not_be_made_by_asking_is_not_there() -> None:
+    bench = Bench(Policy(AddressSettings(auto_create=False), rules=(("free.#", {"auto_create": True}),), queues=("q",), topics=("t",)))
+    bench.engine.create_configured()
+    bench.fill(1)
+    bench.fill(2, to="other")
+    bench.fill(3, to="free.one")
+    (error,) = refusals(bench)
+    assert error.condition == "amqp:not-found"
+    assert "'other'" in str(error)
+    bench.engine.attach_producer("t", Routing.MULTICAST)
+    with pytest.raises(UnknownAddress, match="no topic 't2'"):
+        bench.engine.attach_producer("t2", Routing.MULTICAST)
+
+
+def test_a_temporary_queue_is_never_made_by_a_message_to_it(bench: Bench) -> None:
+    bench.broker.send("temp.gone", bench.encode(1), bench.sender, 1)
+    (error,) = refusals(bench)
+    assert error.condition == "amqp:not-found"
+
+
+def test_the_more_specific_rule_wins_setting_by_setting() -> None:
+    policy = Policy(
+        rules=(
+            ("orders.eu", {"max_messages": 3}),
+            ("#", {"max_messages": 1, "max_bytes": 1}),
+            ("orders.*", {"max_messages": 2, "exclusive": True}),
+            ("orders.#", {"max_bytes": 2}),
+        )
+    )
+    found = policy.of("orders.eu")
+    assert (found.max_messages, found.max_bytes, found.exclusive) == (3, 2, True)
+    assert (policy.of("orders.us").max_messages, policy.of("x").max_messages, policy.of("x").max_bytes) == (2, 1, 1)

@@ -1,0 +1,242 @@
+"""What waits for its time, and what has had its time: delivery delay, redelivery delay, expiry, old transactions, unused queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import START_MS, Bench
+
+from bascule.amqp.types import Timestamp
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.jms.sections import message_annotation, scan
+from bascule.testing.broker import Receiver
+
+SECOND = 1_000
+
+
+def later(bench: Bench, by_ms: int) -> None:
+    bench.now_ms += by_ms
+    bench.engine.tick()
+    bench.broker.settle()
+
+
+def bench_with(**settings: Any) -> Bench:
+    return Bench(Policy(AddressSettings(**settings)))
+
+
+def annotation(bench: Bench, queue: str, name: str) -> Any:
+    (message,) = bench.queue(queue).ready
+    return message_annotation(bench.engine.bodies.read(message), name)
+
+
+def fail(bench: Bench, receiver: Receiver) -> None:
+    """The last delivery fails."""
+    bench.engine.give_back(receiver.consumer, receiver.messages[-1], failed=True)
+    bench.broker.settle()
+
+
+def test_a_delayed_message_is_delivered_at_its_time_and_not_before(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.fill("later", delivery_time_ms=START_MS + SECOND)
+    bench.fill("now")
+    later(bench, SECOND - 1)
+    assert bench.got(consumer) == ["now"]
+    later(bench, 1)
+    assert bench.got(consumer) == ["now", "later"]
+    assert bench.counts(consumer) == [0, 0]
+
+
+def test_a_delay_is_counted_from_the_send_and_kept_over_a_restart(bench: Bench) -> None:
+    bench.fill("later", delivery_delay_ms=SECOND)
+    bench.crash()
+    consumer = bench.consumer()
+    later(bench, SECOND - 1)
+    assert bench.got(consumer) == []
+    later(bench, 1)
+    assert bench.got(consumer) == ["later"]
+
+
+@pytest.mark.parametrize("snapshot_first", [False, True])
+def test_a_delayed_message_that_waits_through_a_crash_is_not_taken_for_redelivered(bench: Bench, snapshot_first: bool) -> None:
+    consumer = bench.consumer()
+    bench.fill("later", delivery_time_ms=START_MS + SECOND)
+    bench.fill("now")
+    bench.acknowledge(consumer)
+    bench.broker.settle()
+    if snapshot_first:
+        bench.broker.take_snapshot()
+        bench.broker.settle()
+    bench.crash()
+    consumer = bench.consumer()
+    later(bench, SECOND)
+    assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [0])
+
+
+def test_messages_are_delivered_in_the_order_of_their_times(bench: Bench) -> None:
+    for number in (3, 1, 2):
+        bench.fill(number, delivery_time_ms=START_MS + number * SECOND)
+    consumer = bench.consumer()
+    later(bench, 5 * SECOND)
+    assert bench.got(consumer) == [1, 2, 3]
+
+
+def test_a_delayed_message_in_a_transaction_waits_from_its_send(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put("later", transaction=transaction, delivery_delay_ms=SECOND)
+    bench.now_ms += SECOND // 2
+    bench.engine.commit(transaction, lambda _: None)
+    consumer = bench.consumer()
+    later(bench, SECOND // 2)
+    assert bench.got(consumer) == ["later"]
+
+
+def test_every_subscription_gets_a_delayed_message_also_one_that_is_deleted_meanwhile_does_no_harm(bench: Bench) -> None:
+    first, second = bench.subscription("first"), bench.subscription("second")
+    bench.fill("later", to="t", delivery_delay_ms=SECOND)
+    bench.engine.delete_queue(second)
+    later(bench, SECOND)
+    assert bench.waiting(first) == ["later"]
+    assert bench.engine.bodies.memory_bytes == sum(message.size_bytes for message in first.ready)
+
+
+def test_a_failed_delivery_is_tried_again_after_a_pause_that_grows_to_its_limit() -> None:
+    bench = bench_with(redelivery_delay_ms=SECOND, redelivery_multiplier=3, redelivery_delay_max_ms=5 * SECOND)
+    bench.fill("x", "y")
+    consumer = bench.consumer(credit=1)
+    consumer.credit = 0
+    for deliveries, pause_ms in enumerate((SECOND, 3 * SECOND, 5 * SECOND, 5 * SECOND), start=1):
+        fail(bench, consumer)
+        later(bench, pause_ms - 1)
+        bench.broker.settle()
+        assert len(consumer.received) == deliveries
+        consumer.credit = 0
+        later(bench, 1)
+        assert next(iter(bench.queue().ready)) is consumer.messages[0]
+        bench.broker.give(consumer, 1)
+        bench.broker.settle()
+    assert bench.counts(consumer) == [0, 1, 2, 3, 4]
+
+
+def test_others_are_not_held_up_by_one_that_waits_for_its_next_try() -> None:
+    bench = bench_with(redelivery_delay_ms=SECOND)
+    bench.fill("bad", "good")
+    consumer = bench.consumer(credit=1)
+    fail(bench, consumer)
+    bench.broker.give(consumer, 1)
+    bench.broker.settle()
+    assert bench.got(consumer) == ["bad", "good"]
+    assert bench.queue().held_messages == 2
+
+
+def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(bench: Bench) -> None:
+    bench.fill("x", ttl_ms=10 * SECOND, message_id="ID:1")
+    later(bench, 10 * SECOND - 1)
+    assert bench.waiting(bench.queue()) == ["x"]
+    later(bench, 1)
+    assert bench.waiting(bench.queue()) == []
+    assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
+    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-ADDRESS") == "q"
+    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-MESSAGE-ID") == "ID:1"
+    assert annotation(bench, "ExpiryQueue", "x-opt-bascule-reason") == "expired"
+    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-EXPIRATION") == Timestamp(START_MS + 10 * SECOND)
+    bench.crash()
+    assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
+
+
+def test_what_has_expired_once_does_not_expire_again(bench: Bench) -> None:
+    bench.fill("x", ttl_ms=SECOND)
+    later(bench, 2 * SECOND)
+    (message,) = bench.queue("ExpiryQueue").ready
+    assert message.expiry_ms == 0
+    assert scan(bench.engine.bodies.read(message)).ttl_ms == 0
+
+
+def test_a_message_that_expires_while_a_consumer_holds_it_is_looked_at_when_it_comes_back(bench: Bench) -> None:
+    bench.fill("x", ttl_ms=SECOND)
+    consumer = bench.consumer()
+    later(bench, 5 * SECOND)
+    bench.engine.detach(consumer.consumer, failed=False)
+    later(bench, 2 * SECOND)
+    assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
+
+
+def test_without_an_expiry_address_expired_messages_are_gone() -> None:
+    bench = bench_with(expiry_address="")
+    bench.fill("x", ttl_ms=SECOND)
+    later(bench, 2 * SECOND)
+    assert bench.queue().held_messages == 0
+    assert list(bench.engine.addresses.anycast) == ["q"]
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_the_owner_may_give_messages_a_time_to_live_and_shorten_it() -> None:
+    bench = bench_with(expiry_ms=5 * SECOND, expiry_max_ms=8 * SECOND)
+    bench.fill("none")
+    bench.fill("short", ttl_ms=SECOND)
+    bench.fill("long", ttl_ms=100 * SECOND)
+    left = []
+    for _ in range(9):
+        later(bench, SECOND)
+        left.append(len(bench.waiting(bench.queue())))
+    assert left == [2, 2, 2, 2, 1, 1, 1, 0, 0]
+
+
+def test_a_transaction_that_holds_messages_for_too_long_is_rolled_back() -> None:
+    bench = Bench(Policy(transaction_ms_max=SECOND))
+    bench.fill("x")
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    later(bench, 10 * SECOND)
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.put("sent", to="other", transaction=transaction)
+    later(bench, SECOND - 1)
+    assert transaction.doomed is None
+    later(bench, 1)
+    assert (bench.got(consumer), bench.counts(consumer)) == (["x", "x"], [0, 1])
+    answers: list[Any] = []
+    bench.engine.commit(transaction, answers.append)
+    assert answers[0].condition == "amqp:transaction:rollback"
+    assert bench.waiting(bench.queue("other")) == []
+
+
+def test_an_auto_created_queue_that_nobody_uses_is_deleted_after_a_while() -> None:
+    bench = Bench(Policy(AddressSettings(auto_delete_ms=SECOND), queues=("kept",)))
+    bench.engine.create_configured()
+    bench.fill(1)
+    consumer = bench.consumer()
+    bench.acknowledge(consumer)
+    later(bench, 2 * SECOND)
+    assert "q" in bench.engine.addresses
+    bench.engine.detach(consumer.consumer)
+    later(bench, SECOND)
+    assert list(bench.engine.addresses.anycast) == ["kept"]
+    bench.crash()
+    assert list(bench.engine.addresses.anycast) == ["kept"]
+
+
+def test_a_queue_with_a_message_on_its_way_is_not_taken_for_unused() -> None:
+    bench = bench_with(auto_delete_ms=SECOND)
+    bench.engine.detach(bench.consumer().consumer)
+    bench.broker.settle()
+    bench.put("x")
+    bench.broker.flush()
+    bench.now_ms += SECOND
+    bench.engine.tick()
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["x"]
+    bench.crash()
+    assert bench.waiting(bench.queue()) == ["x"]
+
+
+def test_a_queue_with_a_producer_is_in_use() -> None:
+    bench = bench_with(auto_delete_ms=SECOND)
+    queue = bench.queue()
+    bench.engine.attach_producer("q", queue.routing)
+    bench.engine.detach(bench.consumer().consumer)
+    later(bench, 2 * SECOND)
+    assert not queue.deleted
+    bench.engine.detach_producer("q", queue.routing)
+    later(bench, SECOND)
+    assert queue.deleted
