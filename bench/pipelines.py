@@ -48,6 +48,8 @@ QUIET_S = 3.0
 SAMPLE_S = 0.02
 #: Messages at a fixed rate before latency counts.
 WARM_UP_S = 3
+#: This share of the records is out before the count begins: then both have started up, and both count from an output to an output.
+WARM_UP_SHARE = 0.25
 #: Column: (key of the result, digits, whether more is better).
 COLUMNS = {
     "records/s": ("records_per_s", 0, True),
@@ -151,7 +153,7 @@ def tree_cpu_s(root: int) -> float:
 
 
 def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> dict[str, Any]:
-    """From the first output that a reader can see to the last."""
+    """From the first output beyond the warm-up that a reader can see to the last."""
     pid = child.pid
     assert pid is not None
     first: tuple[float, int, float, float] | None = None
@@ -162,7 +164,8 @@ def throughput(target: Target, child: Child, kafka_pid: int, records: int) -> di
         end, now = target.end(), time.monotonic()
         if end > last[1]:
             last = (now, end, tree_cpu_s(pid), cpu_s(kafka_pid))
-            first = first or last
+            if first is None and end >= records * WARM_UP_SHARE:
+                first = last
         elif end >= records and now - last[0] > QUIET_S:
             break
         time.sleep(SAMPLE_S)
