@@ -1,0 +1,201 @@
+"""What an administrator does with a queue: purge, move, return dead letters, delete.
+
+Long actions are generators: each step is whole in itself (a message is in one queue or in the other, in memory and in the journal), takes
+little time, and yields how far the action has come; between steps the shell lets clients have their turn. What arrives after an action
+began is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from bascule.broker.engine import SEND_OVERHEAD_BYTES, Engine
+from bascule.broker.errors import QueueFull, UnknownAddress
+from bascule.broker.message import Message
+from bascule.broker.queue import Queue
+from bascule.broker.transactions import Draft
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.jms.annotate import (
+    DELIVERIES,
+    MOVED_AT,
+    ORIGINAL_ADDRESS,
+    ORIGINAL_EXPIRY,
+    ORIGINAL_QUEUE,
+    ORIGINAL_ROUTING,
+    REASON,
+    annotated,
+)
+from bascule.jms.message import decode_message
+from bascule.jms.sections import message_annotation
+from bascule.jms.selector import Selector
+
+#: The address in the journal of a message that goes to one queue by name: no pattern of a divert matches it.
+NOWHERE = "."
+#: One step: about a hundredth of a second, and so much in flight to the journal.
+STEP_MESSAGES = 1_000
+STEP_BYTES = 8 << 20
+#: Messages looked at by a selector in one step.
+STEP_LOOKS = 5_000
+
+
+class InUse(InvalidInput):
+    """A queue that clients use is not deleted under them unless one insists."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an action has come: messages dealt with, and how many were left where they are, by the reason."""
+
+    done: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+
+
+#: Deals with one message that waits, taking it out of its queue; raises BasculeError, having done nothing, to leave it.
+_Act = Callable[[Message], None]
+
+
+def purge(engine: Engine, queue: Queue, selector: Selector | None = None) -> Iterator[Progress]:
+    """Messages that nobody holds are gone, also those that wait for their time."""
+
+    def act(message: Message) -> None:
+        queue.take_out(message)
+        engine.gone(queue, message)
+
+    return _steps(engine, queue, selector, act)
+
+
+def move(engine: Engine, queue: Queue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
+    """Messages that wait go to another queue, as if sent there now: diverts of that address see them.
+
+    Raises InvalidInput, UnknownAddress, ResourceLimit.
+    """
+    target = engine.queue(address)
+    if target is queue:
+        raise InvalidInput(f"queue {address!r} is where the messages are")
+
+    def act(message: Message) -> None:
+        _check_room(target)
+        queue.take_out(message)
+        copy = Message(engine.bodies.read(message), message.priority, message.expiry_ms, message.group)
+        engine.pass_on(queue, message, copy, address)
+
+    return _steps(engine, queue, selector, act)
+
+
+def return_dead_letters(engine: Engine, queue: Queue, selector: Selector | None = None) -> Iterator[Progress]:
+    """Messages that were moved here go back to the queue or subscription that they came from, and to no other.
+
+    For diverts nothing happens: they had the message when it was sent.
+    """
+
+    def act(message: Message) -> None:
+        body = engine.bodies.read(message)
+        target = _origin(engine, body)
+        _check_room(target)
+        now_ms = engine.clock()
+        expiry_ms = message_annotation(body, ORIGINAL_EXPIRY) or 0
+        copy = Message(annotated(body, {}), message.priority, expiry_ms if expiry_ms > now_ms else 0, message.group)
+        queue.take_out(message)
+        _put_into(engine, queue, message, copy, target)
+
+    return _steps(engine, queue, selector, act)
+
+
+def delete(engine: Engine, queue: Queue, *, force: bool = False) -> None:
+    """The queue and what it holds are gone. Raises InUse, unless forced, while it has messages or consumers."""
+    if not force and (queue.consumers or queue.held_messages):
+        raise InUse(f"queue {queue.name!r} has {queue.held_messages} messages and {len(queue.consumers)} consumers: delete it by force")
+    engine.delete_queue(queue)
+
+
+def create(engine: Engine, name: str) -> Queue:
+    """The queue of a name, which stays from now on though nobody uses it. Raises ResourceLimit, InvalidInput."""
+    if name in engine.addresses.anycast:
+        raise InvalidInput(f"queue {name!r} is there already")
+    return engine.create_queue(name, name, Routing.ANYCAST)
+
+
+def dead_letter(engine: Engine, message: Message) -> dict[str, Any]:
+    """What a dead letter says of itself, by plain names; what it does not say is None."""
+    body = engine.bodies.read(message)
+
+    def said(name: str) -> Any:
+        try:
+            return message_annotation(body, name)
+        except BasculeError:
+            return None
+
+    try:
+        message_id = decode_message(body).message_id
+    except BasculeError:
+        message_id = None
+    return {
+        "message_id": message_id, "address": said(ORIGINAL_ADDRESS), "queue": said(ORIGINAL_QUEUE),
+        "routing": {0: "anycast", 1: "multicast"}.get(said(ORIGINAL_ROUTING)), "reason": said(REASON), "deliveries": said(DELIVERIES),
+        "moved_at_ms": said(MOVED_AT), "bytes": message.size_bytes,
+    }  # fmt: skip
+
+
+# -- how ---------------------------------------------------------------------------------------------------------------
+
+
+def _steps(engine: Engine, queue: Queue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
+    progress = Progress()
+    wanted = set(queue.untouched())
+    if selector is not None:
+        looked_at, wanted = wanted, set()
+        for number, message in enumerate(looked_at, 1):
+            # One that has gone meanwhile may have no body any more.
+            if message.references and engine.matches(selector, message):
+                wanted.add(message)
+            if number % STEP_LOOKS == 0:
+                yield progress
+    while wanted and not queue.deleted:
+        # Those that went to a consumer meanwhile are not among the untouched.
+        step = list(islice((message for message in queue.untouched() if message in wanted), STEP_MESSAGES))
+        if not step:
+            return
+        size_bytes = 0
+        for message in step:
+            wanted.discard(message)
+            size_bytes += message.size_bytes
+            try:
+                act(message)
+                progress.done += 1
+            except BasculeError as error:
+                progress.left[str(error)] = progress.left.get(str(error), 0) + 1
+            if size_bytes > STEP_BYTES:
+                break
+        yield progress
+
+
+def _check_room(queue: Queue) -> None:
+    if queue.full():
+        raise QueueFull(f"queue {queue.name!r} is full")
+
+
+def _origin(engine: Engine, body: bytes) -> Queue:
+    """Where a dead letter came from. Raises UnknownAddress, ResourceLimit."""
+    address, name = message_annotation(body, ORIGINAL_ADDRESS), message_annotation(body, ORIGINAL_QUEUE)
+    if not isinstance(address, str) or not isinstance(name, str):
+        raise UnknownAddress("sent here by a client: it has no origin")
+    if message_annotation(body, ORIGINAL_ROUTING) != Routing.MULTICAST:
+        return engine.queue(address)
+    subscription = engine.addresses.subscriptions.get(name)
+    if subscription is None:
+        raise UnknownAddress(f"subscription {name!r} is gone")
+    return subscription
+
+
+def _put_into(engine: Engine, queue: Queue, message: Message, copy: Message, target: Queue) -> None:
+    """A copy into one queue, past all routing, as the message leaves its queue: one record."""
+    assert copy.body is not None
+    engine.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
+    engine.put_into(target, Draft(copy, NOWHERE, target.routing, copy.body, message.journaled, ""))
+    engine.gone(queue, message)
+    engine.journaling.part()
+    engine.journaling.close_if_full()

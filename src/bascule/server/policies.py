@@ -1,0 +1,60 @@
+"""Settings of addresses as the broker engine takes them: other names where the file says it for people, times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.config import Settings
+
+#: More failed deliveries than any message lives to see.
+_NEVER = 1 << 62
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _attempts(count: int) -> int:
+    return count or _NEVER
+
+
+#: Key of the file -> field of the engine, and how its value is turned.
+FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "max_messages": ("max_messages", int),
+    "max_bytes": ("max_bytes", int),
+    "when_full": ("when_full", str),
+    "max_delivery_attempts": ("deliveries_max", _attempts),
+    "redelivery_delay_s": ("redelivery_delay_ms", _ms),
+    "redelivery_multiplier": ("redelivery_multiplier", float),
+    "redelivery_delay_max_s": ("redelivery_delay_max_ms", _ms),
+    "expiry_s": ("expiry_ms", _ms),
+    "max_expiry_s": ("expiry_max_ms", _ms),
+    "dead_letter_address": ("dead_letter_address", str),
+    "expiry_address": ("expiry_address", str),
+    "duplicate_window_count": ("duplicate_count", int),
+    "duplicate_window_s": ("duplicate_ms", _ms),
+    "prefetch": ("prefetch_max", int),
+    "exclusive": ("exclusive", bool),
+    "auto_create": ("auto_create", bool),
+    "auto_delete": ("auto_delete", bool),
+    "auto_delete_after_s": ("auto_delete_ms", _ms),
+}
+
+
+def _turned(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {FIELDS[key][0]: FIELDS[key][1](value) for key, value in values.items()}
+
+
+def policy_of(settings: Settings) -> Policy:
+    """What the owner has decided."""
+    broker = settings.broker
+    return Policy(
+        AddressSettings(**_turned({key: getattr(broker, key) for key in FIELDS})),
+        tuple((address.match, _turned(address.given())) for address in settings.address),
+        transaction_ms_max=_ms(broker.transaction_timeout_s),
+        queues_max=broker.max_queues,
+        queues=tuple(queue.name for queue in settings.queue),
+        topics=tuple(topic.name for topic in settings.topic),
+    )

@@ -1,0 +1,71 @@
+"""TLS of the listeners: contexts from the settings, and who a client's certificate says it is."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from bascule.config.settings import Tls
+from bascule.core.errors import InvalidInput
+
+
+def server_context(tls: Tls, where: str) -> ssl.SSLContext | None:
+    """How a listener speaks TLS, None where it does not; ``where`` is its table of the file. Raises InvalidInput."""
+    if tls.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    key = tls.key or tls.certificate
+    _readable(tls.certificate, f"{where}.certificate")
+    _readable(key, f"{where}.key")
+    # Without a password OpenSSL would ask for one on the terminal.
+    password = tls.key_password.get_secret_value() if tls.key_password else ""
+    try:
+        context.load_cert_chain(tls.certificate, key, password=lambda: password)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidInput(f"{where}: certificate {tls.certificate} with key {key} cannot be used: {_reason(error)}") from error
+    return context
+
+
+def check_clients(context: ssl.SSLContext, client_ca: Path, *, required: bool, where: str) -> None:
+    """Have clients show certificates that ``client_ca`` has signed. Raises InvalidInput."""
+    _readable(client_ca, f"{where}.client_ca")
+    try:
+        context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        raise InvalidInput(f"{where}.client_ca: {client_ca} cannot be used: {_reason(error)}") from error
+    context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+
+
+def certified_name(transport: asyncio.BaseTransport) -> str | None:
+    """The common name in the certificate that a client has shown and the TLS layer has checked, None where there is none."""
+    ssl_object = transport.get_extra_info("ssl_object")
+    certificate = ssl_object.getpeercert() if ssl_object is not None else None
+    names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[-1]) if names else None
+
+
+def client_context(certificate: Path) -> ssl.SSLContext:
+    """For a client on this machine: it trusts the very certificate of the listener's own settings, whatever name stands in it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    _readable(certificate, "admin.tls.certificate")
+    try:
+        context.load_verify_locations(certificate)
+    except ssl.SSLError as error:
+        raise InvalidInput(f"admin.tls.certificate: {certificate} cannot be used: {_reason(error)}") from error
+    return context
+
+
+def _readable(file: Path, key: str) -> None:
+    """OpenSSL says of a missing file only that it is."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise InvalidInput(f"{key}: {file}: {error.strerror}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error).replace("_", " ").lower()

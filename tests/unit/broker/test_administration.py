@@ -1,0 +1,188 @@
+"""Actions of an administrator, on a broker with a log in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import START_MS, Bench
+
+from bascule.broker import administration
+from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
+from bascule.core.destination import address_matches
+from bascule.core.errors import InvalidInput
+from bascule.jms.selector import compile_selector
+from bascule.journal.records import Op, decode_send, entries
+
+
+def done(bench: Bench, steps: Iterator[Progress]) -> Progress:
+    """The whole action, and then everything stored."""
+    progress = [Progress(), *steps][-1]
+    bench.broker.settle()
+    return progress
+
+
+def killed(bench: Bench, *contents: str, to: str = "q", **options: Any) -> None:
+    """Messages that a consumer will not have: dead letters."""
+    queue = bench.queue(to) if not to.startswith("t") else bench.subscription(f"sub.{to}", to)
+    bench.fill(*contents, to=to, **options)
+    receiver = bench.consumer(queue)
+    for message in receiver.messages:
+        bench.engine.reject(receiver.consumer, message)
+    bench.engine.detach(receiver.consumer)
+    bench.broker.settle()
+
+
+def test_a_purged_queue_is_empty_and_stays_so(bench: Bench) -> None:
+    bench.fill("a", "b", "c")
+    assert done(bench, purge(bench.engine, bench.queue())).done == 3
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_a_purge_takes_what_its_selector_wants_and_leaves_what_consumers_hold(bench: Bench) -> None:
+    queue = bench.queue()
+    holder = bench.consumer(queue, credit=1)
+    bench.fill("held", properties={"n": 1})
+    bench.fill("b", properties={"n": 2})
+    bench.fill("c", properties={"n": 1})
+    assert done(bench, purge(bench.engine, queue, compile_selector("n = 1"))).done == 1
+    assert bench.waiting(queue) == ["b"]
+    bench.acknowledge(holder)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == ["b"]
+
+
+def test_what_goes_to_a_consumer_or_arrives_during_a_purge_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(administration, "STEP_MESSAGES", 2)
+    queue = bench.queue()
+    bench.fill("a", "b", "c", "d", "e")
+    steps = purge(bench.engine, queue)
+    assert next(steps).done == 2
+    receiver = bench.consumer(queue, credit=1)
+    bench.fill("late")
+    assert bench.got(receiver) == ["c"]
+    assert done(bench, steps).done == 4
+    assert bench.waiting(queue) == ["late"]
+
+
+def test_messages_moved_are_in_the_other_queue_and_only_there_whatever_was_stored(bench: Bench) -> None:
+    bench.fill("a", "b")
+    bench.fill("volatile", durable=False)
+    for _ in move(bench.engine, bench.queue(), "other"):
+        pass
+    bench.broker.flush()
+    bench.crash(stored=0)
+    assert bench.waiting(bench.queue()) == ["a", "b"]
+    for _ in move(bench.engine, bench.queue(), "other", compile_selector("JMSDeliveryMode = 'PERSISTENT'")):
+        pass
+    bench.broker.flush()
+    bench.crash(stored=len(bench.broker.in_flight))
+    assert bench.waiting(bench.queue()) == []
+    assert bench.waiting(bench.queue("other")) == ["a", "b"]
+
+
+def test_a_queue_is_not_moved_into_itself(bench: Bench) -> None:
+    with pytest.raises(InvalidInput, match="is where the messages are"):
+        move(bench.engine, bench.queue(), "q")
+
+
+def test_dead_letters_go_back_where_they_came_from_as_they_were(bench: Bench) -> None:
+    killed(bench, "a", properties={"n": 1})
+    killed(bench, "b", to="other")
+    dead = bench.queue("DLQ")
+    said = [dead_letter(bench.engine, message) for message in dead.waiting()]
+    assert [(each["address"], each["queue"], each["routing"], each["reason"]) for each in said] == [
+        ("q", "q", "anycast", "rejected"), ("other", "other", "anycast", "rejected"),
+    ]  # fmt: skip
+    assert done(bench, return_dead_letters(bench.engine, dead, compile_selector("n = 1"))).done == 1
+    assert bench.waiting(dead) == ["b"]
+    receiver = bench.consumer()
+    assert bench.got(receiver) == ["a"], "not as it was sent"
+    assert bench.counts(receiver) == [0]
+
+
+def test_a_dead_letter_of_a_subscription_goes_back_to_that_one_alone(bench: Bench) -> None:
+    other = bench.subscription("other", "t")
+    killed(bench, "a", to="t")
+    done(bench, purge(bench.engine, other))
+    done(bench, return_dead_letters(bench.engine, bench.queue("DLQ")))
+    for _ in range(2):
+        subscriptions = bench.engine.addresses.subscriptions
+        assert bench.waiting(subscriptions["sub.t"]) == ["a"]
+        assert bench.waiting(subscriptions["other"]) == []
+        assert bench.waiting(bench.queue("DLQ")) == []
+        bench.crash()
+
+
+def test_no_divert_sees_a_returned_message_again(bench: Bench) -> None:
+    killed(bench, "a")
+    before = len(bench.values())
+    done(bench, return_dead_letters(bench.engine, bench.queue("DLQ")))
+    sent = [
+        decode_send(value, start, end).address for value in bench.values()[before:] for op, start, end in entries(value) if op == Op.SEND
+    ]
+    assert sent == [NOWHERE]
+    assert not any(address_matches(pattern, NOWHERE) for pattern in ("#", "*", "*.*", "#.#", "q", "*.#"))
+
+
+def test_a_dead_letter_that_cannot_go_back_stays_and_the_reason_is_told(bench: Bench) -> None:
+    killed(bench, "a", "b", to="t")
+    killed(bench, "c")
+    bench.engine.delete_queue(bench.engine.addresses.subscriptions["sub.t"])
+    bench.fill("stray", to="DLQ")
+    progress = done(bench, return_dead_letters(bench.engine, bench.queue("DLQ")))
+    assert progress.done == 1
+    assert progress.left == {"subscription 'sub.t' is gone": 2, "sent here by a client: it has no origin": 1}
+    assert bench.waiting(bench.queue("DLQ")) == ["a", "b", "stray"]
+
+
+def test_a_return_is_whole_or_not_there(bench: Bench) -> None:
+    killed(bench, "a")
+    for stored, where in ((0, "DLQ"), (1, "q")):
+        for _ in return_dead_letters(bench.engine, bench.queue("DLQ")):
+            pass
+        bench.broker.flush()
+        bench.crash(stored=stored)
+        assert {name: len(queue.waiting()) for name, queue in bench.engine.addresses.anycast.items() if queue.waiting()} == {where: 1}
+
+
+def test_what_expired_lives_for_ever_when_it_is_returned_and_what_has_life_left_keeps_it(bench: Bench) -> None:
+    bench.fill("old", ttl_ms=10)
+    killed(bench, "young", ttl_ms=100_000, to="other")
+    bench.now_ms = START_MS + 5_000
+    bench.engine.tick()
+    bench.broker.settle()
+    for name in ("DLQ", "ExpiryQueue"):
+        assert done(bench, return_dead_letters(bench.engine, bench.queue(name))).done == 1
+    assert [message.expiry_ms for message in bench.queue().waiting()] == [0]
+    assert [message.expiry_ms for message in bench.queue("other").waiting()] == [START_MS + 100_000]
+
+
+def test_a_dead_letter_that_is_no_jms_message_is_listed_all_the_same(bench: Bench) -> None:
+    bench.fill("a", to="DLQ")
+    (message,) = bench.queue("DLQ").waiting()
+    message.body = b"\x00\x53"
+    assert dead_letter(bench.engine, message)["address"] is None
+
+
+def test_a_queue_in_use_is_deleted_by_force_only(bench: Bench) -> None:
+    bench.fill("a")
+    with pytest.raises(InUse, match="has 1 messages and 0 consumers"):
+        delete(bench.engine, bench.queue())
+    delete(bench.engine, bench.queue(), force=True)
+    bench.broker.settle()
+    bench.crash()
+    assert "q" not in bench.engine.addresses.anycast
+
+
+def test_a_queue_that_was_created_stays(bench: Bench) -> None:
+    queue = create(bench.engine, "new")
+    bench.broker.settle()
+    bench.crash()
+    assert not bench.engine.addresses.anycast["new"].auto_created
+    assert queue.durable
+    with pytest.raises(InvalidInput, match="is there already"):
+        create(bench.engine, "new")
