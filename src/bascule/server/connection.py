@@ -27,6 +27,7 @@ from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
 from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink
+from bascule.server.tls import certified_name
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -47,9 +48,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: Node) -> None:
         self.server = server
-        self.amqp = Connection(
-            Role.SERVER, container_id=server.container_id, sasl=server.sasl(), idle_timeout_s=server.idle_timeout_s, require_sasl=True
-        )
+        self.amqp: Connection  # once there is a transport: it may say who the client is
         self.container = ""
         self.peer = ""
         self.paused = False
@@ -69,7 +68,12 @@ class ClientConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)  # type: ignore[attr-defined]
         self.peer = str(transport.get_extra_info("peername"))
-        self.server.connections[self] = None
+        server = self.server
+        self.amqp = Connection(
+            Role.SERVER, container_id=server.container_id, sasl=server.sasl(certified_name(transport)),
+            idle_timeout_s=server.idle_timeout_s, require_sasl=True,
+        )  # fmt: skip
+        server.connections[self] = None
         self._ticking()
 
     def data_received(self, data: bytes) -> None:

@@ -19,11 +19,10 @@ import uvloop
 
 import bascule
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
-from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
+from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.engine import Engine
 from bascule.broker.matching import wants
-from bascule.broker.policy import AddressSettings, Policy
 from bascule.config import Settings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
@@ -33,7 +32,10 @@ from bascule.server.admin import AdminServer, QueueStatus, Status
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
 from bascule.server.ingress import IngressTail
+from bascule.server.logins import sasl_mechanisms
+from bascule.server.policies import policy_of
 from bascule.server.spill import SpillFiles
+from bascule.server.tls import amqp_tls
 
 log = logging.getLogger(__name__)
 
@@ -81,23 +83,17 @@ class Node:
         self.container_id = f"bascule-{settings.bridge.id}-{uuid.uuid4().hex[:8]}"
         self.max_message_bytes = int(settings.broker.max_message_bytes)
         self.idle_timeout_s = settings.broker.idle_timeout_s
-        self.failover = _failover_list(settings.broker.failover)
+        self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.reason = "starting"
         self._kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
-        self._policy = Policy(
-            AddressSettings(
-                deliveries_max=settings.broker.max_delivery_attempts,
-                dead_letter_address=settings.broker.dead_letter_address,
-                duplicate_count=settings.broker.duplicate_window_count,
-                duplicate_ms=int(settings.broker.duplicate_window_s * 1000),
-            )
-        )
+        self._policy = policy_of(settings)
+        self._tls = amqp_tls(settings.broker.tls)
         self._spill: SpillFiles | None = None
-        self._mechanisms = self._sasl_mechanisms()
+        self._mechanisms = sasl_mechanisms(settings.broker)
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
         self._tail: IngressTail | None = None
@@ -115,18 +111,11 @@ class Node:
         """So much is on its way into the journal that nothing more is read from clients."""
         return self.engine.journaling.in_flight_bytes > IN_FLIGHT_BYTES_MAX
 
-    def sasl(self) -> SaslServer:
-        """A fresh exchange."""
-        return SaslServer(self._mechanisms)
-
-    def _sasl_mechanisms(self) -> dict[str, Callable[[], ServerMechanism]]:
-        mechanisms: dict[str, Callable[[], ServerMechanism]] = {}
-        if self.settings.broker.users:
-            check = password_check(self.settings.broker.passwords)
-            mechanisms["PLAIN"] = lambda: PlainServer(check)
-        if self.settings.broker.anonymous_allowed:
-            mechanisms["ANONYMOUS"] = AnonymousServer
-        return mechanisms
+    def sasl(self, certified: str | None) -> SaslServer:
+        """A fresh exchange with a client whose certificate names it, if it has shown one."""
+        if certified is None:
+            return SaslServer(self._mechanisms)
+        return SaslServer({"EXTERNAL": partial(ExternalServer, certified), **self._mechanisms})
 
     def send_output(self) -> None:
         """Write what all connections have to say."""
@@ -186,7 +175,7 @@ class Node:
     async def _listen(self) -> asyncio.Server:
         host, port = self.settings.broker.host, self.settings.broker.port
         try:
-            return await asyncio.get_running_loop().create_server(partial(ClientConnection, self), host, port, backlog=1024)
+            return await asyncio.get_running_loop().create_server(partial(ClientConnection, self), host, port, ssl=self._tls, backlog=1024)
         except OSError as error:
             raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({error.strerror}); choose another by --amqp-port") from error
 
@@ -294,11 +283,11 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-def _failover_list(addresses: Iterable[str]) -> list[dict[Any, Any]]:
+def _failover_list(addresses: Iterable[str], scheme: str) -> list[dict[Any, Any]]:
     found = []
     for address in addresses:
         host, _, port = address.rpartition(":")
-        found.append({"network-host": host, "hostname": host, "port": int(port), "scheme": "amqp"})
+        found.append({"network-host": host, "hostname": host, "port": int(port), "scheme": scheme})
     return found
 
 

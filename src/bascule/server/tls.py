@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from bascule.config.settings import Tls
+from bascule.config.settings import BrokerTls, Tls
 from bascule.core.errors import InvalidInput
 
 
@@ -28,14 +28,13 @@ def server_context(tls: Tls, where: str) -> ssl.SSLContext | None:
     return context
 
 
-def check_clients(context: ssl.SSLContext, client_ca: Path, *, required: bool, where: str) -> None:
-    """Have clients show certificates that ``client_ca`` has signed. Raises InvalidInput."""
-    _readable(client_ca, f"{where}.client_ca")
-    try:
-        context.load_verify_locations(client_ca)
-    except ssl.SSLError as error:
-        raise InvalidInput(f"{where}.client_ca: {client_ca} cannot be used: {_reason(error)}") from error
-    context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+def amqp_tls(tls: BrokerTls) -> ssl.SSLContext | None:
+    """How the AMQP listener speaks TLS, and whose certificates it takes for clients'. Raises InvalidInput."""
+    context = server_context(tls, "broker.tls")
+    if context is not None and tls.client_ca is not None:
+        _trust(context, tls.client_ca, "broker.tls.client_ca")
+        context.verify_mode = ssl.CERT_REQUIRED if tls.client_certificate == "required" else ssl.CERT_OPTIONAL
+    return context
 
 
 def certified_name(transport: asyncio.BaseTransport) -> str | None:
@@ -51,12 +50,16 @@ def client_context(certificate: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    _readable(certificate, "admin.tls.certificate")
-    try:
-        context.load_verify_locations(certificate)
-    except ssl.SSLError as error:
-        raise InvalidInput(f"admin.tls.certificate: {certificate} cannot be used: {_reason(error)}") from error
+    _trust(context, certificate, "admin.tls.certificate")
     return context
+
+
+def _trust(context: ssl.SSLContext, file: Path, key: str) -> None:
+    _readable(file, key)
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise InvalidInput(f"{key}: {file} cannot be used: {_reason(error)}") from error
 
 
 def _readable(file: Path, key: str) -> None:
