@@ -61,6 +61,7 @@ class AddressBook:
     policy: Policy
     diverts: Diverts = field(default_factory=Diverts)
     producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # links that send to an address
+    temporary: set[str] = field(default_factory=set)  # names of temporary destinations
     queues: dict[int, Queue] = field(default_factory=dict)
     anycast: dict[str, Queue] = field(default_factory=dict)  # by address, which is the queue's name too
     subscriptions: dict[str, Queue] = field(default_factory=dict)  # by subscription queue name

@@ -13,7 +13,15 @@ from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.duplicates import DuplicateWindows, digest_of
-from bascule.broker.errors import JournalUnavailable, QueueFull, ResourceLimit, TransactionRolledBack, TransactionTimedOut, UnknownAddress
+from bascule.broker.errors import (
+    JournalUnavailable,
+    QueueDeleted,
+    QueueFull,
+    ResourceLimit,
+    TransactionRolledBack,
+    TransactionTimedOut,
+    UnknownAddress,
+)
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
 from bascule.broker.policy import BLOCK, DROP, Policy
@@ -94,8 +102,8 @@ class Engine(Deliveries):
     def _check_creatable(self, name: str, routing: Routing) -> None:
         kind = "queue" if routing is Routing.ANYCAST else "topic"
         if name.startswith(TEMPORARY_PREFIX):
-            if routing is Routing.ANYCAST:
-                raise UnknownAddress(f"there is no temporary queue {name!r}: its connection has deleted it, or has ended")
+            if name not in self.addresses.temporary:
+                raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")
         elif not self.policy.of(name).auto_create:
             raise UnknownAddress(f"there is no {kind} {name!r}, and it is not made by asking for it (auto_create = false)")
 
@@ -144,14 +152,28 @@ class Engine(Deliveries):
         self.addresses.remove(queue)
         for message in (*queue.untouched(), *queue.unacked()):
             self.release(message)
-        for consumer in queue.consumers:
+        consumers, queue.consumers = queue.consumers, []
+        for consumer in consumers:
             consumer.unacked.clear()
-        queue.consumers.clear()
+            consumer.port.ended(QueueDeleted(f"queue {queue.name!r} has been deleted"))
         waiting, queue.blocked = queue.blocked, []
         for go_on in waiting:
             go_on()
         if queue.durable:
             self.journaling.add(queue_deleted_entry(queue.id))
+
+    def create_temporary(self, name: str, routing: Routing) -> None:
+        """A temporary destination: it lives as long as its link. Raises ResourceLimit."""
+        self.addresses.temporary.add(name)
+        if routing is Routing.ANYCAST:
+            self.create_queue(name, name, routing, durable=False)
+
+    def delete_temporary(self, name: str) -> None:
+        """The destination is gone, and what it holds."""
+        self.addresses.temporary.discard(name)
+        queue = self.addresses.anycast.get(name)
+        if queue is not None:
+            self.delete_queue(queue)
 
     def attach_producer(self, address: str, routing: Routing) -> None:
         """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
@@ -195,13 +217,17 @@ class Engine(Deliveries):
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def room(self, address: str, routing: Routing, wanted: int) -> int:
-        """Messages that the senders to an address may have on their way together, ``wanted`` at most."""
+    def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
+        """Messages that one sender to an address may have on their way, ``wanted`` at most: all senders share what is free."""
         route = self.addresses.route(address, routing)
-        for queue in route.queues if route.limited else ():
+        if not route.limited:
+            return wanted
+        senders = max(1, self.addresses.producers[address, routing])
+        free = wanted * senders
+        for queue in route.queues:
             if queue.settings.when_full == BLOCK:
-                wanted = queue.room(wanted)
-        return wanted
+                free = queue.room(free)
+        return min(wanted, -(-free // senders))
 
     def when_room(self, address: str, routing: Routing, go_on: Callable[[], None]) -> None:
         """Call this once a full queue of the address has room."""

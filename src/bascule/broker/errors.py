@@ -23,6 +23,12 @@ class UnknownAddress(BasculeError):
     condition: ClassVar[str] = "amqp:not-found"
 
 
+class QueueDeleted(BasculeError):
+    """The queue that a consumer was attached to is gone."""
+
+    condition: ClassVar[str] = "amqp:resource-deleted"
+
+
 class JournalUnavailable(BasculeError):
     """Kafka does not acknowledge appends: nothing persistent can be accepted."""
 

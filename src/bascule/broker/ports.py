@@ -30,3 +30,6 @@ class ConsumerPort(Protocol):
 
     def dispatched(self) -> None:
         """All that the queue can give now has been delivered: a drain may be answered."""
+
+    def ended(self, error: BasculeError) -> None:
+        """The queue has been deleted: nothing will come any more."""

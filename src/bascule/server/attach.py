@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
+from bascule.broker.engine import TEMPORARY_PREFIX
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.jms.message import DESTINATION_KINDS
@@ -31,7 +32,6 @@ ROUTING_OF_CAPABILITY = {
 }
 #: Link names of shared subscriptions carry a suffix: "name|2" for the second consumer, "name|global", "name|volatile3".
 NAME_DELIMITER = "|"
-TEMPORARY_PREFIX = "temp."
 
 
 class Place(NamedTuple):
@@ -96,29 +96,31 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
     if not isinstance(target, Target):
         raise AmqpError(NOT_IMPLEMENTED, "a producer without a target")
     if target.dynamic:
-        queue = _temporary(connection, link, target.capabilities)
-        producer = ProducerLink(connection, link, queue.address, queue.routing)
-        link.accept(target=dataclasses.replace(target, address=queue.address), max_message_size=limit)
-    elif target.address is None:
-        producer = ProducerLink(connection, link, None, None)
-        link.accept(max_message_size=limit)
+        address, routing = _temporary(connection, link, target.capabilities)
+        link.context = _producer(connection, link, address, routing)
+        link.accept(target=dataclasses.replace(target, address=address), max_message_size=limit)
     else:
-        place = place_of(target.address, target.capabilities)
-        producer = ProducerLink(connection, link, place.address, routing_at(connection, place))
+        if target.address is None:
+            link.context = ProducerLink(connection, link, None, None)
+        else:
+            place = place_of(target.address, target.capabilities)
+            link.context = _producer(connection, link, place.address, routing_at(connection, place))
         link.accept(max_message_size=limit)
-    link.context = producer
-    producer.top_up()
+    link.context.top_up()
 
 
-def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str, ...]) -> Queue:
+def _producer(connection: ClientConnection, link: ReceiverLink, address: str, routing: Routing) -> ProducerLink:
+    connection.server.engine.attach_producer(address, routing)
+    return ProducerLink(connection, link, address, routing)
+
+
+def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str, ...]) -> tuple[str, Routing]:
     """A temporary destination: it goes when its link goes, and with it what it holds."""
     routing = _routing_asked_for(capabilities) or Routing.ANYCAST
     name = f"{TEMPORARY_PREFIX}{uuid.uuid4()}"
-    if routing is Routing.ANYCAST:
-        queue = connection.server.engine.create_queue(name, name, routing, durable=False)
-        connection.temporary[link] = queue
-        return queue
-    return Queue(0, name, name, routing, durable=False)  # a topic needs nothing but its name
+    connection.server.engine.create_temporary(name, routing)
+    connection.temporary[link] = name
+    return name, routing
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -130,10 +132,18 @@ def _attach_consumer(connection: ClientConnection, link: SenderLink) -> None:
         _find_subscription(connection, link)
         return
     if source.dynamic:
-        queue = _temporary(connection, link, source.capabilities)
-        _consume(connection, link, queue, None, source=dataclasses.replace(source, address=queue.address))
+        address, routing = _temporary(connection, link, source.capabilities)
+        engine = connection.server.engine
+        answer = dataclasses.replace(source, address=address)
+        if routing is Routing.ANYCAST:
+            _consume(connection, link, engine.queue(address), None, source=answer)
+        else:
+            queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, routing, durable=False)
+            _consume(connection, link, queue, None, source=answer).on_close = queue
         return
     place = place_of(source.address, source.capabilities)
+    if place.address.startswith(TEMPORARY_PREFIX) and place.address not in connection.temporary.values():
+        raise AmqpError(NOT_ALLOWED, f"only its own connection may consume from temporary destination {place.address!r}")
     selector = _selector(link)
     if routing_at(connection, place) is Routing.MULTICAST:
         _subscribe(connection, link, source, place.address, selector)
@@ -173,7 +183,7 @@ def _accept(connection: ClientConnection, link: SenderLink, source: Source | Non
 
 def _browse(connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None) -> None:
     engine = connection.server.engine
-    messages = [message for message in queue.ready if selector is None or engine.matches(selector, message)]
+    messages = [message for message in queue.waiting() if selector is None or engine.matches(selector, message)]
     messages.reverse()
     link.context = BrowserLink(connection, link, messages)
     link.accept()
@@ -182,6 +192,7 @@ def _browse(connection: ClientConnection, link: SenderLink, queue: Queue, select
 def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
     """A consumer of a topic: the subscription is a queue of its own, which takes what its selector wants."""
     engine = connection.server.engine
+    engine.check_topic(address)
     shared = "shared" in source.capabilities
     durable = bool(source.durable) or source.expiry_policy == "never"
     text = selector.text if selector is not None else ""
@@ -238,6 +249,8 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
     context, link.context = link.context, None
     if isinstance(context, CoordinatorLink):
         context.abandon()
+    elif isinstance(context, ProducerLink) and context.address is not None and context.routing is not None:
+        engine.detach_producer(context.address, context.routing)
     elif isinstance(context, ConsumerLink) and context.consumer is not None:
         # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
         engine.detach(context.consumer, failed=False)
@@ -248,4 +261,4 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
         engine.delete_queue(queue)
     temporary = connection.temporary.pop(link, None)
     if temporary is not None:
-        engine.delete_queue(temporary)
+        engine.delete_temporary(temporary)

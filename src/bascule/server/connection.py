@@ -19,10 +19,11 @@ from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, R
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
-from bascule.broker.errors import UnknownTransaction
+from bascule.broker.errors import QueueFull, UnknownTransaction
 from bascule.broker.message import Message
 from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Transaction
+from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
 from bascule.server.attach import attach, detached, place_of_message, routing_at
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 #: What waits in a socket's buffer before its consumers count as slow: they get nothing more until it has drained.
 WRITE_BUFFER_BYTES = 1 << 20
-CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "SHARED-SUBS")
+CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: How often heartbeats and idle time are looked at, at least.
 TICK_S = 10.0
 
@@ -54,7 +55,7 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         self.lost = False
         self.links: dict[Link, None] = {}
-        self.temporary: dict[Link, Queue] = {}
+        self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, Queue] = {}
         self.transactions: dict[bytes, Transaction] = {}
         self._transport: asyncio.Transport | None = None
@@ -229,12 +230,21 @@ class ClientConnection(asyncio.Protocol):
             if address is None or routing is None:
                 place = place_of_message(facts.to, event.payload)
                 address, routing = place.address, routing_at(self, place)
+                self._check_relay(address, routing)
         except BasculeError as error:
             producer.refused(token, error)
         else:
             self.server.engine.send(address, routing, event.payload, facts, self.container, producer, token, transaction)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
+
+    def _check_relay(self, address: str, routing: Routing) -> None:
+        """A producer that names each message's address cannot be held up by credit. Raises UnknownAddress, QueueFull."""
+        engine = self.server.engine
+        if routing is Routing.MULTICAST:
+            engine.check_topic(address)
+        if not engine.share_of_room(address, routing, 1):
+            raise QueueFull(f"{address!r} is full")
 
     def _transaction(self, txn_id: bytes) -> Transaction:
         transaction = self.transactions.get(txn_id)

@@ -109,6 +109,7 @@ class Epoch:
         self._snapshot_busy = False
         self._snapshots: list[str] = []
         self._watch: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for what the engine has to do later
         self.ended = False
         self.offsets = OffsetMap()
         self.engine = self._fresh_engine()
@@ -128,8 +129,11 @@ class Epoch:
         self.engine.journaling.begin(offset, loader.fence.sequence)
         self.engine.addresses.use(self._diverts)
         self._next_offset = offset + 1
+        self.engine.create_configured()
+        self.engine.schedule.on_earlier = self._set_timer
+        self._set_timer()
         self._watch = self._loop.call_later(WATCH_S, self._look)
-        waiting = sum(queue.ready.count for queue in self.engine.addresses.queues.values())
+        waiting = sum(queue.held_messages for queue in self.engine.addresses.queues.values())
         log.info(
             "epoch %d: %d queues, %d messages, loaded in %.2f s",
             offset,
@@ -199,6 +203,21 @@ class Epoch:
                 log.error("journal %s, offset %d: foreign record passed over: %s", self.place.topic, offset, error)
             except RecordError as error:
                 raise type(error)(f"journal {self.place.topic}, offset {offset}: {error}") from error
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_ms = self.engine.schedule.next_ms
+        if due_ms is not None:
+            self._timer = self._loop.call_later(max(0.0, (due_ms - _now_ms()) / 1000), self._tick)
+
+    def _tick(self) -> None:
+        if not self.ended:
+            self._timer = None
+            self.engine.tick()
+            self.engine.dispatch()
+            self._set_timer()
+            self._on_confirmed()
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
@@ -321,7 +340,8 @@ class Epoch:
     async def close(self) -> None:
         """Release what the epoch holds."""
         self.ended = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in (self._watch, self._timer):
+            if timer is not None:
+                timer.cancel()
         await self._loop.run_in_executor(None, self._writer.close)
         self._executor.shutdown(wait=False)

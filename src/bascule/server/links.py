@@ -34,13 +34,14 @@ PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 class ProducerLink:
     """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
 
-    __slots__ = ("_accepted_in", "_yielding", "address", "connection", "link", "routing")
+    __slots__ = ("_accepted_in", "_waiting", "_yielding", "address", "connection", "link", "routing")
 
     def __init__(self, connection: ClientConnection, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
         self.connection = connection
         self.link = link
         self.address = address
         self.routing = routing
+        self._waiting = False  # for room in a full queue
         self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
@@ -72,7 +73,7 @@ class ProducerLink:
 
         What a connection can make the broker hold is bounded by bytes, where they are read.
         """
-        if self.link.credit >= PRODUCER_CREDIT_LOW or self._yielding:
+        if self.link.credit >= PRODUCER_CREDIT_LOW or self._yielding or self._waiting:
             return
         if self._outruns_consumers():
             self._yielding = True
@@ -86,9 +87,23 @@ class ProducerLink:
 
     def _grant(self) -> None:
         self._yielding = False
-        self.link.flow(PRODUCER_CREDIT)
-        self.connection.touch()
-        self.connection.send_output()
+        credit = PRODUCER_CREDIT
+        if self.address is not None and self.routing is not None:
+            engine = self.connection.server.engine
+            credit = engine.share_of_room(self.address, self.routing, PRODUCER_CREDIT)
+            if not credit and not self.link.credit:
+                self._waiting = True
+                engine.when_room(self.address, self.routing, self._room)
+        if credit > self.link.credit:
+            self.link.flow(credit)
+            self.connection.touch()
+            self.connection.send_output()
+
+    def _room(self) -> None:
+        """A full queue has room again."""
+        self._waiting = False
+        if self.link.context is self:
+            self._grant()
 
 
 class ConsumerLink:
@@ -133,6 +148,11 @@ class ConsumerLink:
         if consumer is not None and consumer.unacked:
             oldest = min(consumer.unacked)
             self.connection.server.engine.give_back(consumer, consumer.unacked[oldest], failed=True)
+
+    def ended(self, error: BasculeError) -> None:
+        """The queue is gone, and with it the link."""
+        self.link.detach(AmqpError(error.condition, str(error)))
+        self.connection.touch()
 
     def dispatched(self) -> None:
         """Nothing more for now: answer a drain."""

@@ -92,6 +92,7 @@ class Receiver:
         self.credit = credit
         self.received: list[tuple[Message, int]] = []
         self.drains_answered = 0
+        self.end: BasculeError | None = None
         self.consumer: Consumer
 
     def deliver(self, message: Message, delivery_count: int) -> None:
@@ -102,6 +103,10 @@ class Receiver:
     def dispatched(self) -> None:
         """Nothing more for now."""
         self.drains_answered += 1
+
+    def ended(self, error: BasculeError) -> None:
+        """The queue is gone."""
+        self.end = error
 
     @property
     def messages(self) -> list[Message]:

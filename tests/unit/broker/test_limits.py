@@ -73,11 +73,11 @@ def test_the_oldest_non_persistent_messages_give_way() -> None:
 def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     bench = bench_with(when_full=BLOCK, max_messages=5)
     bench.fill(1, 2, 3)
-    assert bench.engine.room("q", Routing.ANYCAST, 1000) == 2
-    assert bench.engine.room("other", Routing.ANYCAST, 1000) == 1000
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
+    assert bench.engine.share_of_room("other", Routing.ANYCAST, 1000) == 1000
     bench.fill(4, 5, 6)  # had its credit before
     assert refusals(bench) == []
-    assert bench.engine.room("q", Routing.ANYCAST, 1000) == 0
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 0
     woken: list[int] = []
     bench.engine.when_room("q", Routing.ANYCAST, lambda: woken.append(1))
     consumer = bench.consumer()
@@ -89,11 +89,18 @@ def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     assert woken == [1]
 
 
+def test_senders_share_what_is_free() -> None:
+    bench = bench_with(max_messages=5)
+    for _ in range(3):
+        bench.engine.attach_producer("q", Routing.ANYCAST)
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
+
+
 def test_room_in_bytes_is_counted_in_messages_of_the_usual_size() -> None:
     bench = bench_with(max_bytes=1_000)
     bench.fill("x" * 80)
     size_bytes = bench.queue().held_bytes
-    assert bench.engine.room("q", Routing.ANYCAST, 1000) == -((size_bytes - 1000) // size_bytes)
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == -((size_bytes - 1000) // size_bytes)
 
 
 def test_what_may_not_be_made_by_asking_is_not_there() -> None:
