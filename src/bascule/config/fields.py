@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -18,6 +17,7 @@ NAME_MAX = 100
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _SECRET_KEY = re.compile(r"password|secret|jaas|\.pem$|token")
 
@@ -64,14 +64,15 @@ def check_pattern(value: str) -> str:
     return value
 
 
-def check_template(template: str, placeholder: str) -> str:
-    """A name in which only ``${placeholder}`` is filled in. Raises ValueError."""
-    known = f"${{{placeholder}}}"
+def check_template(template: str, *placeholders: str) -> str:
+    """A name in which only ``${placeholder}`` is filled in; ``header:NAME`` as a placeholder is any header's. Raises ValueError."""
+    known = " and ".join(f"${{{placeholder}}}" for placeholder in placeholders) + (" are" if len(placeholders) > 1 else " is")
     if not template:
-        raise ValueError(f"must not be empty; {known} is filled in")
-    for match in string.Template.pattern.finditer(template):
-        if match["braced"] != placeholder:
-            raise ValueError(f"{template[match.start() :]!r} stands for nothing: only {known} is filled in")
+        raise ValueError(f"must not be empty; {known} filled in")
+    for match in _DOLLAR.finditer(template):
+        kind, colon, name = (match[1] or "").partition(":")
+        if (f"{kind}:NAME" if colon and name else kind) not in placeholders:
+            raise ValueError(f"{template[match.start() :]!r} stands for nothing: only {known} filled in")
     return template
 
 

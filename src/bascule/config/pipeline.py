@@ -36,7 +36,10 @@ class Divert(Pipeline):
 
     from_address: str = Field(alias="from", min_length=1, description="Address, or a pattern: '*' is one word, '#' any number of words")
     selector: str = Field(default="", description="JMS selector; empty = every message")
-    to: str = Field(default="${address}", description="Kafka topic; ${address} is filled in")
+    to: str = Field(
+        default="${address}",
+        description="Kafka topic; ${address} is filled in, and ${rest}, the words that a final '#' of `from` stands for",
+    )
     key: str = Field(default="message-id", description="Record key: message-id, correlation-id, group-id, property:NAME or none")
     exclusive: bool = Field(default=False, description="Messages taken go to Kafka alone, not to local queues")
     select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; must give `value`")
@@ -60,8 +63,8 @@ class Divert(Pipeline):
     @field_validator("to")
     @classmethod
     def _to(cls, value: str) -> str:
-        check_template(value, "address")
-        check_topic(value.replace("${address}", "a"))
+        check_template(value, "address", "rest")
+        check_topic(value.replace("${address}", "a").replace("${rest}", "a"))
         return value
 
     @field_validator("key")
@@ -77,6 +80,12 @@ class Divert(Pipeline):
         return value
 
     @model_validator(mode="after")
+    def _rest_of_a_pattern(self) -> Divert:
+        if "${rest}" in self.to and (self.from_address.count("#") != 1 or not self.from_address.endswith("#")):
+            raise ValueError("to: ${rest} is what a '#' at the end of `from` stands for, and the only one")
+        return self
+
+    @model_validator(mode="after")
     def _one_transformation(self) -> Divert:
         if self.select and self.python:
             raise ValueError("give either select or python, not both")
@@ -88,7 +97,11 @@ class Ingress(Pipeline):
 
     topics: tuple[TopicName, ...] = Field(default=(), description="Kafka topics by name")
     pattern: str | None = Field(default=None, min_length=1, description="Kafka topics by a regular expression on the whole name")
-    to: str = Field(default="${topic}", description="JMS address; ${topic} is filled in")
+    to: str = Field(
+        default="${topic}",
+        description="JMS address; ${topic} and ${header:NAME} are filled in; queue:// or topic:// before it decides the routing",
+    )
+    reply_to: str = Field(default="", description="JMSReplyTo, filled in like `to`; a record without the header has none")
     routing: Literal["multicast", "anycast"] = Field(default="multicast", description="multicast = a JMS topic, anycast = a JMS queue")
     body: Literal["text", "bytes", "map"] = Field(default="text", description="Kind of JMS message; map takes a JSON object")
     start: Start = Field(default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp")
@@ -112,7 +125,12 @@ class Ingress(Pipeline):
     @field_validator("to")
     @classmethod
     def _to(cls, value: str) -> str:
-        return check_template(value, "topic")
+        return check_template(value, "topic", "header:NAME")
+
+    @field_validator("reply_to")
+    @classmethod
+    def _reply_to(cls, value: str) -> str:
+        return value and check_template(value, "topic", "header:NAME")
 
     @field_validator("key_as")
     @classmethod

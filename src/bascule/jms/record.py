@@ -122,17 +122,24 @@ def _take(message: JmsMessage, name: str, text: str) -> None:
     elif name in _FIELDS:
         setattr(message, _FIELDS[name].attribute, _FIELDS[name].parse(text))
     elif name in _DESTINATIONS:
-        address, kind = _DESTINATIONS[name]
-        scheme, mark, rest = text.partition("://")
-        known = bool(mark) and scheme in DESTINATION_KINDS
-        setattr(message, address, rest if known else text)
-        setattr(message, kind, scheme if known else None)
+        for attribute, value in zip(_DESTINATIONS[name], destination(text), strict=True):
+            setattr(message, attribute, value)
     elif PREFIX + name == BODY_HEADER:
         if text not in BODY_KINDS:
             raise ValueError(text)
         message.body_kind = text
     else:
         message.properties[name] = text
+
+
+def destination(text: str) -> tuple[str, str | None]:
+    """(address, kind) of a destination as the headers write it; the kind is None where it does not say.
+
+    >>> destination("temporary-queue://temp.1"), destination("orders")
+    (('temp.1', 'temporary-queue'), ('orders', None))
+    """
+    scheme, mark, address = text.partition("://")
+    return (address, scheme) if mark and scheme in DESTINATION_KINDS else (text, None)
 
 
 def json_body(message: JmsMessage) -> bytes:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -23,6 +24,9 @@ from bascule.kafka.positions import Position, PositionReader, position_partition
 TRANSACTION_TIMEOUT_MS = 30_000
 #: How long one request to the coordinator may take before the incarnation is given up.
 COORDINATOR_TIMEOUT_S = 20.0
+#: To abort a transaction: longer than a Kafka that works needs; after that it is left to time out.
+END_TIMEOUT_S = 5.0
+ENDED_AT_ONCE = 8
 #: A write is tried again with a new incarnation for this long, then reported.
 WRITE_DEADLINE_S = 120.0
 #: To be fenced is no fault here, so what the client says of it goes to debugging alone.
@@ -107,12 +111,15 @@ class TransactionalWriter:
         self._next: Future[_Incarnation] | None = None
         self._spent: Producer | None = None
         self._careful = False
+        #: How many outputs of the transaction at hand the present incarnation has taken; None before it has begun.
+        self._taken: int | None = None
 
     def current(self) -> Position | None:
         """The position as of now, in the hands of an incarnation that came after it. Raises Unavailable.
 
         The incarnation may have been prepared long ago, and another process may have written since: then a new one is made.
         """
+        self.abandon()
         deadline = time.monotonic() + WRITE_DEADLINE_S
         while True:
             known = self._incarnation(deadline).positions.get(self.key)
@@ -127,6 +134,18 @@ class TransactionalWriter:
         future: Future[_Incarnation] = Future()
         self._next = future
         threading.Thread(target=_settle, args=(future, self._incarnate), name="bascule-incarnation", daemon=True).start()
+
+    def ahead(self, outputs: Sequence[Output], before: Position | None) -> None:
+        """Begins the transaction that ``write`` will complete, if an incarnation is ready: Kafka takes records while more are made.
+
+        ``outputs`` are the first of those that ``write`` will be given, and may grow from call to call. What fails here fails there.
+        """
+        if self._careful or self._next is None or not self._next.done() or self._next.exception() is not None:
+            return
+        incarnation = self._next.result()
+        if incarnation.positions.get(self.key) == before:
+            with suppress(KafkaException):
+                self._hand_over(incarnation.producer, outputs, None)
 
     def write(
         self,
@@ -174,6 +193,14 @@ class TransactionalWriter:
         self._drop()
         self.prepare()
 
+    def abandon(self) -> None:
+        """Aborts the transaction that was begun ahead, if any: it will not be completed."""
+        if self._taken is not None:
+            assert self._next is not None
+            with suppress(KafkaException):  # then the next incarnation does it
+                self._next.result().producer.abort_transaction(END_TIMEOUT_S)
+            self._drop()
+
     def close(self) -> None:
         """Gives up the incarnation; an open transaction ends with the next one's start."""
         if self._next is not None and self._next.done():
@@ -188,8 +215,18 @@ class TransactionalWriter:
         positions: Mapping[str, Position | None],
         faults: dict[int, KafkaError] | None,
     ) -> None:
-        producer.begin_transaction()
-        for place, (topic, key, value, headers, timestamp_ms) in enumerate(outputs):
+        self._hand_over(producer, outputs, faults)
+        for name, position in positions.items():
+            producer.produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
+        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+
+    def _hand_over(self, producer: Producer, outputs: Sequence[Output], faults: dict[int, KafkaError] | None) -> None:
+        """Those of the outputs that the incarnation has not taken yet."""
+        if self._taken is None:
+            producer.begin_transaction()
+            self._taken = 0
+        for place in range(self._taken, len(outputs)):
+            topic, key, value, headers, timestamp_ms = outputs[place]
             # Delivery reports cost time for each record: they are asked for only after a first failure.
             report = _reporter(place, faults) if faults is not None else None
             while True:
@@ -202,9 +239,7 @@ class TransactionalWriter:
                     if faults is not None:
                         _note(faults, place, error.args[0])
                     raise
-        for name, position in positions.items():
-            producer.produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
-        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+            self._taken = place + 1
 
     def _incarnation(self, deadline: float) -> _Incarnation:
         pause_s = _FIRST_PAUSE_S
@@ -241,6 +276,19 @@ class TransactionalWriter:
             self._spent = self._next.result().producer
             self._spent.purge()
         self._next = None
+        self._taken = None
+
+
+def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[str]) -> None:
+    """Aborts what writers that are gone have left open under these ids; a reader would wait for it until it times out."""
+
+    def end(transactional_id: str) -> None:
+        with suppress(KafkaException):
+            producer = Producer({**kafka, "reconnect.backoff.ms": 10, "transactional.id": transactional_id}, logger=_log)
+            producer.init_transactions(END_TIMEOUT_S)
+
+    with ThreadPoolExecutor(ENDED_AT_ONCE) as pool:
+        list(pool.map(end, transactional_ids))
 
 
 def _settle(future: Future[_Incarnation], make: Callable[[], _Incarnation]) -> None:

@@ -136,7 +136,8 @@ def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) 
     position = journal_position(pipelines.journal_topic, "", JOURNAL_PARTITION, start, history)
     by_name = {tally.divert.name: tally for tally in tallies}
     reader = JournalReader(position, [tally.divert for tally in tallies])
-    engine = DivertEngine(pipelines.bridge_id, (pipelines.journal_topic, JOURNAL_PARTITION), pipelines.dead_letter_topic)
+    source = (pipelines.journal_topic, JOURNAL_PARTITION)
+    engine = DivertEngine(pipelines.bridge_id, source, pipelines.dead_letter_topic, pipelines.own_topics)
     for message in history.records(start, end):
         offset = message.offset()
         assert offset is not None

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from bascule.core.errors import InvalidInput
 from bascule.kafka.admin import TopicMissing, Topics
@@ -17,6 +17,8 @@ from bascule.pipelines.spec import Limits, Pipelines
 
 #: Containers made and not freed between two looks of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
+#: Records are handed to Kafka's client so many at a time while the transaction fills: what is left at its end takes no time to speak of.
+_AHEAD_RECORDS = 500
 
 #: Says what to write in place of a record that Kafka refuses.
 Fallback = Callable[[Exception], Output]
@@ -103,7 +105,10 @@ def held_position(pipelines: Pipelines, claim: Claim) -> Position:
 
 
 class Carrier:
-    """Writes the records of one source partition in transactions of bounded size, each with the position after it."""
+    """Writes the records of one source partition in transactions of bounded size, each with the position after it.
+
+    A context: what is left by an error leaves no transaction open.
+    """
 
     def __init__(self, pipelines: Pipelines, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
         """``state`` gives the position's further fields (the journal's fence) as of the last record taken."""
@@ -113,12 +118,20 @@ class Carrier:
         self._writer = writer_for(pipelines, claim.key)
         self._outputs: list[Output] = []
         self._fallbacks: list[Fallback] = []
-        self._size_bytes = 0
+        self._size_bytes = self._ahead = 0
         self._since_s = time.monotonic()
         self.position = position
         self.begun_at = position.offset
         self._reached = self.position.offset
         self.written = 0
+
+    def __enter__(self) -> Self:
+        """The carrier."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Gives up what is not committed."""
+        self._writer.abandon()
 
     def add(self, output: Output, fallback: Fallback) -> None:
         """A record to write in the transaction of the source record at hand."""
@@ -134,12 +147,16 @@ class Carrier:
     def reach(self, offset: int) -> None:
         """A source record is complete and ``offset`` is the next one to take; commits when the transaction is full."""
         self._reached = offset
+        count = len(self._outputs)
         if (
-            len(self._outputs) >= self._limits.records
+            count >= self._limits.records
             or self._size_bytes >= self._limits.size_bytes
             or time.monotonic() - self._since_s >= self._limits.age_s
         ):
             self.commit()
+        elif count >= self._ahead + _AHEAD_RECORDS:
+            self._ahead = count
+            self._writer.ahead(self._outputs, self.position)
 
     def commit(self) -> None:
         """Writes what has been added and the position reached. Records that Kafka refuses are replaced by their fallback."""
@@ -155,7 +172,7 @@ class Carrier:
                 self._replace(refused)
         self.position = after
         self.written += len(self._outputs)
-        self._outputs, self._fallbacks, self._size_bytes = [], [], 0
+        self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
     def _replace(self, refused: Unwritable) -> None:
         for place, fault in refused.faults.items():

@@ -141,7 +141,10 @@ def _fields(data: bytes, at: int, count: int, end: int, fields: list[bytes | Non
             expiry = _i64(data, at + 1)[0]
             at += 9
         elif code == SYMBOL8 and place == _CONTENT_TYPE:
-            at += 2 + data[at + 1]
+            start = at + 2
+            at = start + data[at + 1]
+            if not data[start:at].isascii():
+                return None
         else:
             return None
     identity, correlation = fields[_MESSAGE_ID], fields[_CORRELATION_ID]

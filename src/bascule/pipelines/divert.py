@@ -166,11 +166,17 @@ _PLAIN = (Record(None, False, None, None, {}),)
 class DivertEngine:
     """Messages to Kafka records."""
 
-    def __init__(self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None) -> None:
-        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises its error."""
+    def __init__(
+        self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None, own_topics: frozenset[str] = frozenset()
+    ) -> None:
+        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises its error.
+
+        ``own_topics`` are Bascule's, in which no message may end.
+        """
         self._origin = (ORIGIN_HEADER, bridge_id.encode())
         self._journal = journal
         self._dead_letter_topic = dead_letter_topic
+        self._own_topics = own_topics
 
     def outputs(self, taken: Taken, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
         """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
@@ -190,7 +196,7 @@ class DivertEngine:
 
     def _record(self, taken: Taken, divert: Divert, record: Record) -> Output:
         marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), (DIVERT_HEADER, divert.name.encode())]
-        topic = target_topic(record.topic or divert.target, taken.send.address)
+        topic = target_topic(record.topic or divert.target, taken.send.address, divert.source, self._own_topics)
         output = record_of(taken.send.body, topic, divert.key, marks, taken.send.timestamp_ms)
         if record is _PLAIN[0]:
             return output

@@ -213,7 +213,7 @@ class Driver:
             wanted = [topic for topic in ingress.topics if topic in there]
         else:
             pattern = re.compile(ingress.pattern)
-            hidden = (topic for topic in there if not topic.startswith("__") and not self.pipelines.owns(topic))
+            hidden = (topic for topic in there if not topic.startswith("__") and topic not in self.pipelines.own_topics)
             wanted = [topic for topic in hidden if pattern.fullmatch(topic)]
         return {(topic, partition) for topic in wanted for partition in range(there[topic])}
 

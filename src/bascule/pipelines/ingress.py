@@ -10,14 +10,14 @@ import base64
 import json
 import re
 from collections.abc import Callable, Sequence
-from string import Template
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bascule.amqp.types import Int
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
-from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, from_kafka_headers, map_from_json
+from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import ORIGIN_HEADER, BadRecord, error_headers
@@ -26,6 +26,12 @@ from bascule.pipelines.spec import Ingress
 UNBOUND_HEADER = "unbound"
 INGRESS_FLAGS = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
 _DESTINATION_KIND = {Routing.ANYCAST: "queue", Routing.MULTICAST: "topic"}
+_ROUTING_OF_KIND = {
+    "queue": Routing.ANYCAST, "temporary-queue": Routing.ANYCAST, "topic": Routing.MULTICAST, "temporary-topic": Routing.MULTICAST,
+}  # fmt: skip
+_PLACEHOLDER = re.compile(r"\$\{(topic|header:([^}]*))\}")
+#: The journal has two bytes for the length of an address; nobody needs a hundredth of that.
+ADDRESS_BYTES_MAX = 1024
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_$]")
 
 
@@ -74,17 +80,49 @@ class IngressEngine:
         ingress = self._ingress
         message = from_kafka_headers(record.headers)
         message.body_kind, message.body = _BODIES[ingress.body](record)
-        address = Template(ingress.target).safe_substitute(topic=record.topic)
-        message.destination, message.destination_kind = address, _DESTINATION_KIND[ingress.routing]
+        address, routing = self._direct(message, record)
         message.delivery_mode, message.delivery_count, message.delivery_time_ms = PERSISTENT, 1, 0
         message.timestamp_ms = message.timestamp_ms or max(record.timestamp_ms, 0)
         message.message_id = message.message_id or f"ID:kafka:{record.topic}:{record.partition}:{record.offset}"
         _add_properties(message, record, ingress.key_as)
         send = Send(
-            INGRESS_FLAGS, ingress.routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
+            INGRESS_FLAGS, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
             Source(record.topic, record.partition, record.offset), encode_message(message),
         )  # fmt: skip
         return encode_record(Kind.DATA, 0, 0, send_entry(send))
+
+    def _direct(self, message: JmsMessage, record: KafkaRecord) -> tuple[str, Routing]:
+        """Sets where the message goes and where an answer to it does. A header that says ``queue://`` or so decides the routing."""
+        ingress = self._ingress
+        address, kind = destination(_filled(ingress.target, record))
+        if not 0 < len(address.encode()) <= ADDRESS_BYTES_MAX:
+            raise BadRecord(f"an address has 1 to {ADDRESS_BYTES_MAX} bytes, {address!r:.60} does not")
+        routing = ingress.routing if kind is None else _ROUTING_OF_KIND[kind]
+        message.destination, message.destination_kind = address, kind or _DESTINATION_KIND[routing]
+        if ingress.reply_to:
+            with suppress(HeaderMissing):  # whoever names no place for an answer wants none
+                message.reply_to, kind = destination(_filled(ingress.reply_to, record))
+                message.reply_to_kind = kind or _DESTINATION_KIND[Routing.ANYCAST]
+        return address, routing
+
+
+class HeaderMissing(BadRecord):
+    """A header that a setting names is not there."""
+
+
+def _filled(template: str, record: KafkaRecord) -> str:
+    """A template with ``${topic}`` and ``${header:NAME}`` of a record. Raises HeaderMissing, BadRecord."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[2]
+        if name is None:
+            return record.topic
+        octets = next((octets for header, octets in reversed(record.headers) if header == name), None)
+        if not octets:
+            raise HeaderMissing(f"the record has no header {name!r}, from which {template!r} is filled in")
+        return _text(octets, f"header {name!r}")
+
+    return _PLACEHOLDER.sub(value, template)
 
 
 def _add_properties(message: JmsMessage, record: KafkaRecord, key_as: str) -> None:
@@ -102,9 +140,9 @@ def _add_properties(message: JmsMessage, record: KafkaRecord, key_as: str) -> No
         return
     _add_text(properties, "kafka_key", record.key)
     if key_as == "correlation-id":
-        message.correlation_id = _text(record.key)
+        message.correlation_id = _text(record.key, "the key")
     elif key_as == "group-id":
-        message.group_id = _text(record.key)
+        message.group_id = _text(record.key, "the key")
     elif key_as.startswith("property:"):
         _add_text(properties, key_as.removeprefix("property:"), record.key)
 
@@ -125,11 +163,11 @@ def _add_text(properties: dict[str, Any], name: str, octets: bytes) -> None:
         properties[f"{name}_base64"] = base64.b64encode(octets).decode()
 
 
-def _text(octets: bytes) -> str:
+def _text(octets: bytes, what: str) -> str:
     try:
         return octets.decode()
     except UnicodeDecodeError as error:
-        raise BadRecord(f"the key is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise BadRecord(f"{what} is no UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def _text_body(record: KafkaRecord) -> tuple[str, Any]:

@@ -18,7 +18,8 @@ ORIGIN_HEADER = "bascule.origin"
 ID_HEADER = "bascule.id"
 DIVERT_HEADER = "bascule.divert"
 _PROPERTY = "property:"
-_LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: Names that begin with two underscores are Kafka's own.
+_LEGAL_TOPIC = re.compile(r"(?!__)[A-Za-z0-9._-]{1,249}")
 
 
 class BadRecord(BasculeError):
@@ -26,12 +27,27 @@ class BadRecord(BasculeError):
 
 
 @lru_cache(maxsize=1024)
-def target_topic(template: str, address: str) -> str:
-    """The Kafka topic for a message of ``address``. Raises BadRecord for a name that Kafka does not allow."""
-    topic = Template(template).safe_substitute(address=address)
+def target_topic(template: str, address: str, source: str = "#", own: frozenset[str] = frozenset()) -> str:
+    """The Kafka topic for a message of ``address``, which the pattern ``source`` names.
+
+    Raises BadRecord for a name that Kafka does not allow, and for one of Bascule's ``own`` topics.
+    """
+    topic = Template(template).safe_substitute(address=address, rest=rest_of(source, address))
     if not _LEGAL_TOPIC.fullmatch(topic) or topic in {".", ".."}:
         raise BadRecord(f"{topic!r} is no name for a Kafka topic")
+    if topic in own:
+        raise BadRecord(f"{topic!r} is one of Bascule's own topics")
     return topic
+
+
+def rest_of(source: str, address: str) -> str:
+    """The words of an address that the ``#`` at the end of a pattern stands for; none where the pattern has none there.
+
+    >>> rest_of("kafka.reply.#", "kafka.reply.rates.eu")
+    'rates.eu'
+    """
+    *before, last = source.split(".")
+    return ".".join(address.split(".")[len(before) :]) if last == "#" else ""
 
 
 def record_key(choice: str, message: JmsMessage) -> bytes | None:

@@ -24,7 +24,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Divert:
-    """JMS messages of the addresses that ``source`` names, into the topics that ``target`` names (``${address}``)."""
+    """JMS messages of the addresses that ``source`` names, into the topics that ``target`` names (``${address}``, ``${rest}``)."""
 
     name: str
     source: str
@@ -46,7 +46,10 @@ class Divert:
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Kafka records of ``topics``, or of those that ``pattern`` matches, into the address that ``target`` names (``${topic}``)."""
+    """Kafka records of ``topics``, or of those that ``pattern`` matches, into the address that ``target`` names.
+
+    ``target`` and ``reply_to`` (JMSReplyTo; empty = as the record's headers say) take ``${topic}`` and ``${header:NAME}``.
+    """
 
     name: str
     target: str
@@ -57,6 +60,7 @@ class Ingress:
     start: Start = Start(EARLIEST)
     unbound: str = "drop"
     key_as: str = "none"
+    reply_to: str = ""
     enabled: bool = True
 
 
@@ -104,9 +108,10 @@ class Pipelines:
         """What the broker takes in."""
         return f"{self.prefix}.ingress"
 
-    def owns(self, topic: str) -> bool:
-        """Whether a topic is one of Bascule's own, which no ingress may read."""
-        return topic in {f"{self.prefix}.{name}" for name in ("journal", "snapshots", "store", "positions", "ingress")}
+    @property
+    def own_topics(self) -> frozenset[str]:
+        """Bascule's own topics, which no divert may write and no ingress read."""
+        return frozenset(f"{self.prefix}.{name}" for name in ("journal", "snapshots", "store", "positions", "ingress"))
 
     def transactional_id(self, position_key: str) -> str:
         """The one transactional id that may move a position."""
@@ -129,7 +134,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
         ingresses=tuple(
             Ingress(
                 one.name, one.to, tuple(one.topics), one.pattern, one.routing_type, one.body, _start(one), one.unbound, one.key_as,
-                one.enabled,
+                one.reply_to, one.enabled,
             )
             for one in settings.ingress
         ),

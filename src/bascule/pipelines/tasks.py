@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, Claim, held_position
-from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, journal_header
+from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.rows import arrow_batch, message_row
@@ -59,25 +59,28 @@ class DivertTask:
         """Takes the rows of one journal partition in order."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts)
-        carrier = Carrier(self.pipelines, self.claim, position, reader.state)
-        source = (self.claim.topic, self.claim.partition)
-        engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines))
         made: dict[tuple[str, int, int], list[Record]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = 0
-        for batch in batches:
-            if transformed is not None:
-                batch = _split(batch, made)
-            records += batch.num_rows
-            for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
-                if offset < carrier.begun_at:
-                    continue
-                for taken in reader.take(offset, key, value):
-                    for divert, output in engine.outputs(taken, transformed):
-                        carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
-                carrier.reach(offset + 1)
-        carrier.commit()
+        with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
+            for batch in batches:
+                if transformed is not None:
+                    batch = _split(batch, made)
+                records += batch.num_rows
+                self._take(batch, reader, carrier, transformed)
+            carrier.commit()
         yield _report(records, [carrier])
+
+    def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
+        source = (self.claim.topic, self.claim.partition)
+        engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.own_topics)
+        for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
+            if offset < carrier.begun_at:
+                continue
+            for taken in reader.take(offset, key, value):
+                for divert, output in engine.outputs(taken, transformed):
+                    carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
+            carrier.reach(offset + 1)
 
     def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
         reason = self.failed.get((divert.name, taken.offset))
@@ -141,21 +144,22 @@ class IngressTask:
         engine = IngressEngine(self.ingress, pipelines.bridge_id, pipelines.ingress_topic, _dead_letter_topic(pipelines))
         carriers: dict[tuple[str, int], Carrier] = {}
         records = 0
-        for batch in batches:
-            records += batch.num_rows
-            for row in _rows(batch, _KAFKA_COLUMNS):
-                source = row[:2]
-                carrier = carriers.get(source)
-                if carrier is None:
-                    carrier = Carrier(pipelines, claims[source], held_position(pipelines, claims[source]))
-                    carriers[source] = carrier
-                if row[2] < carrier.begun_at:
-                    continue
-                record = KafkaRecord._make((*row[:6], [(header["key"], header["value"]) for header in row[6] or ()]))
-                output = engine.output(record)
-                if output is not None:
-                    carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
-                carrier.reach(record.offset + 1)
-        for carrier in carriers.values():
-            carrier.commit()
+        with ExitStack() as opened:
+            for batch in batches:
+                records += batch.num_rows
+                for row in _rows(batch, _KAFKA_COLUMNS):
+                    source = row[:2]
+                    carrier = carriers.get(source)
+                    if carrier is None:
+                        carrier = opened.enter_context(Carrier(pipelines, claims[source], held_position(pipelines, claims[source])))
+                        carriers[source] = carrier
+                    if row[2] < carrier.begun_at:
+                        continue
+                    record = KafkaRecord._make((*row[:6], [(header["key"], header["value"]) for header in row[6] or ()]))
+                    output = engine.output(record)
+                    if output is not None:
+                        carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
+                    carrier.reach(record.offset + 1)
+            for carrier in carriers.values():
+                carrier.commit()
         yield _report(records, carriers.values())

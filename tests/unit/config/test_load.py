@@ -149,8 +149,9 @@ ERRORS = [
     ),
     (
         f"{DIVERT}to = 'k.${{topic}}'",
-        """divert["delayed"].to = "k.${topic}": '${topic}' stands for nothing: only ${address} is filled in""",
+        """divert["delayed"].to = "k.${topic}": '${topic}' stands for nothing: only ${address} and ${rest} are filled in""",
     ),
+    (f"{DIVERT}to = '${{rest}}'", "to: ${rest} is what a '#' at the end of `from` stands for, and the only one"),
     (f"{DIVERT}to = 'k/${{address}}'", """must be a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'"""),
     (f"{DIVERT}to = 'bascule.journal'", """divert["delayed"].to = "bascule.journal": 'bascule.journal' is one of Bascule's own topics"""),
     (f"{DIVERT}key = 'header:x'", "must be message-id, correlation-id, group-id, none or property:NAME"),
@@ -163,7 +164,7 @@ ERRORS = [
     ("[[ingress]]\nname = 'a'", 'ingress["a"]: give either topics or pattern'),
     ("[[ingress]]\nname = 'a'\npattern = 'a['", 'ingress["a"].pattern = "a[": column 2: unterminated character set\n    a[\n     ^'),
     (f"{INGRESS}routing = 'both'", """ingress["alerts"].routing = "both": should be 'multicast' or 'anycast'"""),
-    (f"{INGRESS}to = '${{address}}'", "'${address}' stands for nothing: only ${topic} is filled in"),
+    (f"{INGRESS}to = '${{address}}'", "'${address}' stands for nothing: only ${topic} and ${header:NAME} are filled in"),
     ("[[ingress]]\nname = 'a'\ntopics = ['bascule.journal']", "'bascule.journal' is one of Bascule's own topics"),
     ("[[ingress]]\nname = 'a'\ntopics = ['a b']", """ingress["a"].topics[1] = "a b": must be a Kafka topic name"""),
     (

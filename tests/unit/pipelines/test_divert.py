@@ -43,7 +43,7 @@ def epoch_start(*exclusive: str) -> bytes:
 
 def outputs(divert: Divert, one: Send) -> list[Output]:
     reader = JournalReader(START, [divert])
-    engine = DivertEngine("bridge", ("journal", 0), "dead")
+    engine = DivertEngine("bridge", ("journal", 0), "dead", frozenset({"bascule.journal"}))
     return [output for taken in reader.take(1, b"D", data(1, one)) for _, output in engine.outputs(taken)]
 
 
@@ -176,3 +176,22 @@ def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a
 def test_a_json_body_keeps_its_types() -> None:
     (output,) = outputs(Divert("d", "#", "t"), send(JmsMessage(body_kind="map", body={"a": 1, "b": True})))
     assert output.value == b'{"a":{"type":"long","value":1},"b":{"type":"boolean","value":true}}'
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "address", "topic"),
+    [
+        ("kafka.reply.#", "${rest}", "kafka.reply.rates.eu", "rates.eu"),
+        ("kafka.reply.#", "re.${rest}", "kafka.reply.rates", "re.rates"),
+        ("#", "${rest}", "rates.eu", "rates.eu"),
+        ("*.reply.#", "${address}", "a.reply.b", "a.reply.b"),
+    ],
+)
+def test_a_topic_is_named_after_the_address_or_the_rest_of_it(source: str, target: str, address: str, topic: str) -> None:
+    assert [output.topic for output in outputs(Divert("d", source, target), send(address=address))] == [topic]
+
+
+@pytest.mark.parametrize("address", ["kafka.reply", "kafka.reply.__consumer_offsets", "kafka.reply.bascule.journal", "kafka.reply.a/b"])
+def test_an_address_cannot_name_a_topic_that_is_none_or_not_the_users(address: str) -> None:
+    (output,) = outputs(Divert("d", "kafka.reply.#", "${rest}"), send(address=address))
+    assert output.topic == "dead"

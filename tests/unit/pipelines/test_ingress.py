@@ -18,7 +18,7 @@ RECORD = KafkaRecord("topic.a", 3, 42, 1_700_000_000_000, b"key", b'{"n": 1, "s"
 
 
 def engine(dead_letter_topic: str | None = "dead", **choices: object) -> IngressEngine:
-    ingress = Ingress("in", "to.${topic}", topics=("topic.a",), **choices)  # type: ignore[arg-type]
+    ingress = Ingress("in", **{"target": "to.${topic}", "topics": ("topic.a",), **choices})  # type: ignore[arg-type]
     return IngressEngine(ingress, "bridge", "ingress", dead_letter_topic)
 
 
@@ -94,6 +94,47 @@ def test_the_key_goes_where_the_ingress_says(choice: str, field: str, expected: 
 @pytest.mark.parametrize(("header", "name"), [("a-b.c", "a_b_c"), ("1x", "kafka_1x"), ("JMSFoo", "kafka_JMSFoo"), ("ok_$1", "ok_$1")])
 def test_a_headers_name_becomes_a_java_identifier(header: str, name: str) -> None:
     assert property_name(header) == name
+
+
+@pytest.mark.parametrize(
+    ("header", "address", "routing", "kind"),
+    [
+        (b"temporary-queue://temp.1", "temp.1", Routing.ANYCAST, "temporary-queue"),
+        (b"queue://answers", "answers", Routing.ANYCAST, "queue"),
+        (b"topic://answers", "answers", Routing.MULTICAST, "topic"),
+        (b"answers", "answers", Routing.MULTICAST, "topic"),
+    ],
+)
+def test_a_header_may_name_the_destination_and_its_kind(header: bytes, address: str, routing: Routing, kind: str) -> None:
+    record = RECORD._replace(headers=[("to", b"an earlier one"), ("to", header)])
+    send = sent(record, target="${header:to}")
+    assert (send.address, send.routing) == (address, routing)
+    message = decode_message(send.body)
+    assert (message.destination, message.destination_kind) == (address, kind)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([], b"no header 'to', from which '${header:to}' is filled in"),
+        ([("to", b"")], b"no header 'to'"),
+        ([("to", b"\xff")], b"header 'to' is no UTF-8 text"),
+        ([("to", b"queue://")], b"an address has 1 to 1024 bytes"),
+        ([("to", b"x" * 2000)], b"an address has 1 to 1024 bytes"),
+    ],
+)
+def test_a_record_whose_header_names_no_destination_is_dead_lettered(headers: list[tuple[str, bytes]], reason: bytes) -> None:
+    output = engine(target="${header:to}").output(RECORD._replace(headers=headers))
+    assert output is not None
+    assert output.topic == "dead"
+    assert reason in dict(output.headers)["__connect.errors.exception.message"]  # type: ignore[operator]
+
+
+def test_the_place_for_an_answer_is_made_from_a_header_or_left_out() -> None:
+    asked = decode_message(sent(RECORD._replace(headers=[("reply", b"rates.eu")]), reply_to="kafka.${header:reply}").body)
+    assert (asked.reply_to, asked.reply_to_kind) == ("kafka.rates.eu", "queue")
+    told = decode_message(sent(RECORD, reply_to="kafka.${header:reply}").body)
+    assert told.reply_to is None
 
 
 @given(st.text(max_size=50), st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), st.integers(-(2**63), 2**63 - 1)))
