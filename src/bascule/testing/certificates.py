@@ -1,0 +1,73 @@
+"""An authority with certificates for tests of TLS, made by the command ``openssl``: PEM for Python, PKCS #12 for Java."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from bascule.embedded.java import find_java
+
+#: Of each PKCS #12 file: Java does not open one without.
+STORE_PASSWORD = "changeit"
+DAYS = 2
+TIMEOUT_S = 60
+
+
+class Certificate(NamedTuple):
+    """Files of one holder: certificate and key in PEM, both in one PKCS #12 file."""
+
+    certificate: Path
+    key: Path
+    store: Path
+
+
+class Authority:
+    """Signs certificates for a test."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        """``directory`` is there and takes the files."""
+        self._directory = directory
+        self.certificate = directory / f"{name}.pem"
+        self._key = directory / f"{name}.key"
+        self._openssl("req", "-x509", *self._new(self._key, name), "-days", str(DAYS), "-out", str(self.certificate))
+
+    @property
+    def trust_store(self) -> Path:
+        """The authority alone, in a PKCS #12 file that Java takes as a trust store."""
+        store = self.certificate.with_suffix(".p12")
+        if not store.exists():
+            self._keytool_import(store)
+        return store
+
+    def issue(self, name: str) -> Certificate:
+        """For a server on this machine, or for a client of that common name."""
+        made = Certificate(*(self._directory / f"{name}.{suffix}" for suffix in ("pem", "key", "p12")))
+        request, names = self._directory / f"{name}.csr", self._directory / f"{name}.names"
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        self._openssl("req", "-new", *self._new(made.key, name), "-out", str(request))
+        self._openssl(
+            "x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial",
+            "-days", str(DAYS), "-extfile", str(names), "-out", str(made.certificate),
+        )  # fmt: skip
+        self._openssl(
+            "pkcs12", "-export", "-in", str(made.certificate), "-inkey", str(made.key), "-name", name, "-out", str(made.store),
+            "-passout", f"pass:{STORE_PASSWORD}",
+        )  # fmt: skip
+        return made
+
+    @staticmethod
+    def _new(key: Path, name: str) -> tuple[str, ...]:
+        return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-keyout", str(key), "-subj", f"/O=Bascule/CN={name}")
+
+    @staticmethod
+    def _openssl(*arguments: str) -> None:
+        subprocess.run(("openssl", *arguments), check=True, capture_output=True, timeout=TIMEOUT_S)
+
+    def _keytool_import(self, store: Path) -> None:
+        keytool = find_java().home / "bin" / "keytool"
+        subprocess.run(
+            (keytool, "-importcert", "-noprompt", "-alias", "authority", "-file", self.certificate, "-keystore", store,
+             "-storetype", "PKCS12", "-storepass", STORE_PASSWORD),
+            check=True, capture_output=True, timeout=TIMEOUT_S,
+        )  # fmt: skip

@@ -1,0 +1,42 @@
+"""Settings of addresses as the engine gets them."""
+
+from __future__ import annotations
+
+from bascule.broker.policy import AddressSettings
+from bascule.config import Settings
+from bascule.config.address import AddressSettings as Keys
+from bascule.server.policies import FIELDS, policy_of
+
+
+def test_without_settings_the_engine_has_its_own_defaults() -> None:
+    assert policy_of(Settings()).defaults == AddressSettings()
+
+
+def test_every_key_of_the_file_reaches_a_field_of_the_engine_and_no_field_is_left_out() -> None:
+    assert set(FIELDS) == set(Keys.model_fields)
+    assert {field for field, _ in FIELDS.values()} == set(AddressSettings.__dataclass_fields__)
+
+
+def test_the_most_specific_table_wins_key_by_key_and_the_broker_says_the_rest() -> None:
+    made = policy_of(
+        Settings.model_validate({
+            "broker": {"max_delivery_attempts": 5, "transaction_timeout_s": 1.5, "max_queues": 7},
+            "address": [
+                {"match": "orders.eu", "when_full": "reject"},
+                {"match": "orders.#", "max_messages": 10, "redelivery_delay_s": 0.25, "when_full": "drop-oldest-nonpersistent"},
+                {"match": "orders.*", "max_bytes": "1 MiB", "expiry_s": 2},
+            ],
+            "queue": [{"name": "q"}],
+            "topic": [{"name": "t"}],
+        })
+    )  # fmt: skip
+    eu = made.of("orders.eu")
+    assert (eu.when_full, eu.max_messages, eu.max_bytes, eu.expiry_ms) == ("reject", 10, 1 << 20, 2000)
+    assert (eu.redelivery_delay_ms, eu.deliveries_max) == (250, 5)
+    assert made.of("orders.eu.north").when_full == "drop-oldest-nonpersistent"
+    assert made.of("other") == made.defaults
+    assert (made.transaction_ms_max, made.queues_max, made.queues, made.topics) == (1500, 7, ("q",), ("t",))
+
+
+def test_no_number_of_attempts_is_too_many_where_there_is_no_limit() -> None:
+    assert policy_of(Settings.model_validate({"broker": {"max_delivery_attempts": 0}})).of("a").deliveries_max > 1 << 60

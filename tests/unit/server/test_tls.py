@@ -1,0 +1,121 @@
+"""TLS of the listeners, on real sockets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from bascule.config.settings import BrokerTls, Tls
+from bascule.core.errors import InvalidInput
+from bascule.server.tls import amqp_tls, certified_name, client_context, server_context
+from bascule.testing.certificates import Authority, Certificate
+
+
+@pytest.fixture(scope="session")
+def server(authority: Authority) -> Certificate:
+    return authority.issue("server")
+
+
+@pytest.fixture(scope="session")
+def ann(authority: Authority) -> Certificate:
+    return authority.issue("ann")
+
+
+def settings(server: Certificate, **more: object) -> BrokerTls:
+    return BrokerTls.model_validate({"certificate": server.certificate, "key": server.key, **more})
+
+
+def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
+    """The name that a server takes a client for, "refused" where they do not come together."""
+
+    async def run() -> str | None:
+        names: asyncio.Queue[str | None] = asyncio.Queue()
+
+        class Seen(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                names.put_nowait(certified_name(transport))
+                assert isinstance(transport, asyncio.Transport)
+                transport.close()
+
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)  # a handshake that fails is what some tests are for
+        listener = await loop.create_server(Seen, "127.0.0.1", 0, ssl=context)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1], ssl=client)
+            await reader.read()
+            writer.close()
+            return "refused" if names.empty() else names.get_nowait()  # TLS 1.3 refuses after the client's side of it is done
+        except (ssl.SSLError, ConnectionError):
+            return "refused"
+        finally:
+            listener.close()
+
+    return asyncio.run(run())
+
+
+def client_of(authority: Authority, certificate: Certificate | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if certificate is not None:
+        context.load_cert_chain(certificate.certificate, certificate.key)
+    return context
+
+
+def test_a_client_that_trusts_the_authority_connects_and_is_nobody(authority: Authority, server: Certificate) -> None:
+    assert seen(amqp_tls(settings(server)), client_of(authority)) is None
+
+
+def test_a_client_with_a_certificate_is_known_by_its_common_name(authority: Authority, server: Certificate, ann: Certificate) -> None:
+    context = amqp_tls(settings(server, client_ca=authority.certificate))
+    assert seen(context, client_of(authority, ann)) == "ann"
+    assert seen(context, client_of(authority)) is None
+
+
+def test_a_certificate_means_nothing_where_no_client_ca_is_configured(authority: Authority, server: Certificate, ann: Certificate) -> None:
+    assert seen(amqp_tls(settings(server)), client_of(authority, ann)) is None
+
+
+def test_a_client_without_a_certificate_or_with_a_strangers_is_refused_where_one_is_required(
+    authority: Authority, server: Certificate, tmp_path: Path
+) -> None:
+    context = amqp_tls(settings(server, client_ca=authority.certificate, client_certificate="required"))
+    stranger = Authority(tmp_path, "stranger").issue("ann")
+    assert seen(context, client_of(authority)) == "refused"
+    assert seen(context, client_of(authority, stranger)) == "refused"
+
+
+def test_a_command_on_this_machine_trusts_the_listeners_own_certificate_and_no_other(server: Certificate, ann: Certificate) -> None:
+    assert (
+        seen(server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"), client_context(server.certificate)) is None
+    )
+    assert (
+        seen(server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"), client_context(ann.certificate)) == "refused"
+    )
+
+
+def test_a_key_may_stand_in_the_certificates_file(server: Certificate, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text(server.certificate.read_text() + server.key.read_text())
+    assert server_context(Tls(certificate=both), "admin.tls") is not None
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "text"),
+    [
+        ("nowhere.pem", "server.key", r"broker.tls.certificate: .*nowhere.pem: No such file or directory"),
+        ("server.pem", "nowhere.key", r"broker.tls.key: .*nowhere.key: No such file or directory"),
+        ("server.pem", "ann.key", r"certificate .*server.pem with key .*ann.key cannot be used: key values mismatch"),
+        ("server.key", "server.key", r"cannot be used: "),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(server: Certificate, ann: Certificate, certificate: str, key: str, text: str) -> None:
+    directory = server.certificate.parent
+    with pytest.raises(InvalidInput, match=text):
+        amqp_tls(BrokerTls(certificate=directory / certificate, key=directory / key))
+
+
+def test_a_client_ca_that_is_none_is_named(server: Certificate) -> None:
+    with pytest.raises(InvalidInput, match=r"broker.tls.client_ca: .*server.key cannot be used"):
+        amqp_tls(settings(server, client_ca=server.key))
