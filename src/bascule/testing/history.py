@@ -1,131 +1,436 @@
-"""Judges the history that clients recorded (java/Storm.java): nothing lost, nothing doubled, no transaction torn.
+"""Judges the history that clients recorded (java/Storm.java, bascule.testing.sim), by what JMS and the bridge promise.
 
-Written from what JMS promises, not from the broker. The destinations must have been emptied at the end: each message is sent, moved on any
-number of times, and taken; whoever lost contact at a commit leaves it open whether that took place, so such an operation counts as may-be.
+Written from the promises, not from the broker. What was delivered was delivered, however its acknowledgement ended; an operation in doubt
+allows both outcomes. The destinations must have been emptied at the end: what goes in must come out, and that can only be told of an empty
+system. :data:`ANOMALIES` lists what is found.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Final, NamedTuple
 
-Outcome = Literal["ok", "fail", "indeterminate"]
-#: How many names an anomaly shows.
-SHOWN_MAX = 5
+from bascule.jms.selector import compile_selector
+from bascule.testing.operations import Facts, Operation, Outcome, Place, after, operation_of, read_history, timed
+
+__all__ = [
+    "ANOMALIES",
+    "Anomaly",
+    "Audit",
+    "Divert",
+    "Facts",
+    "Operation",
+    "Outcome",
+    "Place",
+    "Tally",
+    "check",
+    "operation_of",
+    "read_history",
+]
+
+#: How many ids an anomaly shows.
+SHOWN_MAX: Final = 5
+
+#: Every anomaly by its name.
+ANOMALIES: Final[Mapping[str, str]] = {
+    "lost": "surely sent, and never given out, or given out and never again after a rollback",
+    "duplicated": "given out again after it was acknowledged",
+    "unexpected": "given out without having been sent, or from a transaction that was rolled back",
+    "torn-tx": "part of a transaction is there, and part is not",
+    "redelivered-unmarked": "given out a second time without JMSRedelivered",
+    "out-of-order": "given out before what its producer had sent earlier with the same priority",
+    "sub-gap": "a durable subscription misses what was sent while it existed",
+    "sub-ghost": "a subscription gets what was sent before it existed",
+    "selector-leak": "given to a selector that does not match it",
+    "selector-miss": "never given to a subscription whose selector matches it",
+    "divert-loss": "not in the topic that its destination is diverted to",
+    "divert-dup": "twice in the topic, or taken by an exclusive divert and given out here as well",
+    "ingress-loss": "a Kafka record that never became a message",
+    "ingress-dup": "a Kafka record that became two messages",
+    "loop": "back on the side that it came from",
+    "zombie-ack": "answered by a broker whose records no longer counted",
+    "expired-delivered": "given out after it had expired",
+    "early-delivered": "given out before its delivery time",
+    "stuck": "still waiting, or without an answer, though nothing was broken any more",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One send, receive or transaction, and how it ended for its client."""
+class Divert(NamedTuple):
+    """What was found in a Kafka topic, in order, and the destination whose messages it must have."""
 
-    client: str
+    source: str
+    ids: Sequence[str]
+    selector: str = ""
+    exclusive: bool = False
+    ordered: bool = False  # one partition: each producer's order is to be kept
+
+
+class Audit(NamedTuple):
+    """What the journal says in the end to a reader of its own: ids by destination, and by the place where they were acknowledged."""
+
+    sent: Mapping[str, Collection[str]]
+    taken: Mapping[Place, Collection[str]]
+
+
+class Anomaly(NamedTuple):
+    """One kind of anomaly at one place."""
+
+    name: str
+    where: str
     ids: tuple[str, ...]
-    outcome: Outcome
-    source: str | None = None  # where the ids were taken from
-    target: str | None = None  # where they were sent to
 
-
-def read_history(file: Path) -> list[Operation]:
-    """The operations of a Storm's history, in order."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
-    return [
-        Operation(line["client"], tuple(line["ids"]), line["outcome"], line.get("from"), line.get("to")) for line in lines if "op" in line
-    ]
+    def __str__(self) -> str:
+        shown = ", ".join(self.ids[:SHOWN_MAX]) + (", ..." if len(self.ids) > SHOWN_MAX else "")
+        return f"{self.name}: {len(self.ids)} {self.where} ({shown})"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a check found. ``anomalies`` has one sentence for each kind and place; empty is what the promises say."""
+    """What a check found. No anomaly is what the promises say."""
 
     sent: int = 0  # surely
     maybe_sent: int = 0
+    recovered: int = 0  # of those in doubt, what did arrive
     taken: int = 0  # surely
     copies: dict[str, int] = field(default_factory=dict)  # records in each Kafka topic
-    anomalies: list[str] = field(default_factory=list)
+    anomalies: list[Anomaly] = field(default_factory=list)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of what was found."""
+        return {anomaly.name for anomaly in self.anomalies}
 
     def __str__(self) -> str:
-        """For people."""
         kafka = "".join(f", {count} in {topic}" for topic, count in self.copies.items())
-        end = "; ".join(self.anomalies) or "0 lost, 0 doubled, 0 torn"
-        return f"{self.sent} sent, {self.maybe_sent} in doubt, {self.taken} taken{kafka}: {end}"
+        end = "; ".join(map(str, self.anomalies)) or "no anomaly"
+        return f"{self.sent} sent, {self.maybe_sent} in doubt ({self.recovered} arrived), {self.taken} taken{kafka}: {end}"
 
-    def report(self, what: str, ids: Iterable[str]) -> None:
+    def report(self, name: str, where: str, ids: Iterable[str]) -> None:
         """An anomaly, if there are such ids."""
-        if found := sorted(ids):
-            self.anomalies.append(f"{len(found)} {what} ({', '.join(found[:SHOWN_MAX])}{', ...' if len(found) > SHOWN_MAX else ''})")
+        assert name in ANOMALIES
+        if found := sorted(set(ids)):
+            self.anomalies.append(Anomaly(name, where, tuple(found)))
 
 
-def check(operations: Sequence[Operation], *, diverted: Mapping[str, tuple[str, Sequence[str]]] | None = None) -> Tally:
-    """Judge a history. ``diverted`` is Kafka topic -> (the destination whose messages it must have, the ids found in it, in order)."""
-    tally = Tally()
-    arrivals: dict[str, list[Operation]] = defaultdict(list)
-    departures: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        if operation.target is not None:
-            arrivals[operation.target].append(operation)
-        if operation.source is not None:
-            departures[operation.source].append(operation)
-        if operation.outcome == "ok":
-            tally.sent += len(operation.ids) if operation.source is None else 0
-            tally.taken += len(operation.ids) if operation.target is None else 0
-        elif operation.outcome == "indeterminate" and operation.source is None:
-            tally.maybe_sent += len(operation.ids)
-    seen: dict[str, set[str]] = {}
-    for destination in sorted(set(arrivals) | set(departures)):
-        seen[destination] = _check_queue(tally, destination, departures[destination])
-    for destination, seen_there in seen.items():
-        _check_arrivals(tally, destination, arrivals[destination], seen_there)
-    _check_moves(tally, operations, seen)
-    for topic, (destination, copies) in (diverted or {}).items():
-        tally.copies[topic] = len(copies)
-        tally.report(f"doubled in topic {topic}", (id for id, count in Counter(copies).items() if count > 1))
-        tally.report(f"taken from {destination} and missing in topic {topic}", seen[destination] - set(copies))
-        tally.report(f"in topic {topic} and never taken from {destination}", set(copies) - seen[destination])
+def check(
+    operations: Iterable[Operation],
+    *,
+    diverted: Mapping[str, tuple[str, Sequence[str]] | Divert] | None = None,
+    ingested: Mapping[str, Sequence[str]] | None = None,
+    journal: Audit | None = None,
+    spills: Mapping[str, Sequence[str]] | None = None,
+    left: Mapping[str, Sequence[str]] | None = None,
+    healed_ms: float | None = None,
+    clock_ms: float = 100,
+) -> Tally:
+    """Judge a history whose destinations were emptied at the end.
+
+    ``diverted`` is Kafka topic -> what was found in it; ``ingested`` destination -> the committed records of the topics that feed it;
+    ``journal`` what an audit of it says. ``spills`` is destination -> dead-letter and expiry addresses of its messages; ``left`` what still
+    waits somewhere, by place; from ``healed_ms`` on nothing was broken any more. Clocks differ by up to ``clock_ms``.
+    """
+    history = _History(
+        operations, ingested or {}, spills or {}, {topic: Divert(*found) for topic, found in (diverted or {}).items()}, clock_ms
+    )
+    tally = history.count()
+    for look in _CHECKS:
+        look(tally, history)
+    if journal is not None:
+        _check_audit(tally, history, journal)
+    for where, ids in (left or {}).items():
+        tally.report("stuck", f"waiting in {where} at the end", ids)
+    if healed_ms is not None:
+        unanswered = (each for each in history.operations if each.outcome == "indeterminate" and (each.begun_ms or 0) > healed_ms)
+        tally.report("stuck", "without an answer though all was well", (id for each in unanswered for id in each.ids))
     return tally
 
 
-def _check_queue(tally: Tally, destination: str, departures: Sequence[Operation]) -> set[str]:
-    """What was taken from one destination: each message once. Returns what surely was in it."""
-    gone: set[str] = set()
-    seen: set[str] = set()
-    again: set[str] = set()
-    for operation in departures:
-        again |= gone.intersection(operation.ids)
-        seen.update(operation.ids)
-        if operation.outcome == "ok":
-            gone.update(operation.ids)
-    tally.report(f"delivered again from {destination} after they had been acknowledged", again)
-    doubled = (id for id, count in Counter(id for each in departures for id in set(each.ids) if each.outcome == "ok").items() if count > 1)
-    tally.report(f"taken twice from {destination}", doubled)
-    # Only where it was committed: what an interrupted transaction had got, it gets again.
-    repeated = {id for each in departures if each.outcome == "ok" for id in each.ids if each.ids.count(id) > 1}
-    tally.report(f"twice in one transaction from {destination}", repeated)
-    tally.report(f"left in {destination}", seen - {id for each in departures if each.outcome != "fail" for id in each.ids})
-    return seen
+class _Delivery(NamedTuple):
+    id: str
+    operation: Operation
+    marked: bool
+    again: bool  # surely after another delivery of it at the same place
+    acknowledged: bool  # surely after it had been acknowledged there
 
 
-def _check_arrivals(tally: Tally, destination: str, arrivals: Sequence[Operation], seen: set[str]) -> None:
-    """What was sent to one destination: all of it came out again, or was never promised; a transaction in whole."""
-    sure = {id for each in arrivals if each.outcome == "ok" for id in each.ids}
-    open_ids = {id for each in arrivals if each.outcome == "indeterminate" for id in each.ids}
-    tally.report(f"lost in {destination}", sure - seen)
-    tally.report(f"in {destination} without having been sent", seen - sure - open_ids)
-    torn = {
-        each.ids[0]
-        for each in arrivals
-        if each.outcome == "indeterminate" and each.source is None and 0 < len(seen.intersection(each.ids)) < len(set(each.ids))
-    }
-    tally.report(f"transactions torn in {destination}, which begin", torn)
+class _History:
+    """Operations as the checks ask for them."""
+
+    def __init__(
+        self, operations: Iterable[Operation], ingested: Mapping[str, Sequence[str]], spills: Mapping[str, Sequence[str]],
+        diverts: Mapping[str, Divert], clock_ms: float,
+    ) -> None:  # fmt: skip
+        self.operations = timed(operations)
+        self.ingested, self.spills, self.diverts, self.clock_ms = ingested, spills, diverts, clock_ms
+        self.sends: dict[str, list[Operation]] = defaultdict(list)
+        self.takes: dict[Place, list[Operation]] = defaultdict(list)
+        self.begins: dict[Place, Operation] = {}
+        self.ends: dict[Place, Operation] = {}
+        self.facts: dict[str, Facts] = {}
+        for each in self.operations:
+            self._note(each)
+        subscribed = {place.destination for place in (*self.takes, *self.begins) if place.subscription}
+        queues = {Place(name) for name in (*self.sends, *ingested) if name not in subscribed}
+        self.places = sorted({*self.takes, *self.begins, *queues})
+        self.seen = {place: {id for each in self.takes.get(place, ()) for id in each.ids} for place in self.places}
+        self.deliveries = {place: list(_deliveries(self.takes.get(place, ()))) for place in self.places}
+
+    def _note(self, each: Operation) -> None:
+        self.facts.update(each.facts)
+        place = each.place
+        if each.op in ("subscribe", "unsubscribe"):
+            assert place is not None
+            if each.outcome != "fail":
+                (self.begins if each.op == "subscribe" else self.ends).setdefault(place, each)
+            return
+        if each.target is not None:
+            self.sends[each.target].append(each)
+        if place is not None:
+            self.takes[place].append(each)
+
+    def count(self) -> Tally:
+        tally = Tally(copies={topic: len(divert.ids) for topic, divert in self.diverts.items()})
+        everywhere = {id for seen in self.seen.values() for id in seen}
+        for each in self.operations:
+            if each.outcome == "ok":
+                tally.sent += len(each.ids) if each.source is None else 0
+                tally.taken += len(each.ids) if each.target is None else 0
+            elif each.outcome == "indeterminate" and each.source is None:
+                tally.maybe_sent += len(each.ids)
+                tally.recovered += len(everywhere.intersection(each.ids))
+        return tally
+
+    def facts_of(self, id: str) -> Facts:
+        return self.facts.get(id, Facts())
+
+    def matching(self, selector: str, ids: Iterable[str]) -> set[str]:
+        if not selector:
+            return set(ids)
+        matches = compile_selector(selector).matches
+        return {id for id in ids if matches(self.facts_of(id).properties.get)}
+
+    def sent(self, destination: str, *outcomes: Outcome) -> dict[str, Operation]:
+        """What was sent there, by id, with one of the outcomes."""
+        return {id: each for each in self.sends.get(destination, ()) if each.outcome in outcomes for id in each.ids}
+
+    def due_at(self, place: Place, sent: Mapping[str, Operation]) -> set[str]:
+        """Of what was sent to a place's destination that which the place must give out."""
+        begin, end = self.begins.get(place), self.ends.get(place)
+        if begin is not None and begin.outcome != "ok":
+            return set()
+        ids = {
+            id
+            for id, send in sent.items()
+            if (begin is None or after(send, begin)) and (end is None or after(end, send)) and self.facts_of(id).must_arrive
+        }
+        return self.matching(begin.selector if begin is not None else "", ids) - self.taken_away(place.destination)
+
+    def taken_away(self, destination: str) -> set[str]:
+        """What an exclusive divert takes of a destination's messages."""
+        ids = self.sent(destination, "ok", "indeterminate")
+        exclusive = (divert for divert in self.diverts.values() if divert.exclusive and divert.source == destination)
+        return {id for divert in exclusive for id in self.matching(divert.selector, ids)}
+
+    def spilled(self, destination: str) -> set[str]:
+        """What was given out where a destination's dead and expired messages go."""
+        return {id for place, seen in self.seen.items() if place.destination in self.spills.get(destination, ()) for id in seen}
+
+    def may_hold(self, destination: str) -> set[str]:
+        """What may be given out at a destination."""
+        into = [destination, *(name for name, spills in self.spills.items() if destination in spills)]
+        return {id for name in into for id in (*self.sent(name, "ok", "indeterminate"), *self.ingested.get(name, ()))}
 
 
-def _check_moves(tally: Tally, operations: Sequence[Operation], seen: Mapping[str, set[str]]) -> None:
-    """Messages that were moved on are in the next destination; so none is in none."""
-    routes = {(each.source, each.target) for each in operations if each.source is not None and each.target is not None}
-    for source, target in sorted(routes):
-        assert source is not None
-        assert target is not None
-        tally.report(f"taken from {source} and never seen in {target}", seen[source] - seen[target])
+def _deliveries(takes: Iterable[Operation]) -> Iterator[_Delivery]:
+    earlier: dict[str, list[Operation]] = defaultdict(list)
+    for each in takes:
+        here: set[str] = set()
+        for id in each.ids:
+            before = [other for other in earlier[id] if after(each, other)]
+            yield _Delivery(id, each, id in each.redelivered, id in here or bool(before), any(other.outcome == "ok" for other in before))
+            here.add(id)
+        for id in here:
+            earlier[id].append(each)
+
+
+def _check_taken_once(tally: Tally, history: _History) -> None:
+    """A message that was acknowledged is gone, here and at its dead-letter address."""
+    for place, takes in history.takes.items():
+        sure: dict[str, Operation] = {}
+        again: set[str] = set()
+        for each in takes:
+            again |= {id for id in each.ids if id in sure and (each.outcome == "ok" or after(each, sure[id]))}
+            if each.outcome == "ok":
+                again |= {id for id, count in Counter(each.ids).items() if count > 1}
+                sure.update(dict.fromkeys(each.ids, each))
+        again |= set(sure) & history.spilled(place.destination)
+        from_kafka = again & set(history.ingested.get(place.destination, ()))
+        tally.report("ingress-dup", f"Kafka records given out again from {place}", from_kafka)
+        tally.report("duplicated", f"given out again from {place} after they had been acknowledged", again - from_kafka)
+
+
+def _check_arrived(tally: Tally, history: _History) -> None:
+    """What was surely sent is given out; what is given out was sent."""
+    for place, seen in history.seen.items():
+        destination = place.destination
+        due = history.due_at(place, history.sent(destination, "ok"))
+        missing = due - seen - history.spilled(destination)
+        begin = history.begins.get(place)
+        name = "lost" if begin is None else "selector-miss" if begin.selector else "sub-gap"
+        tally.report(name, f"sent and never given out from {place}", missing)
+        ingested = set(history.ingested.get(destination, ()))
+        if begin is None:
+            tally.report("ingress-loss", f"Kafka records never given out from {place}", ingested - seen - history.spilled(destination))
+        open_ids = {id for each in history.takes.get(place, ()) if each.outcome != "fail" for id in each.ids}
+        left = {id for id in seen - open_ids - history.spilled(destination) if history.facts_of(id).must_arrive}
+        tally.report("lost", f"given back to {place} and never given out again", left)
+        strange = seen - history.may_hold(destination)
+        looped = {id for id in strange if any(id in divert.ids for divert in history.diverts.values())} if ingested else set()
+        tally.report("loop", f"diverted to Kafka and back in {place}", looped)
+        tally.report("unexpected", f"in {place} without having been sent", strange - looped)
+        if begin is not None:
+            sent = history.sent(destination, "ok", "indeterminate")
+            tally.report("sub-ghost", f"in {place}, sent before it existed", {id for id in seen & set(sent) if after(begin, sent[id])})
+
+
+def _check_marks(tally: Tally, history: _History) -> None:
+    """A second delivery says so. (After an acknowledgement the delivery itself is the fault.)"""
+    for place, deliveries in history.deliveries.items():
+        unmarked = {each.id for each in deliveries if each.again and not each.marked and not each.acknowledged}
+        tally.report("redelivered-unmarked", f"second time from {place}", unmarked)
+
+
+def _ranks(history: _History, destination: str) -> dict[str, tuple[str, int, int]]:
+    """(producer, priority, rank) of the messages sent to a destination; where a move was repeated, its last one counts."""
+    found: dict[str, tuple[str, int, int]] = {}
+    number = 0
+    for each in history.sends.get(destination, ()):
+        if each.outcome != "fail":
+            for id in each.ids:
+                facts = history.facts_of(id)
+                number += 1
+                if not facts.due_ms:
+                    found[id] = (each.client, facts.priority, number)
+    return found
+
+
+def _overtaken(ids: Iterable[str], ranks: Mapping[str, tuple[str, int, int]]) -> Iterator[str]:
+    newest: dict[tuple[str, int], int] = {}
+    for id in ids:
+        if id in ranks:
+            producer, priority, rank = ranks[id]
+            if rank < newest.get((producer, priority), -1):
+                yield id
+            else:
+                newest[producer, priority] = rank
+
+
+def _check_order(tally: Tally, history: _History) -> None:
+    """To one consumer, a producer's messages come in its order, but for those that come again."""
+    for place, deliveries in history.deliveries.items():
+        ranks = _ranks(history, place.destination)
+        by_consumer: dict[str, list[str]] = defaultdict(list)
+        for each in deliveries:
+            if not each.marked and not each.again:
+                by_consumer[each.operation.client].append(each.id)
+        late = {id for ids in by_consumer.values() for id in _overtaken(ids, ranks)}
+        tally.report("out-of-order", f"late from {place}", late)
+    for topic, divert in history.diverts.items():
+        if divert.ordered:
+            ranks = {id: (producer, 0, rank) for id, (producer, _, rank) in _ranks(history, divert.source).items()}
+            tally.report("out-of-order", f"late in topic {topic}", _overtaken(divert.ids, ranks))
+
+
+def _check_conditions(tally: Tally, history: _History) -> None:
+    """Selectors, expiry and delivery time hold for every delivery."""
+    for place, deliveries in history.deliveries.items():
+        begin = history.begins.get(place)
+        subscribed = begin.selector if begin is not None else ""
+        leaked, expired, early = set(), set(), set()
+        for id, operation, *_ in deliveries:
+            facts = history.facts_of(id)
+            for selector in filter(None, (subscribed, operation.selector)):
+                leaked |= {id} - history.matching(selector, (id,))
+            assert operation.begun_ms is not None
+            assert operation.ended_ms is not None
+            if 0 < facts.expiry_ms < operation.begun_ms - history.clock_ms:
+                expired.add(id)
+            if operation.ended_ms < facts.due_ms - history.clock_ms:
+                early.add(id)
+        tally.report("selector-leak", f"from {place} to who did not ask for them", leaked)
+        tally.report("expired-delivered", f"from {place}", expired)
+        tally.report("early-delivered", f"from {place}", early)
+
+
+def _check_torn(tally: Tally, history: _History) -> None:
+    """A transaction is there in whole or not at all, over all its destinations and their topics in Kafka."""
+    units: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    for number, each in enumerate(history.operations):
+        if each.source is None and each.target is not None and each.outcome != "fail":
+            units[each.client, each.transaction or f"#{number}"].append(each)
+    torn = set()
+    for parts in units.values():
+        there = {present for each in parts for present in _presence(history, each)}
+        if len(there) > 1 and any(each.outcome == "indeterminate" for each in parts):
+            torn.add(parts[0].ids[0])
+    tally.report("torn-tx", "transactions are there in part, which begin", torn)
+    routes = {(each.place, each.target) for each in history.operations if each.place is not None and each.target is not None}
+    for place, target in sorted(routes):
+        gone = history.seen[place] - {
+            id for each in history.takes[place] if each.target is None and each.outcome != "fail" for id in each.ids
+        }
+        gone = {id for id in gone if history.facts_of(id).must_arrive} - history.spilled(place.destination)
+        arrived = {id for other, seen in history.seen.items() if other.destination == target for id in seen} | history.spilled(target)
+        tally.report("torn-tx", f"taken from {place} and never seen in {target}", gone - arrived)
+
+
+def _presence(history: _History, send: Operation) -> Iterator[bool]:
+    """Of each message of a send whether it is at each place where it would have to be."""
+    assert send.target is not None
+    ids = dict.fromkeys(send.ids, send)
+    for place, seen in history.seen.items():
+        if place.destination == send.target:
+            yield from (id in seen or id in history.spilled(send.target) for id in history.due_at(place, ids))
+    for divert in history.diverts.values():
+        if divert.source == send.target:
+            yield from (id in divert.ids for id in history.matching(divert.selector, ids) if history.facts_of(id).persistent)
+
+
+def _check_diverts(tally: Tally, history: _History) -> None:
+    """A topic has each message of its destination once, and no other."""
+    for topic, divert in history.diverts.items():
+        source, copies = divert.source, set(divert.ids)
+        seen = {id for place, seen in history.seen.items() if place.destination == source for id in seen}
+        ingested = {id for ids in history.ingested.values() for id in ids}
+        sure = {id for id in (*seen, *history.sent(source, "ok")) if history.facts_of(id).persistent} - ingested
+        wanted = history.matching(divert.selector, sure)
+        tally.report("divert-dup", f"twice in topic {topic}", (id for id, count in Counter(divert.ids).items() if count > 1))
+        tally.report("divert-loss", f"in {source} and missing in topic {topic}", wanted - copies)
+        tally.report("loop", f"from Kafka and back in topic {topic}", copies & ingested)
+        tally.report(
+            "unexpected",
+            f"in topic {topic} and never sent to {source}",
+            copies - ingested - set(history.sent(source, "ok", "indeterminate")),
+        )
+        tally.report("selector-leak", f"in topic {topic}, which did not ask for them", copies - history.matching(divert.selector, copies))
+        if divert.exclusive:
+            tally.report("divert-dup", f"in topic {topic} and given out from {source} as well", copies & seen)
+
+
+def _check_audit(tally: Tally, history: _History, journal: Audit) -> None:
+    """What was answered is in the journal for whoever reads it later."""
+    for destination in history.sends:
+        sure = {id for id in history.sent(destination, "ok") if history.facts_of(id).persistent}
+        tally.report(
+            "zombie-ack", f"sent to {destination}, answered, and not in the journal", sure - set(journal.sent.get(destination, ()))
+        )
+    for place, takes in history.takes.items():
+        sure = {id for each in takes if each.outcome == "ok" for id in each.ids if history.facts_of(id).persistent}
+        tally.report("zombie-ack", f"acknowledged at {place} and not in the journal", sure - set(journal.taken.get(place, ())))
+
+
+_CHECKS: Final[tuple[Callable[[Tally, _History], None], ...]] = (
+    _check_taken_once, _check_arrived, _check_marks, _check_order, _check_conditions, _check_torn, _check_diverts,
+)  # fmt: skip
