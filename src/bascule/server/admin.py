@@ -1,20 +1,29 @@
-"""The admin server: health, status and metrics of a broker by HTTP, read only, on loopback unless told otherwise.
+"""The admin server: health, status, metrics and actions of a broker by HTTP, on loopback unless told otherwise.
 
-GET /livez    200 while the process answers
-GET /readyz   200 while the broker serves clients, else 503 with the reason
-GET /status   everything, JSON
-GET /queues   the queues, JSON
-GET /metrics  Prometheus text
+GET /livez                 200 while the process answers
+GET /readyz                200 while the broker serves clients, else 503 with the reason
+GET /status                everything in figures, JSON
+GET /queues                the queues, JSON; /queues?name=NAME one of them in detail
+GET /subscriptions         the subscriptions of topics, JSON
+GET /connections           the client connections, JSON
+GET /metrics               Prometheus text
+GET /dead-letters          what waits there, JSON; ?queue=NAME&count=N              \\ for administrators
+POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions) /
+
+An administrator gives the token; where none is set, it is whoever connects from this machine and is no web page.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
 import logging
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypedDict
+from typing import Any, Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,46 +34,47 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from bascule.broker.administration import InUse
+from bascule.broker.errors import JournalUnavailable, UnknownAddress
+from bascule.config.settings import is_loopback
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.embedded.process import PortInUse
+from bascule.server.actions import ACTIONS
+from bascule.server.status import ConnectionStatus, QueueDetail, Status, SubscriptionStatus
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: An HTTP client that keeps its connection open must not hold the broker's end up.
 STOP_TIMEOUT_S = 1
+#: Arguments of an action are a few names.
+BODY_BYTES_MAX = 64 << 10
+#: Dead letters told at once: each is read and decoded on the broker's own thread.
+DEAD_LETTERS_MAX = 1_000
+DEAD_LETTERS = 100
 
 log = logging.getLogger(__name__)
 
 
-class QueueStatus(TypedDict):
-    """One queue."""
-
-    name: str
-    address: str
-    routing: str  # anycast | multicast
-    messages: int
-    bytes: int
-    delivering: int  # handed to consumers, not settled
-    consumers: int
-
-
-class Status(TypedDict):
-    """What a broker says of itself. ``counters`` only grow while the process lives; names are snake case, with their unit."""
-
-    bridge: str
-    version: str
-    state: str
-    serving: bool
-    reason: str  # why it does not serve; empty when it does
-    queues: list[QueueStatus]
-    gauges: dict[str, float]
-    counters: dict[str, float]
-
-
-class StatusProvider(Protocol):
-    """A broker, as the admin server sees it."""
+class Broker(Protocol):
+    """A broker, as the admin server sees it. All is called on the event loop; only ``act`` may wait."""
 
     def status(self) -> Status:
-        """How it stands now; called on the event loop, must not wait."""
+        """How it stands now."""
+
+    def queue(self, name: str) -> QueueDetail:
+        """One queue. Raises UnknownAddress, Unavailable."""
+
+    def subscriptions(self) -> Sequence[SubscriptionStatus]:
+        """The subscriptions of topics."""
+
+    def clients(self) -> Sequence[ConnectionStatus]:
+        """The client connections."""
+
+    def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
+        """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""
+
+    async def act(self, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Do one of ACTIONS. Raises BasculeError."""
 
 
 #: Metric, its help, and the field of QueueStatus.
@@ -72,19 +82,24 @@ QUEUE_METRICS = (
     ("bascule_queue_messages", "Messages in the queue", "messages"),
     ("bascule_queue_bytes", "Size of the messages in the queue", "bytes"),
     ("bascule_queue_delivering", "Messages handed to consumers and not settled", "delivering"),
+    ("bascule_queue_delayed", "Messages that wait for their time", "delayed"),
     ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
 )
+#: What an error is in HTTP; the first that fits.
+HTTP_STATUS: tuple[tuple[type[BasculeError], int], ...] = (
+    (UnknownAddress, 404), (InUse, 409), (InvalidInput, 400), (Unavailable, 503), (JournalUnavailable, 503), (BasculeError, 409),
+)  # fmt: skip
 
 
 class _StatusCollector(Collector):
     """Turns a status into metrics when it is asked."""
 
-    def __init__(self, provider: StatusProvider) -> None:
-        self._provider = provider
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of one status."""
-        status = self._provider.status()
+        status = self._broker.status()
         yield GaugeMetricFamily("bascule_serving", "1 while the broker serves clients", value=float(status["serving"]))
         for name, value in status["gauges"].items():
             yield GaugeMetricFamily(f"bascule_{name}", name.replace("_", " "), value=value)
@@ -97,28 +112,128 @@ class _StatusCollector(Collector):
             yield family
 
 
-def admin_app(provider: StatusProvider) -> Starlette:
-    """The routes over one broker."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StatusCollector(provider))
+class _Refused(InvalidInput):
+    """Who asks is no administrator."""
 
-    async def livez(_request: Request) -> Response:
+
+def _check_administrator(request: Request, token: str | None) -> None:
+    """Raises _Refused."""
+    if token is not None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise _Refused("an administrator gives the token of admin.token as Authorization: Bearer TOKEN")
+    elif request.client is None or not is_loopback(request.client.host):
+        raise _Refused("without admin.token only this machine may do that")
+    elif "origin" in request.headers:
+        raise _Refused("without admin.token no web page may do that")
+
+
+def _answer(error: BasculeError) -> Response:
+    status = 403 if isinstance(error, _Refused) else next(status for kind, status in HTTP_STATUS if isinstance(error, kind))
+    return JSONResponse({"error": str(error)}, status)
+
+
+async def _arguments(request: Request) -> dict[str, Any]:
+    """The JSON object of a request. Raises InvalidInput."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise InvalidInput(f"more than {BODY_BYTES_MAX} bytes of arguments")
+    try:
+        arguments = json.loads(body or b"{}")
+    except ValueError as error:
+        raise InvalidInput(f"the arguments are no JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise InvalidInput("the arguments must be a JSON object")
+    return arguments
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= DEAD_LETTERS_MAX:
+        raise InvalidInput(f"count {text!r:.20} must be 1 to {DEAD_LETTERS_MAX}")
+    return int(text)
+
+
+class _Pages:
+    """The answers over one broker."""
+
+    def __init__(self, broker: Broker, token: str | None) -> None:
+        self._broker = broker
+        self._token = token
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_StatusCollector(broker))
+
+    async def livez(self, _request: Request) -> Response:
+        """The process answers."""
         return PlainTextResponse("ok\n")
 
-    async def readyz(_request: Request) -> Response:
-        status = provider.status()
+    async def readyz(self, _request: Request) -> Response:
+        """The broker serves, or why not."""
+        status = self._broker.status()
         return PlainTextResponse("ok\n") if status["serving"] else PlainTextResponse(f"{status['reason'] or status['state']}\n", 503)
 
-    async def status(_request: Request) -> Response:
-        return JSONResponse(provider.status())
+    async def metrics(self, _request: Request) -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(self._registry), headers={"content-type": METRICS_TYPE})
 
-    async def queues(_request: Request) -> Response:
-        return JSONResponse(provider.status()["queues"])
+    async def look(self, request: Request) -> Response:
+        """One of LOOKS."""
+        try:
+            return JSONResponse(LOOKS[request.url.path](self, request))
+        except BasculeError as error:
+            return _answer(error)
 
-    async def metrics(_request: Request) -> Response:
-        return Response(generate_latest(registry), headers={"content-type": METRICS_TYPE})
+    async def act(self, request: Request) -> Response:
+        """One of ACTIONS."""
+        try:
+            _check_administrator(request, self._token)
+            action = request.url.path.removeprefix("/")
+            arguments = await _arguments(request)
+            answer = await self._broker.act(action, arguments)
+        except BasculeError as error:
+            return _answer(error)
+        log.info("%s %s: %s", action, json.dumps(arguments), json.dumps(answer))
+        return JSONResponse(answer)
 
-    return Starlette(routes=[Route(f"/{each.__name__}", each) for each in (livez, readyz, status, queues, metrics)])
+    def _status(self, _request: Request) -> object:
+        return self._broker.status()
+
+    def _queues(self, request: Request) -> object:
+        name = request.query_params.get("name")
+        return self._broker.status()["queues"] if name is None else self._broker.queue(name)
+
+    def _subscriptions(self, _request: Request) -> object:
+        return self._broker.subscriptions()
+
+    def _connections(self, _request: Request) -> object:
+        return self._broker.clients()
+
+    def _dead_letters(self, request: Request) -> object:
+        _check_administrator(request, self._token)
+        count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
+        return self._broker.dead_letters(request.query_params.get("queue", ""), count)
+
+
+LOOKS: dict[str, Callable[[_Pages, Request], object]] = {
+    "/status": _Pages._status,
+    "/queues": _Pages._queues,
+    "/subscriptions": _Pages._subscriptions,
+    "/connections": _Pages._connections,
+    "/dead-letters": _Pages._dead_letters,
+}
+
+
+def admin_app(broker: Broker, token: str | None = None) -> Starlette:
+    """The routes over one broker."""
+    pages = _Pages(broker, token)
+    return Starlette(
+        routes=[
+            *(Route(f"/{each.__name__}", each) for each in (pages.livez, pages.readyz, pages.metrics)),
+            *(Route(path, pages.look) for path in LOOKS),
+            *(Route(f"/{action}", pages.act, methods=["POST"]) for action in ACTIONS),
+        ]
+    )
 
 
 class _Server(uvicorn.Server):
@@ -133,7 +248,7 @@ class _Server(uvicorn.Server):
 class AdminServer:
     """The admin server on the event loop of its broker."""
 
-    def __init__(self, provider: StatusProvider, *, host: str, port: int) -> None:
+    def __init__(self, broker: Broker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         """Takes the port at once (0 = any free one). Raises PortInUse."""
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -142,13 +257,15 @@ class AdminServer:
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
-                admin_app(provider),
+                admin_app(broker, token),
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # who asks decides what they may do: only the socket is believed
                 timeout_graceful_shutdown=STOP_TIMEOUT_S,
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
             )
         )
         self._task: asyncio.Task[None] | None = None

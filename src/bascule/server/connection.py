@@ -68,7 +68,7 @@ class ClientConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)  # type: ignore[attr-defined]
-        self.peer = str(transport.get_extra_info("peername"))
+        self.peer = ":".join(map(str, transport.get_extra_info("peername")[:2]))
         server = self.server
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=server.sasl(certified_name(transport)),

@@ -9,18 +9,20 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-import bascule
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.administration import dead_letter
+from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.matching import wants
 from bascule.config import Settings
@@ -28,14 +30,26 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.jms.selector import compile_selector
 from bascule.kafka.admin import Topics
-from bascule.server.admin import AdminServer, QueueStatus, Status
+from bascule.server.actions import act, queue_named
+from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
 from bascule.server.ingress import IngressTail
 from bascule.server.logins import sasl_mechanisms
 from bascule.server.policies import policy_of
 from bascule.server.spill import SpillFiles
-from bascule.server.tls import amqp_tls
+from bascule.server.status import (
+    ConnectionStatus,
+    QueueDetail,
+    Status,
+    SubscriptionStatus,
+    connection_status,
+    queue_detail,
+    status_of,
+    subscription_status,
+    sum_of,
+)
+from bascule.server.tls import amqp_tls, server_context
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +110,7 @@ class Node:
         self._mechanisms = sasl_mechanisms(settings.broker)
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
+        self._earlier = Counters()  # of epochs that have ended
         self._tail: IngressTail | None = None
 
     # -- what connections need ---------------------------------------------------------------------------------------
@@ -132,7 +147,7 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _resolve, stopping, None)
         await loop.run_in_executor(None, self._ensure_topics)
-        admin = AdminServer(self, host=self.settings.admin.host, port=self.settings.admin.port)
+        admin = self._admin_server()
         listener: asyncio.Server | None = None
         try:
             while not stopping.done():
@@ -159,6 +174,11 @@ class Node:
             await admin.stop()
             if self._spill is not None:
                 self._spill.close()
+
+    def _admin_server(self) -> AdminServer:
+        admin = self.settings.admin
+        token = admin.token.get_secret_value() if admin.token is not None else None
+        return AdminServer(self, host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
 
     def _ensure_topics(self) -> None:
         topics = Topics(self._kafka)
@@ -187,6 +207,7 @@ class Node:
         place = JournalPlace(
             self._kafka, journal.topic("journal"), journal.topic("snapshots"), PARTITION, journal.append_timeout_s, journal.snapshot_records
         )
+        self._earlier = self.counters
         if self._spill is not None:
             self._spill.close()
         self._spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill")
@@ -241,34 +262,62 @@ class Node:
         for connection in list(self.connections):
             connection.close(AmqpError(CONNECTION_FORCED, str(error)))
 
-    # -- status ------------------------------------------------------------------------------------------------------
+    # -- for the admin server ----------------------------------------------------------------------------------------
+
+    @property
+    def loaded_engine(self) -> Engine | None:
+        """The engine of the present epoch, if there is one; it may be loading."""
+        return None if self._epoch is None else self._epoch.engine
+
+    @property
+    def serving(self) -> bool:
+        """Whether clients are served."""
+        epoch = self._epoch
+        return epoch is not None and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
+
+    @property
+    def trouble(self) -> str:
+        """Why clients are not served, or ingresses are not read; "" while all is well."""
+        return self.reason or (self._tail.failure if self._tail is not None else "")
+
+    @property
+    def counters(self) -> Counters:
+        """What has happened since the process started, over all epochs."""
+        engine = self.loaded_engine
+        return self._earlier if engine is None else sum_of(self._earlier, engine.counters)
 
     def status(self) -> Status:
         """How the broker stands now."""
-        epoch = self._epoch
-        serving = epoch is not None and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
-        gauges: dict[str, float] = {"connections": len(self.connections)}
-        if epoch is not None:
-            journaling, bodies = epoch.engine.journaling, epoch.engine.bodies
-            gauges |= {
-                "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
-                "journal_in_flight_bytes": journaling.in_flight_bytes,
-                "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
-            }  # fmt: skip
-        return Status(
-            bridge=self.settings.bridge.id, version=bascule.__version__, state="serving" if serving else "waiting", serving=serving,
-            reason=self.reason or (self._tail.failure if self._tail is not None else ""),
-            queues=list(self._queue_statuses()), gauges=gauges, counters={},
-        )  # fmt: skip
+        return status_of(self)
 
-    def _queue_statuses(self) -> Iterator[QueueStatus]:
-        if self._epoch is None:
-            return
-        for queue in self._epoch.engine.addresses.queues.values():
-            yield QueueStatus(
-                name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.ready.count,
-                bytes=queue.ready.size_bytes, delivering=queue.delivering_count, consumers=len(queue.consumers),
-            )  # fmt: skip
+    def queue(self, name: str) -> QueueDetail:
+        """One queue. Raises UnknownAddress, Unavailable."""
+        return queue_detail(queue_named(self._administered(), name))
+
+    def subscriptions(self) -> list[SubscriptionStatus]:
+        """The subscriptions of topics."""
+        engine = self.loaded_engine
+        return [] if engine is None else [subscription_status(queue) for queue in engine.addresses.subscriptions.values()]
+
+    def clients(self) -> list[ConnectionStatus]:
+        """The client connections."""
+        return [connection_status(connection) for connection in self.connections]
+
+    def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
+        """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""
+        engine = self._administered()
+        found = queue_named(engine, queue or self.settings.broker.dead_letter_address)
+        return [dead_letter(engine, message) for message in islice(found.waiting(), count)]
+
+    async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one of ACTIONS. Raises BasculeError."""
+        return await act(self, action, arguments)
+
+    def _administered(self) -> Engine:
+        engine = self.loaded_engine
+        if engine is None or not self.serving:
+            raise Unavailable(self.trouble or "the broker is starting")
+        return engine
 
 
 def _return_memory() -> None:

@@ -6,12 +6,24 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
+from bascule.broker.administration import InUse
+from bascule.broker.errors import UnknownAddress
+from bascule.config.settings import Tls
+from bascule.core.errors import Unavailable
 from bascule.embedded.process import PortInUse
-from bascule.server.admin import AdminServer, Status
+from bascule.server.admin import AdminServer
+from bascule.server.status import ConnectionStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
+from bascule.server.tls import client_context, server_context
+from bascule.testing.certificates import Authority
+
+QUEUE = QueueStatus(
+    name="q", address="a", routing="anycast", messages=3, bytes=30, delivering=1, delayed=0, consumers=2, durable=True
+)  # fmt: skip
 
 
 class Broker:
@@ -24,13 +36,38 @@ class Broker:
             state="active",
             serving=True,
             reason="",
-            queues=[{"name": "q", "address": "a", "routing": "anycast", "messages": 3, "bytes": 30, "delivering": 1, "consumers": 2}],
+            queues=[QUEUE],
             gauges={"connections": 4},
             counters={"messages_sent": 5},
         )
 
+        self.acted: list[tuple[str, Mapping[str, Any]]] = []
+
     def status(self) -> Status:
         return self.now
+
+    def queue(self, name: str) -> QueueDetail:
+        if name != "a/b":
+            raise UnknownAddress(f"there is no queue {name!r}")
+        return QueueDetail(**QUEUE, auto_created=True, selector="", no_local="", full=False, consumer_list=[], settings={})
+
+    def subscriptions(self) -> list[SubscriptionStatus]:
+        return []
+
+    def clients(self) -> list[ConnectionStatus]:
+        return [ConnectionStatus(id="127.0.0.1:5", client_id="c", user="ann", producers=1, consumers=0, transactions=0)]
+
+    def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
+        return [{"queue": queue or "DLQ", "count": count}]
+
+    async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        self.acted.append((action, arguments))
+        match arguments:
+            case {"name": "busy"}:
+                raise InUse("has consumers")
+            case {"name": "later"}:
+                raise Unavailable("Kafka is away")
+        return {"purged": 3}
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -42,9 +79,19 @@ def get(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def served(broker: Broker, ask: Callable[[int], None]) -> None:
+def post(port: int, path: str, body: str = "{}", **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body.encode(), headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read() or b"null")
+
+
+def served(broker: Broker, ask: Callable[[int], None], **options: Any) -> None:
     async def run() -> None:
-        server = AdminServer(broker, host="127.0.0.1", port=0)
+        server = AdminServer(broker, host="127.0.0.1", port=0, **options)
         server.start()
         try:
             await asyncio.to_thread(ask, server.port)
@@ -100,3 +147,87 @@ def test_a_port_in_use_is_named_with_the_flag_that_chooses_it() -> None:
             AdminServer(Broker(), host="127.0.0.1", port=port)
 
     served(Broker(), ask)
+
+
+def test_one_queue_is_told_in_detail_whatever_its_name() -> None:
+    def ask(port: int) -> None:
+        code, text = get(port, "/queues?name=a%2Fb")
+        assert (code, json.loads(text)["auto_created"]) == (200, True)
+        assert get(port, "/queues?name=x") == (404, '{"error":"there is no queue \'x\'"}')
+
+    served(Broker(), ask)
+
+
+def test_subscriptions_connections_and_dead_letters_are_told() -> None:
+    def ask(port: int) -> None:
+        assert get(port, "/subscriptions") == (200, "[]")
+        assert json.loads(get(port, "/connections")[1])[0]["user"] == "ann"
+        assert json.loads(get(port, "/dead-letters?count=2")[1]) == [{"queue": "DLQ", "count": 2}]
+        assert get(port, "/dead-letters?count=0")[0] == 400
+
+    served(Broker(), ask)
+
+
+def test_an_action_is_done_with_its_arguments() -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        assert post(port, "/queues/purge", '{"name": "q"}') == (200, {"purged": 3})
+        assert broker.acted == [("queues/purge", {"name": "q"})]
+        assert get(port, "/queues/purge")[0] == 405
+        assert get(port, "/queues/nothing")[0] == 404
+
+    served(broker, ask)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        ('{"name": "busy"}', 409, "has consumers"),
+        ('{"name": "later"}', 503, "Kafka is away"),
+        ("[]", 400, "the arguments must be a JSON object"),
+        ("{", 400, "the arguments are no JSON: "),
+        ('{"name": "' + "x" * 70_000 + '"}', 400, "more than 65536 bytes of arguments"),
+    ],
+)
+def test_what_goes_wrong_is_told_as_such(body: str, code: int, text: str) -> None:
+    def ask(port: int) -> None:
+        answer = post(port, "/queues/delete", body)
+        assert answer[0] == code
+        assert answer[1]["error"].startswith(text)
+
+    served(Broker(), ask)
+
+
+def test_a_web_page_may_not_act_nor_read_messages() -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        assert post(port, "/queues/purge", origin="http://evil.example")[0] == 403
+
+    served(broker, ask)
+    assert broker.acted == []
+
+
+def test_where_there_is_a_token_it_must_be_given() -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        for headers in ({}, {"authorization": "Bearer guess"}, {"authorization": "hush"}):
+            assert post(port, "/queues/purge", **headers)[0] == 403
+        assert get(port, "/dead-letters")[0] == 403
+        assert get(port, "/status")[0] == 200
+        assert post(port, "/queues/purge", authorization="Bearer hush", origin="https://console.example")[0] == 200
+
+    served(broker, ask, token="hush")
+    assert len(broker.acted) == 1
+
+
+def test_it_speaks_tls_with_a_certificate(authority: Authority) -> None:
+    server = authority.issue("admin")
+
+    def ask(port: int) -> None:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/livez", context=client_context(server.certificate), timeout=10) as answer:
+            assert answer.read() == b"ok\n"
+
+    served(Broker(), ask, tls=server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"))

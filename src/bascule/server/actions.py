@@ -1,0 +1,170 @@
+"""What an administrator may do to a running broker: each action takes named arguments and answers when what it did is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.broker import administration
+from bascule.broker.administration import Progress
+from bascule.broker.engine import Engine
+from bascule.broker.errors import UnknownAddress
+from bascule.broker.queue import Queue
+from bascule.config.address import check_address
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.jms.selector import Selector, SelectorError, compile_selector
+
+if TYPE_CHECKING:
+    from bascule.server.node import Node
+
+Answer = dict[str, Any]
+#: Between two looks at whether the journal has room for more of a long action.
+PAUSE_S = 0.01
+CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
+
+
+class Action(NamedTuple):
+    """``run(node, **arguments)``; ``optional`` gives the types and the values of arguments that may be left out."""
+
+    run: Callable[..., Awaitable[Answer]]
+    required: tuple[str, ...] = ()
+    optional: Mapping[str, Any] = {}
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments. Raises InvalidInput for one that is missing, unknown or of another type."""
+        known = {**dict.fromkeys(self.required, ""), **self.optional}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidInput(f"{name!r} is not known here; known are {', '.join(known)}")
+            if type(value) is not type(known[name]):
+                raise InvalidInput(f"{name} must be {'true or false' if isinstance(known[name], bool) else 'a string'}")
+        if missing := [name for name in self.required if not given.get(name)]:
+            raise InvalidInput(f"{missing[0]} must be given")
+        return {**known, **given}
+
+
+async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
+    """Do it. Raises InvalidInput, UnknownAddress, ResourceLimit, Unavailable."""
+    action = ACTIONS[name]
+    arguments = action.arguments(given)
+    if not node.serving:
+        raise Unavailable(node.trouble or "the broker is starting")
+    return await action.run(node, **arguments)
+
+
+def queue_named(engine: Engine, name: str) -> Queue:
+    """A queue, or what a subscription holds. Raises UnknownAddress."""
+    queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
+    if queue is None:
+        raise UnknownAddress(f"there is no queue {name!r}")
+    return queue
+
+
+async def _create(node: Node, name: str) -> Answer:
+    try:
+        check_address(name)
+    except ValueError as error:
+        raise InvalidInput(f"name: {error}") from None
+    administration.create(node.engine, name)
+    await _stored(node, node.engine)
+    return {"created": name}
+
+
+async def _delete(node: Node, name: str, force: bool) -> Answer:
+    queue = queue_named(node.engine, name)
+    if queue.subscription:
+        raise InvalidInput(f"{name!r} is a subscription: delete it as one")
+    return await _delete_queue(node, queue, force)
+
+
+async def _unsubscribe(node: Node, name: str, force: bool) -> Answer:
+    queue = node.engine.addresses.subscriptions.get(name)
+    if queue is None:
+        raise UnknownAddress(f"there is no subscription {name!r}")
+    return await _delete_queue(node, queue, force or not queue.consumers)
+
+
+async def _delete_queue(node: Node, queue: Queue, force: bool) -> Answer:
+    messages = queue.held_messages
+    administration.delete(node.engine, queue, force=force)
+    await _stored(node, node.engine)
+    return {"deleted": queue.name, "messages": messages}
+
+
+async def _purge(node: Node, name: str, selector: str) -> Answer:
+    progress = await _go_through(node, lambda engine: administration.purge(engine, queue_named(engine, name), _selector(selector)))
+    return {"purged": progress.done}
+
+
+async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
+    progress = await _go_through(node, lambda engine: administration.move(engine, queue_named(engine, name), to, _selector(selector)))
+    return {"moved": progress.done, "left": progress.left}
+
+
+async def _return(node: Node, queue: str, selector: str) -> Answer:
+    name = queue or node.settings.broker.dead_letter_address
+    progress = await _go_through(
+        node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector))
+    )
+    return {"returned": progress.done, "left": progress.left}
+
+
+async def _close(node: Node, id: str) -> Answer:  # its name in the request
+    found = [connection for connection in node.connections if id in (connection.peer, connection.container)]
+    if not found:
+        raise UnknownAddress(f"there is no connection {id!r}: neither from there, nor with that client id")
+    for connection in found:
+        connection.close(CLOSED)
+    node.engine.dispatch()
+    node.send_output()
+    return {"closed": len(found)}
+
+
+def _selector(text: str) -> Selector | None:
+    try:
+        return compile_selector(text) if text.strip() else None
+    except SelectorError as error:
+        raise InvalidInput(f"selector: column {error.column}: {error.reason}\n{error.caret()}") from None
+
+
+async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]]) -> Progress:
+    """Step by step, so that clients get their turns. Raises Unavailable when the journal goes away on the way."""
+    engine = node.engine
+    progress = Progress()
+    for progress in begin(engine):  # the last one counts
+        engine.dispatch()
+        node.send_output()
+        await asyncio.sleep(0)
+        while node.loaded_engine is engine and node.serving and node.congested:
+            await asyncio.sleep(PAUSE_S)
+        if node.loaded_engine is not engine or not node.serving:
+            raise Unavailable(f"interrupted, {progress.done} messages may be done: {node.trouble or 'the journal was loaded anew'}")
+    await _stored(node, engine)
+    return progress
+
+
+async def _stored(node: Node, engine: Engine) -> None:
+    """Until what was decided is in the journal. Raises Unavailable."""
+    stored = asyncio.Event()
+    engine.journaling.then(stored.set)
+    engine.dispatch()
+    node.send_output()
+    timeout_s = node.settings.journal.append_timeout_s
+    try:
+        await asyncio.wait_for(stored.wait(), timeout_s)
+    except TimeoutError:
+        raise Unavailable(f"decided, but Kafka has not stored it in {timeout_s:g} s: look again whether it was done") from None
+
+
+#: By path of the request.
+ACTIONS: dict[str, Action] = {
+    "queues/create": Action(_create, ("name",)),
+    "queues/delete": Action(_delete, ("name",), {"force": False}),
+    "queues/purge": Action(_purge, ("name",), {"selector": ""}),
+    "queues/move": Action(_move, ("name", "to"), {"selector": ""}),
+    "dead-letters/return": Action(_return, (), {"queue": "", "selector": ""}),
+    "subscriptions/delete": Action(_unsubscribe, ("name",), {"force": False}),
+    "connections/close": Action(_close, ("id",)),
+}

@@ -1,0 +1,178 @@
+"""What a broker says of itself: to the admin server, and through it to people and monitors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import bascule
+from bascule.broker.delivery import Counters
+from bascule.broker.queue import Queue
+from bascule.core.destination import Routing
+from bascule.server.links import ConsumerLink, ProducerLink
+
+if TYPE_CHECKING:
+    from bascule.server.connection import ClientConnection
+    from bascule.server.node import Node
+
+#: Field of the engine's counters -> name of the metric.
+COUNTERS = {
+    "messages_in": "messages_in",
+    "messages_out": "messages_out",
+    "acknowledged": "messages_acknowledged",
+    "redelivered": "messages_redelivered",
+    "dead_lettered": "messages_dead_lettered",
+    "expired": "messages_expired",
+    "dropped": "messages_dropped",
+    "duplicates": "duplicates_recognised",
+    "committed": "transactions_committed",
+    "rolled_back": "transactions_rolled_back",
+}
+
+
+class QueueStatus(TypedDict):
+    """One queue, or what a subscription holds."""
+
+    name: str
+    address: str
+    routing: str  # anycast | multicast
+    messages: int  # that consumers may have now
+    bytes: int  # of all that it holds
+    delivering: int  # handed to consumers, not settled
+    delayed: int  # wait for their time
+    consumers: int
+    durable: bool
+
+
+class ConsumerStatus(TypedDict):
+    """One consumer of a queue."""
+
+    connection: str
+    client_id: str
+    selector: str
+    unsettled: int
+    credit: int
+
+
+class QueueDetail(QueueStatus):
+    """A queue with all that is known of it. ``settings`` are those of its address, times in ms."""
+
+    auto_created: bool
+    selector: str
+    no_local: str
+    full: bool
+    consumer_list: list[ConsumerStatus]
+    settings: dict[str, Any]
+
+
+class SubscriptionStatus(TypedDict):
+    """One subscription of a topic."""
+
+    name: str
+    topic: str
+    durable: bool
+    selector: str
+    messages: int
+    delivering: int
+    consumers: int
+
+
+class ConnectionStatus(TypedDict):
+    """One client connection; ``id`` is where it comes from."""
+
+    id: str
+    client_id: str
+    user: str
+    producers: int
+    consumers: int
+    transactions: int
+
+
+class Status(TypedDict):
+    """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
+
+    bridge: str
+    version: str
+    state: str
+    serving: bool
+    reason: str  # why it does not serve; empty when it does
+    queues: list[QueueStatus]
+    gauges: dict[str, float]
+    counters: dict[str, float]
+
+
+def status_of(node: Node) -> Status:
+    """How the broker stands now."""
+    engine = node.loaded_engine
+    gauges: dict[str, float] = {"connections": len(node.connections)}
+    queues: list[QueueStatus] = []
+    if engine is not None:
+        journaling, bodies = engine.journaling, engine.bodies
+        queues = [queue_status(queue) for queue in engine.addresses.queues.values()]
+        gauges |= {
+            "queues": len(queues), "transactions_open": len(engine.transactions),
+            "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
+            "journal_in_flight_bytes": journaling.in_flight_bytes,
+            "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
+        }  # fmt: skip
+    return Status(
+        bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
+        serving=node.serving, reason=node.trouble, queues=queues, gauges=gauges, counters=_named(node.counters),
+    )  # fmt: skip
+
+
+def _named(counters: Counters) -> dict[str, float]:
+    return {COUNTERS[field]: value for field, value in dataclasses.asdict(counters).items()}
+
+
+def sum_of(one: Counters, other: Counters) -> Counters:
+    """Counts of two epochs together."""
+    fields = dataclasses.fields(Counters)
+    return Counters(*(getattr(one, field.name) + getattr(other, field.name) for field in fields))
+
+
+def queue_status(queue: Queue) -> QueueStatus:
+    """One queue."""
+    return QueueStatus(
+        name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.waiting_count,
+        bytes=queue.held_bytes, delivering=queue.delivering_count, delayed=len(queue.delayed), consumers=len(queue.consumers),
+        durable=queue.durable,
+    )  # fmt: skip
+
+
+def queue_detail(queue: Queue) -> QueueDetail:
+    """One queue, and who consumes from it."""
+    return QueueDetail(
+        **queue_status(queue), auto_created=queue.auto_created, selector=queue.selector_text, no_local=queue.no_local_container,
+        full=queue.full(), consumer_list=list(_consumers(queue)), settings=dataclasses.asdict(queue.settings),
+    )  # fmt: skip
+
+
+def _consumers(queue: Queue) -> Iterator[ConsumerStatus]:
+    for consumer in queue.consumers:
+        link = consumer.port
+        client = link.connection if isinstance(link, ConsumerLink) else None
+        yield ConsumerStatus(
+            connection=client.peer if client else "", client_id=client.container if client else "", selector=consumer.selector_text,
+            unsettled=len(consumer.unacked), credit=link.credit,
+        )  # fmt: skip
+
+
+def subscription_status(queue: Queue) -> SubscriptionStatus:
+    """One subscription, by the queue that holds its messages."""
+    assert queue.routing is Routing.MULTICAST
+    return SubscriptionStatus(
+        name=queue.name, topic=queue.address, durable=queue.durable, selector=queue.selector_text, messages=queue.waiting_count,
+        delivering=queue.delivering_count, consumers=len(queue.consumers),
+    )  # fmt: skip
+
+
+def connection_status(connection: ClientConnection) -> ConnectionStatus:
+    """One client connection."""
+    contexts = [link.context for link in connection.links]
+    return ConnectionStatus(
+        id=connection.peer, client_id=connection.container, user=connection.amqp.user or "",
+        producers=sum(isinstance(context, ProducerLink) for context in contexts),
+        consumers=sum(isinstance(context, ConsumerLink) for context in contexts), transactions=len(connection.transactions),
+    )  # fmt: skip
