@@ -20,7 +20,6 @@ ELSEWHERE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users)/|\bshared/|\bseed
 #: What somebody might type: shell blocks, settings with their comments, code in a line, indented lines.
 _CODE = re.compile(r"^```(?:sh|toml).*?^```$|(?<!`)`[^`\n]+`(?!`)|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"^```(?:python|java).*?^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"\bbascule ((?:[a-z]+)(?: (?:check|show))?)\b([^\n`|;]*)")
 
 
 def named(page: Path) -> str:
@@ -64,12 +63,15 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def options(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            yield name, {"--help"}
             yield from options(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", {option for parameter in command.params for option in parameter.opts} | {"--help"}
 
 
 COMMANDS = dict(options(typer.main.get_command(app)))
+_GROUPS = "|".join(sorted({command.partition(" ")[0] for command in COMMANDS if " " in command}))
+_COMMAND = re.compile(rf"\bbascule ((?:(?:{_GROUPS}) )?[a-z][a-z-]*)([^\n`|;]*)")
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)

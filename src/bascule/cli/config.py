@@ -26,8 +26,11 @@ def register(app: typer.Typer) -> None:
 def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
     """Say whether the settings can be used; if not, everything that is wrong, and exit with 2."""
     from bascule.config import load
+    from bascule.server.tls import amqp_tls, server_context
 
     loaded = load(config)
+    amqp_tls(loaded.settings.broker.tls)
+    server_context(loaded.settings.admin.tls, "admin.tls")
     diverts, ingresses = loaded.settings.divert, loaded.settings.ingress
     if output is Format.JSON:
         line(as_json({"file": loaded.file, "diverts": [each.name for each in diverts], "ingresses": [each.name for each in ingresses]}))

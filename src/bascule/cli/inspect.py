@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
-import json
 import time
-import urllib.request
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bascule.cli.admin import Admin, AdminOption
+from bascule.cli.administer import QUEUE_COLUMNS, show_rows
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, table
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from bascule.pipelines.audit import AuditResult
-
-#: The broker answers from memory; one that takes longer is in trouble.
-ADMIN_TIMEOUT_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -30,19 +26,16 @@ def register(app: typer.Typer) -> None:
 
 def status(
     config: ConfigOption = None,
-    admin: Annotated[
-        str | None,
-        typer.Option("--admin", metavar="URL", help="Address of the admin server [default: admin.host and .port]", show_default=False),
-    ] = None,
+    admin: AdminOption = None,
     watch: Annotated[
         float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Ask again so often, until Ctrl-C", show_default=False)
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show how a broker stands: its state, its queues, its counters."""
-    url = (admin or _configured(config)).rstrip("/") + "/status"
+    broker = Admin(admin, config)
     while True:
-        answer = _get(url)
+        answer = broker.look("status")
         if output is Format.JSON:
             line(as_json(answer, indent=None if watch else 2))
         else:
@@ -81,30 +74,19 @@ def verify(
         raise typer.Exit(1)
 
 
-def _configured(config: Any) -> str:
-    from bascule.config import load
-
-    chosen = load(config).settings.admin
-    return f"http://{chosen.host}:{chosen.port}"
-
-
-def _get(url: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=ADMIN_TIMEOUT_S) as answer:
-            content: dict[str, Any] = json.load(answer)
-            return content
-    except ValueError as error:
-        raise InvalidInput(f"{url}: {error}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}") from error
-
-
 def _show(status: dict[str, Any]) -> None:
-    figures = {**status["gauges"], **status["counters"]}
-    line(f"{status['bridge']}: {status['state']}" + (f" ({status['reason']})" if status["reason"] else ""))
-    table(("queue", "address", "routing", "messages", "bytes", "delivering", "consumers"), ([queue[key] for key in (
-        "name", "address", "routing", "messages", "bytes", "delivering", "consumers")] for queue in status["queues"]))  # fmt: skip
-    table(("figure", "value"), ((name, f"{value:g}" if value < 1e6 else f"{value:.0f}") for name, value in sorted(figures.items())))
+    line(
+        f"{status['bridge']}: {status['state']}" + (f" ({status['reason']})" if status["reason"] else "") + f", Bascule {status['version']}"
+    )
+    show_rows(status["queues"], QUEUE_COLUMNS, Format.TABLE)
+    for title, figures in (("since it started", status["counters"]), ("now", status["gauges"])):
+        table((title, ""), ((name.replace("_", " "), _figure(name, value)) for name, value in figures.items()))
+
+
+def _figure(name: str, value: float) -> str:
+    if name.endswith("_bytes") and value >= 1 << 20:
+        return f"{value / (1 << 20):,.1f} MiB"
+    return f"{value:,.0f}"
 
 
 def _show_audit(results: list[AuditResult], output: Format) -> None:

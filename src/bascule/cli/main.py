@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bascule import __version__
-from bascule.cli import config, inspect, messages, run
+from bascule.cli import administer, config, inspect, messages, run, user
 from bascule.cli.output import fail, line
 from bascule.core.errors import BasculeError
 
@@ -21,7 +21,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for register in (run.register, messages.register, inspect.register, config.register):
+for register in (
+    run.register,
+    messages.register,
+    inspect.register,
+    administer.register,
+    user.register,
+    config.register,
+):
     register(app)
 
 

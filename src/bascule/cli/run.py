@@ -80,8 +80,8 @@ def up(
         ports = choose_ports(directory / "ports.json", listeners)
         bootstrap = settings.kafka.bootstrap_servers or f"127.0.0.1:{ports['kafka']}"
         supervisor = Supervisor(_parts(configuration, directory, ports, bootstrap), pids_file=directory / "pids.json", tell=note)
-        ready = f"ready amqp://{settings.broker.host}:{ports['amqp']} kafka={bootstrap} admin=http://{settings.admin.host}:{ports['admin']}"
-        supervisor.run(stop, lambda: line(ready))
+        amqp, admin = _urls(settings, ports["amqp"], ports["admin"])
+        supervisor.run(stop, lambda: line(f"ready {amqp} kafka={bootstrap} admin={admin}"))
 
 
 def broker(
@@ -97,10 +97,7 @@ def broker(
     _need_kafka(settings)
     from bascule.server.node import run_broker
 
-    run_broker(
-        settings,
-        on_ready=lambda amqp, admin: line(f"ready amqp://{settings.broker.host}:{amqp} admin=http://{settings.admin.host}:{admin}"),
-    )
+    run_broker(settings, on_ready=lambda *ports: line("ready {} admin={}".format(*_urls(settings, *ports))))
 
 
 def pipelines(config: ConfigOption = None) -> None:
@@ -137,6 +134,12 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
                     raise Unavailable(f"kafka ended; see {node.log_file}")
         finally:
             node.stop()
+
+
+def _urls(settings: Settings, amqp_port: int, admin_port: int) -> tuple[str, str]:
+    """Where clients connect, and where the admin server is."""
+    broker, admin = settings.broker, settings.admin
+    return f"{broker.url_scheme}://{broker.host}:{amqp_port}", f"{admin.url_scheme}://{admin.host}:{admin_port}"
 
 
 def _flags(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,11 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from bascule.amqp.scram import Verifier
 from bascule.cli.main import app, main
 
 COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
-    ["config", "show"],
+    ["config", "show"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "purge"], ["queue", "move"],
+    ["queue", "delete"], ["dead-letters", "list"], ["dead-letters", "return"], ["subscription", "list"], ["subscription", "delete"],
+    ["connection", "list"], ["connection", "close"], ["user", "hash"],
 ]  # fmt: skip
 
 
@@ -98,10 +102,31 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(
     assert "hush" not in bascule("config", "show").stdout
 
 
+def test_a_hash_is_that_of_the_password_and_another_each_time(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("pässword\n"))
+        shown.append(bascule("user", "hash", "--iterations", "4096").stdout.strip())
+    assert all(Verifier.parse(each).fits("pässword") for each in shown)
+    assert shown[0] != shown[1]
+
+
+def test_no_password_has_no_hash(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert bascule("user", "hash") == (2, "", "error: no password was given\n")
+
+
+def test_a_certificate_that_cannot_be_used_is_found_by_the_check(tmp_path: Path, bascule: Bascule) -> None:
+    (tmp_path / "bascule.toml").write_text("[broker.tls]\ncertificate = 'server.pem'\n")
+    assert bascule("config", "check").stderr == "error: broker.tls.certificate: server.pem: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["status", "--admin", "http://127.0.0.1:1"], 3, "no broker answers at http://127.0.0.1:1/status: "),
+        (["queue", "purge", "q", "--admin", "http://127.0.0.1:1"], 3, "no broker answers at http://127.0.0.1:1/queues/purge: "),
+        (["dead-letters", "list", "--admin", "ftp:x"], 3, "no broker answers at ftp:x/dead-letters?queue=&count=100: "),
         (["receive", "q", "--broker", "amqp://127.0.0.1:1"], 3, "no broker at 127.0.0.1:1: Connection refused"),
         (["receive", "q", "--broker", "http://127.0.0.1"], 2, "a broker is given as amqp://[USER:PASSWORD@]HOST[:PORT]"),
         (["send", "q"], 2, "give one of --text, --file and --lines"),

@@ -1,0 +1,192 @@
+"""Commands that act on a running broker: ``queue``, ``dead-letters``, ``subscription``, ``connection``."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from bascule.cli.admin import Admin, AdminOption
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+
+queues = typer.Typer(help="Look at queues, and act on them.", no_args_is_help=True)
+dead_letters = typer.Typer(help="Messages that could not be delivered.", no_args_is_help=True)
+subscriptions = typer.Typer(help="Subscriptions of topics.", no_args_is_help=True)
+connections = typer.Typer(help="Connections of clients.", no_args_is_help=True)
+
+QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
+DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
+
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of what a subscription holds")]
+SelectorOption = Annotated[str, typer.Option("--selector", help="Only messages that this JMS selector matches")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Though it has messages or consumers")]
+DeadLettersOption = Annotated[
+    str, typer.Option("--queue", metavar="QUEUE", help="Where they are [default: the dead-letter address]", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(queues, name="queue")
+    app.add_typer(dead_letters, name="dead-letters")
+    app.add_typer(subscriptions, name="subscription")
+    app.add_typer(connections, name="connection")
+
+
+def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], output: Format) -> None:
+    """A table of some columns, or all as JSON."""
+    if output is Format.JSON:
+        line(as_json(list(rows), indent=2))
+    else:
+        table(tuple(column.replace("_", " ") for column in columns), ([row[column] for column in columns] for row in rows))
+
+
+def _done(answer: dict[str, Any], output: Format) -> None:
+    """What an action did. Messages that it left are told, and end the command with 1."""
+    left: dict[str, int] = answer.get("left", {})
+    line(as_json(answer) if output is Format.JSON else "  ".join(f"{name} {value}" for name, value in answer.items() if name != "left"))
+    for reason, count in left.items():
+        note(f"left {count}: {reason}")
+    if left:
+        raise typer.Exit(1)
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+@queues.command("list", epilog="Example:  bascule queue list --format json")
+def list_queues(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show the queues, and what subscriptions hold."""
+    show_rows(Admin(admin, config).look("queues"), QUEUE_COLUMNS, output)
+
+
+@queues.command("show", epilog="Example:  bascule queue show orders")
+def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show one queue: its state, its consumers, the settings that hold for it (times in ms)."""
+    queue = Admin(admin, config).look("queues", name=name)
+    if output is Format.JSON:
+        line(as_json(queue, indent=2))
+        return
+    consumers, settings = queue.pop("consumer_list"), queue.pop("settings")
+    table(("queue", ""), queue.items())
+    if consumers:
+        show_rows(consumers, tuple(consumers[0]), output)
+    table(("setting", "value"), settings.items())
+
+
+@queues.command("create", epilog="Example:  bascule queue create orders")
+def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Make a queue that stays though nobody uses it."""
+    _done(Admin(admin, config).act("queues/create", name=name), output)
+
+
+@queues.command("purge", epilog="Example:  bascule queue purge orders --selector \"JMSType = 'test'\"")
+def purge_queue(
+    name: QueueName,
+    selector: SelectorOption = "",
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Throw away the messages of a queue that no consumer holds."""
+    _done(Admin(admin, config).act("queues/purge", name=name, selector=selector), output)
+
+
+@queues.command("move", epilog='Example:  bascule queue move orders orders.later --selector "priority < 3"')
+def move_queue(
+    name: QueueName,
+    to: Annotated[str, typer.Argument(metavar="TO", help="Name of the queue they go to")],
+    selector: SelectorOption = "",
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Move the messages that no consumer holds to another queue. Exit code 1 when some had to be left."""
+    _done(Admin(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
+
+
+@queues.command("delete", epilog="Example:  bascule queue delete orders --force")
+def delete_queue(
+    name: QueueName, force: ForceOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Delete a queue and what it holds."""
+    _done(Admin(admin, config).act("queues/delete", name=name, force=force), output)
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+@dead_letters.command("list", epilog="Example:  bascule dead-letters list --queue ExpiryQueue --count 20")
+def list_dead_letters(
+    queue: DeadLettersOption = "",
+    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="So many at most")] = 100,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show dead letters: where each came from, why, after how many deliveries."""
+    rows = Admin(admin, config).look("dead-letters", queue=queue, count=count)
+    for row in rows:
+        row["moved_at"] = _moment(row["moved_at_ms"])
+    show_rows(rows, DEAD_LETTER_COLUMNS, output)
+
+
+@dead_letters.command("return", epilog="Example:  bascule dead-letters return --selector \"JMSType = 'order'\"")
+def return_dead_letters(
+    queue: DeadLettersOption = "",
+    selector: SelectorOption = "",
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send dead letters back to the queues and subscriptions they came from. Exit code 1 when some had to be left."""
+    _done(Admin(admin, config).act("dead-letters/return", queue=queue, selector=selector), output)
+
+
+def _moment(time_ms: int | None) -> str | None:
+    if time_ms is None:
+        return None
+    return datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+# -- subscriptions and connections -------------------------------------------------------------------------------------
+
+
+@subscriptions.command("list", epilog="Example:  bascule subscription list")
+def list_subscriptions(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show the subscriptions of topics."""
+    columns = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers")
+    show_rows(Admin(admin, config).look("subscriptions"), columns, output)
+
+
+@subscriptions.command("delete", epilog="Example:  bascule subscription delete billing.prices --force")
+def delete_subscription(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `subscription list` shows it")],
+    force: Annotated[bool, typer.Option("--force", help="Though it has consumers")] = False,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Delete a subscription and what it holds, as its client would unsubscribe."""
+    _done(Admin(admin, config).act("subscriptions/delete", name=name, force=force), output)
+
+
+@connections.command("list", epilog="Example:  bascule connection list")
+def list_connections(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show the connections of clients."""
+    columns = ("id", "client_id", "user", "producers", "consumers", "transactions")
+    show_rows(Admin(admin, config).look("connections"), columns, output)
+
+
+@connections.command("close", epilog="Example:  bascule connection close 127.0.0.1:50312")
+def close_connection(
+    id: Annotated[str, typer.Argument(metavar="ID", help="As `connection list` shows it, or a client id")],
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Close a connection; what it had not settled is delivered again. A client with `failover:` comes back."""
+    _done(Admin(admin, config).act("connections/close", id=id), output)

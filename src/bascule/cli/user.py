@@ -1,0 +1,44 @@
+"""``bascule user``: what stands in the settings instead of a password."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+from bascule.amqp.scram import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, Verifier
+from bascule.cli.output import line
+from bascule.core.errors import InvalidInput
+
+#: As few as the standard allows (RFC 7677, section 4).
+ITERATIONS_MIN = 4096
+
+commands = typer.Typer(help="Users who may connect.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(commands, name="user")
+
+
+@commands.callback()
+def _root() -> None:
+    """Users who may connect."""
+
+
+@commands.command("hash", epilog='Example:  bascule user hash    (then, in [broker.users]:  ann = "SCRAM-SHA-256$...")')
+def hash_password(
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=ITERATIONS_MIN, max=ITERATIONS_MAX, help="More make guessing slower, and logging in")
+    ] = ITERATIONS,
+) -> None:
+    """Ask for a password, or read it from standard input, and print its hash: the broker needs no more to know the user."""
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        raise InvalidInput("no password was given")
+    line(str(Verifier.of(password, secrets.token_bytes(SALT_BYTES), iterations)))

@@ -1,0 +1,164 @@
+"""Commands that act on a broker, over an admin server that answers what the test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.cli.main import main
+
+QUEUE = {
+    "name": "q", "address": "q", "routing": "anycast", "messages": 3, "bytes": 30, "delivering": 1, "delayed": 0, "consumers": 1,
+    "durable": True,
+}  # fmt: skip
+DETAIL = {
+    **QUEUE, "auto_created": True, "selector": "", "full": False, "settings": {"max_messages": 7},
+    "consumer_list": [{"connection": "127.0.0.1:5", "client_id": "c", "selector": "", "unsettled": 1, "credit": 9}],
+}  # fmt: skip
+STATUS = {
+    "bridge": "demo", "version": "1", "state": "waiting", "serving": False, "reason": "Kafka is away", "queues": [QUEUE],
+    "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
+}  # fmt: skip
+DEAD = {
+    "message_id": "ID:1", "address": "orders", "queue": "orders", "routing": "anycast", "reason": "rejected", "deliveries": 3,
+    "moved_at_ms": 1769846400000, "bytes": 10,
+}  # fmt: skip
+
+
+class Broker(HTTPServer):
+    """Keeps what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, Any]] = []
+        self.token: str | None = None
+        self.answers: dict[str, tuple[int, Any]] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Broker
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, None))
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.server.asked.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
+        self._answer()
+
+    def _answer(self) -> None:
+        self.server.token = self.headers.get("authorization")
+        code, content = self.server.answers[self.path.partition("?")[0]]
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["bascule", *arguments])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(str(ended.code or 0))
+    return 0
+
+
+ACTIONS = [
+    (["queue", "create", "q"], "/queues/create", {"name": "q"}),
+    (["queue", "purge", "q", "--selector", "n = 1"], "/queues/purge", {"name": "q", "selector": "n = 1"}),
+    (["queue", "move", "q", "r"], "/queues/move", {"name": "q", "to": "r", "selector": ""}),
+    (["queue", "delete", "q", "--force"], "/queues/delete", {"name": "q", "force": True}),
+    (["dead-letters", "return", "--queue", "d"], "/dead-letters/return", {"queue": "d", "selector": ""}),
+    (["subscription", "delete", "s"], "/subscriptions/delete", {"name": "s", "force": False}),
+    (["connection", "close", "c"], "/connections/close", {"id": "c"}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "path", "content"), ACTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_action_is_asked_for_by_name(
+    arguments: list[str], path: str, content: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers[path] = (200, {"done": 3})
+    assert run(monkeypatch, *arguments, "--admin", broker.url) == 0
+    assert broker.asked == [(path, content)]
+    assert capsys.readouterr().out == "done 3\n"
+
+
+def test_what_had_to_be_left_is_told_and_the_exit_code_is_1(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers["/dead-letters/return"] = (200, {"returned": 1, "left": {"queue 'q' is full": 2}})
+    assert run(monkeypatch, "dead-letters", "return", "--admin", broker.url) == 1
+    assert capsys.readouterr() == ("returned 1\n", "left 2: queue 'q' is full\n")
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (403, 2), (404, 2), (409, 2), (503, 3)])
+def test_what_the_broker_says_of_an_error_is_the_error(
+    status: int, code: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers["/queues/purge"] = (status, {"error": "because of this"})
+    assert run(monkeypatch, "queue", "purge", "q", "--admin", broker.url) == code
+    assert capsys.readouterr() == ("", "error: because of this\n")
+
+
+def test_the_token_of_the_settings_is_given(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bascule.toml").write_text(f"[admin]\nport = {broker.server_address[1]}\ntoken = 'hush'\n")
+    broker.answers["/queues"] = (200, [])
+    assert run(monkeypatch, "queue", "list") == 0
+    assert broker.token == "Bearer hush"
+
+
+def test_what_is_looked_at_is_a_table_or_json(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.answers |= {
+        "/queues": (200, [QUEUE]), "/subscriptions": (200, []), "/connections": (200, []), "/dead-letters": (200, [DEAD]),
+        "/status": (200, STATUS),
+    }  # fmt: skip
+
+    def shown(*arguments: str) -> str:
+        assert run(monkeypatch, *arguments, "--admin", broker.url) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(shown("queue", "list", "--format", "json")) == [QUEUE]
+    assert shown("queue", "list").split()[-8:] == ["q", "q", "anycast", "3", "30", "1", "0", "1"]
+    assert "2026-01-31T08:00:00Z" in shown("dead-letters", "list")
+    assert shown("subscription", "list").split()[:7] == ["name", "topic", "durable", "selector", "messages", "delivering", "consumers"]
+    assert "client id" in shown("connection", "list")
+    text = shown("status")
+    assert text.startswith("demo: waiting (Kafka is away), Bascule 1\n")
+    assert "1,234,567" in text
+    assert "3.0 MiB" in text
+    broker.answers["/queues"] = (200, DETAIL)
+    text = shown("queue", "show", "a b")
+    assert broker.asked[-1][0] == "/queues?name=a+b"
+    assert "max_messages" in text
+    assert "127.0.0.1:5" in text
