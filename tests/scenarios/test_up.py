@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-from bascule.client.blocking import Address, Client, Refused
-from bascule.core.destination import Routing
-from bascule.jms.message import JmsMessage, decode_message, encode_message
+from bascule.client import Context, InvalidSelector, Queue, Topic, connect
 
 COMMAND = [sys.executable, "-m", "bascule.cli"]
 
@@ -43,8 +41,8 @@ class Running:
         os.kill(before, signal.SIGKILL)
         until(lambda: self.pid(part) not in (None, before))
 
-    def client(self, **user: str) -> Client:
-        return Client(Address("127.0.0.1", self.ports["amqp"], **user))
+    def client(self, **user: str) -> Context:
+        return connect(f"amqp://127.0.0.1:{self.ports['amqp']}", **user)
 
     def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         broker = f"amqp://127.0.0.1:{self.ports['amqp']}"
@@ -80,23 +78,15 @@ def up(directory: Path, *arguments: str) -> Iterator[Running]:
         process.communicate(timeout=60)
 
 
-def texts(client: Client, queue: str, count: int) -> list[Any]:
+def texts(client: Context, queue: str, count: int) -> list[Any]:
     """The next messages of a queue, taken."""
-    receiver = client.receiver(queue)
-    taken = []
-    for _ in range(count):
-        delivery = receiver.receive(20.0)
-        assert delivery is not None
-        receiver.accept(delivery)
-        taken.append(decode_message(delivery.data).body)
-    return taken
+    with client.consumer(Queue(queue)) as consumer:
+        received = [consumer.receive(20.0) for _ in range(count)]
+    return [message and message.body for message in received]
 
 
-def send(client: Client, queue: str, *bodies: str) -> None:
-    sender = client.sender(queue)
-    for body in bodies:
-        sender.send(encode_message(JmsMessage(body_kind="text", body=body, destination=queue, destination_kind="queue")))
-    sender.flush()
+def send(client: Context, queue: str, *bodies: str) -> None:
+    client.producer(Queue(queue)).send_many(bodies)
 
 
 def test_parts_that_are_killed_come_back_with_all_messages_and_so_does_everything_on_the_same_directory(data_dir: Path) -> None:
@@ -166,12 +156,12 @@ def test_each_line_of_standard_input_is_a_message(bascule: Running) -> None:
 
 def test_a_topic_reaches_every_subscriber(bascule: Running) -> None:
     with bascule.client(user="ann", password="hush") as client:
-        first, second = (client.receiver("news", Routing.MULTICAST) for _ in range(2))
+        first, second = (client.consumer(Topic("news")) for _ in range(2))
         assert bascule.run("send", "news", "--topic", "--text", "hello", *AS_ANN).returncode == 0
-        for receiver in (first, second):
-            delivery = receiver.receive(20.0)
-            assert delivery is not None
-            assert decode_message(delivery.data).body == "hello"
+        for consumer in (first, second):
+            message = consumer.receive(20.0)
+            assert message is not None
+            assert message.body == "hello"
 
 
 def test_who_has_no_password_or_the_wrong_one_is_told_so(bascule: Running) -> None:
@@ -182,8 +172,8 @@ def test_who_has_no_password_or_the_wrong_one_is_told_so(bascule: Running) -> No
 
 
 def test_a_wrong_selector_of_a_consumer_is_refused_with_its_column(bascule: Running) -> None:
-    with bascule.client(user="ann", password="hush") as client, pytest.raises(Refused, match="column 5"):
-        client.receiver("q", selector="n > > 1")
+    with bascule.client(user="ann", password="hush") as client, pytest.raises(InvalidSelector, match="column 5"):
+        client.consumer(Queue("q"), selector="n > > 1")
 
 
 def test_status_is_shown_as_a_table_and_as_json(bascule: Running) -> None:

@@ -14,8 +14,9 @@ _AMQP_VALUE: Final = (0x77, "amqp:amqp-value:*")
 
 
 def encode_control(control: Declare | Discharge) -> bytes:
-    """The message that carries it."""
-    return encode(Described(ULong(_AMQP_VALUE[0]), dump(control)))
+    """The message that carries it. ``fail`` is written out though false is its default: Artemis does not know the default."""
+    value = Described(ULong(control.CODE), [control.txn_id, control.fail]) if isinstance(control, Discharge) else dump(control)
+    return encode(Described(ULong(_AMQP_VALUE[0]), value))
 
 
 def decode_control(payload: bytes) -> Composite:

@@ -6,8 +6,6 @@ import base64
 import itertools
 import math
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +17,7 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from bascule.client.blocking import Address, Delivery
-    from bascule.core.destination import Routing
+    from bascule.client import ConnectionFactory, Message, Queue, Topic
 
 #: A table shows so much of a body; JSON shows all.
 BODY_SHOWN = 80
@@ -72,29 +69,18 @@ def send(
     if sum((text is not None, file is not None, lines)) != 1:
         raise InvalidInput("give one of --text, --file and --lines")
     fields: dict[str, Any] = {
-        "destination": destination,
-        "destination_kind": "topic" if topic else "queue",
-        "delivery_mode": "NON_PERSISTENT" if non_persistent else "PERSISTENT",
-        "priority": priority,
         "correlation_id": correlation_id,
         "group_id": group_id,
         "properties": dict(_property(each) for each in properties or ()),
     }
-    from bascule.client.blocking import Client
-    from bascule.jms.message import JmsMessage, encode_message
+    from bascule.client import Message
 
-    with Client(_address(broker, user, config)) as client:
-        sender = client.sender(destination, _routing(topic))
-        for kind, body in _bodies(text, file):
-            for _ in range(count):
-                now_ms = time.time_ns() // 1_000_000
-                message = JmsMessage(
-                    **fields, message_id=f"ID:{uuid.uuid4()}", timestamp_ms=now_ms, expiration_ms=now_ms + ttl_ms if ttl_ms else 0,
-                    body_kind=kind, body=body,
-                )  # fmt: skip
-                sender.send(encode_message(message))
-        sender.flush()
-    line(as_json({"sent": sender.accepted}) if output is Format.JSON else f"sent {sender.accepted}")
+    with _factory(broker, user, config).connect() as context:
+        producer = context.producer(
+            _destination(destination, topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000
+        )
+        sent = producer.send_many(Message(body, **fields) for body in _bodies(text, file) for _ in range(count))
+    line(as_json({"sent": sent}) if output is Format.JSON else f"sent {sent}")
 
 
 def receive(
@@ -110,25 +96,25 @@ def receive(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Receive messages; each is acknowledged once it is printed. Exit code 1 when fewer came than asked for."""
-    from bascule.client.blocking import Client
+    from bascule.client import Acknowledge
 
     streaming = follow or output is Format.JSON
-    page: list[Delivery] = []
+    page: list[Message] = []
     taken = 0
-    with Client(_address(broker, user, config)) as client:
-        receiver = client.receiver(destination, _routing(topic), selector=selector)
+    with _factory(broker, user, config).connect(Acknowledge.CLIENT) as context:
+        consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
         while follow or taken < count:
-            wanted = AHEAD if follow else min(AHEAD, count - taken)
-            delivery = receiver.receive(math.inf if follow else timeout_s, ahead=wanted)
-            if delivery is not None:
-                page.append(delivery)
+            if not follow:
+                consumer.prefetch = min(AHEAD, count - taken)  # no more than are wanted
+            message = consumer.receive(math.inf if follow else timeout_s)
+            if message is not None:
+                page.append(message)
                 taken += 1
-            if streaming or delivery is None or len(page) == AHEAD or taken == count:
-                _show([_row(each.data) for each in page], Format.JSON if streaming else Format.TABLE)
-                for each in page:
-                    receiver.accept(each)
+            if streaming or message is None or len(page) == AHEAD or taken == count:
+                _show(map(_row, page), Format.JSON if streaming else Format.TABLE)
+                context.acknowledge()
                 page.clear()
-            if delivery is None:
+            if message is None:
                 break
     if taken < count and not follow:
         note(f"{taken} of {count} came")
@@ -145,57 +131,56 @@ def browse(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the messages of a queue without taking them."""
-    from bascule.client.blocking import Client
+    from bascule.client import Queue
 
-    with Client(_address(broker, user, config)) as client:
-        there = client.receiver(destination, selector=selector, browse=True).drain(AHEAD)
-        _show((_row(delivery.data) for delivery in itertools.islice(there, count)), output)
+    with _factory(broker, user, config).connect() as context:
+        there = context.browse(Queue(destination), selector=selector)
+        _show((_row(message) for message in itertools.islice(there, count)), output)
 
 
-def _address(broker: str | None, user: str | None, config: Path | None) -> Address:
-    from bascule.client.blocking import Address
+def _factory(broker: str | None, user: str | None, config: Path | None) -> ConnectionFactory:
+    from bascule.client import ConnectionFactory
 
-    if broker is not None:
-        address = Address.parse(broker)
-    else:
+    if broker is None:
         from bascule.config import load
 
         settings = load(config).settings.broker
-        address = Address(settings.host, settings.port)
-    if user is not None:
-        name, colon, password = user.partition(":")
-        if not (name and colon):
-            raise InvalidInput("--user must be NAME:PASSWORD")
-        address = address._replace(user=name, password=password)
-    return address
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        broker = f"amqp://{host}:{settings.port}"
+    if user is None:
+        return ConnectionFactory(broker)
+    name, colon, password = user.partition(":")
+    if not (name and colon):
+        raise InvalidInput("--user must be NAME:PASSWORD")
+    return ConnectionFactory(broker, user=name, password=password)
 
 
-def _routing(topic: bool) -> Routing:
-    from bascule.core.destination import Routing
+def _destination(name: str, topic: bool) -> Queue | Topic:
+    from bascule.client import Queue, Topic
 
-    return Routing.MULTICAST if topic else Routing.ANYCAST
+    return Topic(name) if topic else Queue(name)
 
 
-def _bodies(text: str | None, file: Path | None) -> Iterator[tuple[str, str | bytes]]:
+def _bodies(text: str | None, file: Path | None) -> Iterator[str | bytes]:
     if text is not None:
-        yield "text", text
+        yield text
     elif file is not None:
         try:
-            yield "bytes", file.read_bytes()
+            yield file.read_bytes()
         except OSError as error:
             raise InvalidInput(f"{file}: {error.strerror}") from error
     else:
         for each in sys.stdin:
-            yield "text", each.rstrip("\n")
+            yield each.rstrip("\n")
 
 
 def _property(text: str) -> tuple[str, Any]:
     """``NAME=VALUE`` or ``NAME:TYPE=VALUE``. Raises InvalidInput."""
-    from bascule.amqp import types
+    from bascule.client import Byte, Float, Int, Long, Short
 
     makers: dict[str, Callable[[str], Any]] = {
-        "string": str, "boolean": _boolean, "byte": types.Byte, "short": types.Short, "int": types.Int, "long": int,
-        "float": types.Float, "double": float,
+        "string": str, "boolean": _boolean, "byte": Byte, "short": Short, "int": Int, "long": Long,
+        "float": Float, "double": float,
     }  # fmt: skip
     left, equals, value = text.partition("=")
     name, _, kind = left.partition(":")
@@ -213,15 +198,26 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _row(data: bytes) -> dict[str, Any]:
+def _row(message: Message) -> dict[str, Any]:
     """A message as JSON has it; fields that it has not are left out."""
-    from bascule.jms.message import decode_message
-
-    message = decode_message(data)
-    fields = {name: getattr(message, name) for name in (
-        "message_id", "correlation_id", "destination", "reply_to", "type", "delivery_mode", "priority", "timestamp_ms", "expiration_ms",
-        "redelivered", "delivery_count", "group_id", "properties", "body_kind", "body",
-    )}  # fmt: skip
+    to, reply_to = message.destination, message.reply_to
+    fields: dict[str, Any] = {
+        "message_id": message.message_id,
+        "correlation_id": message.correlation_id,
+        "destination": to and to.name,
+        "reply_to": reply_to and reply_to.name,
+        "type": message.type,
+        "delivery_mode": "PERSISTENT" if message.persistent else "NON_PERSISTENT",
+        "priority": message.priority,
+        "timestamp_ms": message.timestamp_ms,
+        "expiration_ms": message.expiration_ms,
+        "redelivered": message.redelivered,
+        "delivery_count": message.delivery_count,
+        "group_id": message.group_id,
+        "properties": message.properties,
+        "body_kind": message.kind,
+        "body": message.body,
+    }
     if isinstance(message.body, bytes):
         fields["body"] = {"base64": base64.b64encode(message.body).decode()}
     return {name: value for name, value in fields.items() if value not in (None, "", {}) and (name, value) != ("expiration_ms", 0)}

@@ -1,315 +1,509 @@
-"""A blocking AMQP client: one connection, one session, senders and receivers; one thread.
+"""The blocking face: JMSContext, JMSProducer and JMSConsumer of Jakarta Messaging 3.1, in Python's ways.
 
-Every call that waits has a time limit and pumps the connection while it waits; nothing happens between calls (so a client that
-is idle for longer than its peer's idle timeout is closed by it). Messages are encoded AMQP, as bascule.jms.message makes them.
+A context is for one thread at a time; ``create_context`` makes another on the same connection. The connection has a thread of its own
+for heartbeats, reconnects and completions, and each context with listeners one for them. Times are in seconds; a ``timeout_s`` that is
+not given is the connection's.
 """
 
 from __future__ import annotations
 
-import socket
-import time
-import urllib.parse
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self, TypeVar
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from ssl import SSLContext
+from typing import Any, Self, TypeVar
 
-from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
-from bascule.amqp.events import (
-    AttachConfirmed,
-    ConnectionClosed,
-    Detached,
-    Dispositioned,
-    Event,
-    Opened,
-    SessionBegun,
-    SessionEnded,
-    Transferred,
-)
-from bascule.amqp.link import ReceiverLink, SenderLink
-from bascule.amqp.performatives import ACCEPTED, RELEASED, Rejected, Role, SenderSettleMode, Source, Target
-from bascule.amqp.sasl import AnonymousClient, PlainClient, SaslClient
-from bascule.amqp.types import Described, Symbol, ULong
-from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.client.core import Core
+from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
+from bascule.client.errors import IllegalState
+from bascule.client.links import ConsumerState, Subscription
+from bascule.client.message import Body, Message, SendOptions
+from bascule.client.operation import Operation
+from bascule.client.pump import Pump
+from bascule.client.session import Acknowledge, OnDone, SessionState
+from bascule.client.url import Plan
+from bascule.core.errors import BasculeError, InvalidInput
 
-PORT = 5672
-TIMEOUT_S = 30.0
-RECEIVE_BYTES = 1 << 16
-#: A socket takes no endless timeout.
-READ_S_MAX = 60.0
-#: Messages on their way to the broker, unanswered: enough to hide a round trip, little to send again.
-SEND_WINDOW = 500
-CAPABILITY = {Routing.ANYCAST: Symbol("queue"), Routing.MULTICAST: Symbol("topic")}
-SELECTOR_DESCRIPTOR = ULong(0x0000468C00000004)
-OUTCOMES = tuple(Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified"))
-
-L = TypeVar("L", "Sender", "Receiver")
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+ExceptionListener = Callable[[BasculeError], None]
+#: For threads of ours to end once they have nothing to do.
+JOIN_TIMEOUT_S = 10.0
 
 
-class TimedOut(Unavailable):
-    """The broker did not answer in time."""
+class ConnectionThread:
+    """A connection's own thread: an event loop that pumps the core. Operations run on the threads of the application."""
 
+    def __init__(self, core: Core, plan: Plan, tls: SSLContext | None) -> None:
+        """Start it."""
+        self.core = core
+        self._changed = threading.Condition()
+        self._pump = Pump(core, plan, tls, self._changed, self._changed.notify_all)
+        self._flush_due = False
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._serve, name=f"bascule-{core.container_id}", daemon=True)
+        self._thread.start()
 
-class ConnectionLost(Unavailable):
-    """The connection ended; what was sent and not answered may or may not have been taken."""
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.run(self._run())
 
+    async def _run(self) -> None:
+        self._task = asyncio.create_task(self._pump.run())
+        await self._task
+        await asyncio.Event().wait()  # completions are still to be reported, until ``stop``
 
-class Refused(InvalidInput):
-    """The broker said no."""
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation on this thread."""
+        with self._changed:
+            try:
+                wait = next(operation)
+                while True:
+                    self._flush()
+                    left_s = wait.until_s - self.core.clock()
+                    came = self._changed.wait_for(wait.condition, None if left_s == math.inf else max(left_s, 0.0))
+                    wait = operation.send(came)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                operation.close()
+                self._flush()
+                self._changed.notify_all()
 
-
-class Address(NamedTuple):
-    """Where a broker is, and as whom to connect."""
-
-    host: str
-    port: int
-    user: str | None = None
-    password: str | None = None
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Of ``amqp://[USER:PASSWORD@]HOST[:PORT]``. Raises InvalidInput."""
-        try:
-            parts = urllib.parse.urlsplit(url)
-            port = parts.port or PORT
-        except ValueError as error:
-            raise InvalidInput(f"{url!r}: {error}") from error
-        if parts.scheme != "amqp" or not parts.hostname or parts.path.strip("/"):
-            raise InvalidInput("a broker is given as amqp://[USER:PASSWORD@]HOST[:PORT]")
-        user, password = (urllib.parse.unquote(part) if part else None for part in (parts.username, parts.password))
-        return cls(parts.hostname, port, user, password)
-
-
-class Delivery(NamedTuple):
-    """A message received: encoded, and the number to settle it by."""
-
-    number: int
-    data: bytes
-
-
-class Client:
-    """A connection to a broker."""
-
-    def __init__(self, address: Address, *, container_id: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """Connect and open. Raises Unavailable, Refused, TimedOut."""
-        self.timeout_s = timeout_s
-        self._error: BasculeError | None = None
-        try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=timeout_s)
-        except OSError as error:
-            raise Unavailable(f"no broker at {address.host}:{address.port}: {error.strerror or error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        mechanism = PlainClient(address.user, address.password or "") if address.user else AnonymousClient()
-        self._connection = Connection(
-            Role.CLIENT,
-            container_id=container_id or f"bascule-{uuid.uuid4()}",
-            sasl=SaslClient([mechanism], address.host),
-            idle_timeout_s=None,  # nobody listens between calls; what waits has a time limit of its own
-        )
-        self._opened = self._begun = False
-        try:
-            self._connection.open(hostname=address.host)
-            self._session = self._connection.begin()
-            self._until(lambda: self._opened and self._begun)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def __enter__(self) -> Self:
-        """The connection."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Close."""
-        self.close()
-
-    def sender(self, address: str, routing: Routing = Routing.ANYCAST) -> Sender:
-        """A producer on a destination. Raises Refused, ConnectionLost, TimedOut."""
-        link = self._session.attach_sender(
-            f"sender-{uuid.uuid4()}",
-            Source(address=address, outcomes=OUTCOMES),
-            Target(address=address, capabilities=(CAPABILITY[routing],)),
-            snd_settle_mode=SenderSettleMode.UNSETTLED,
-        )
-        return self._attached(Sender(self, link))
-
-    def receiver(self, address: str, routing: Routing = Routing.ANYCAST, *, selector: str = "", browse: bool = False) -> Receiver:
-        """A consumer of a destination, or a browser of a queue. Raises Refused, ConnectionLost, TimedOut."""
-        filters = {Symbol("jms-selector"): Described(SELECTOR_DESCRIPTOR, selector)} if selector else None
-        source = Source(
-            address=address,
-            capabilities=(CAPABILITY[routing],),
-            filter=filters,
-            outcomes=OUTCOMES,
-            distribution_mode="copy" if browse else None,
-        )
-        mode = SenderSettleMode.SETTLED if browse else SenderSettleMode.UNSETTLED
-        link = self._session.attach_receiver(f"receiver-{uuid.uuid4()}", source, Target(), snd_settle_mode=mode)
-        return self._attached(Receiver(self, link))
-
-    def close(self) -> None:
-        """Close in order if the broker still answers; never raises because of it."""
-        try:
-            if self._error is None:
-                self._connection.close()
-                self._until(lambda: self._error is not None)
-        except BasculeError:
-            pass
-        finally:
-            self._socket.close()
-
-    def _attached(self, end: L) -> L:
-        end.link.context = end
-        self._until(lambda: end.attached)
-        return end
-
-    def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Pump until the condition holds. Raises TimedOut, ConnectionLost, Refused."""
-        if not self._pump_until(condition, self.timeout_s if timeout_s is None else timeout_s):
-            raise TimedOut(f"no answer from the broker within {self.timeout_s:g} s")
-
-    def _pump_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self._flush()
-            if condition():
-                return True
-            if self._error is not None:
-                raise self._error
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                return False
-            now_s = time.monotonic()
-            due_s = self._connection.tick(now_s)
-            if self._connection.closed:
-                self._fail(ConnectionLost(f"connection given up: {self._connection.error}"))
-            else:
-                self._read(min(remaining_s, READ_S_MAX, max(0.001, due_s - now_s)))
+    def call(self, function: Callable[[], T]) -> T:
+        """Call what waits for nothing."""
+        with self._changed:
+            try:
+                return function()
+            finally:
+                self._flush()
+                self._changed.notify_all()
 
     def _flush(self) -> None:
-        data = self._connection.data_to_send()
-        if data:
-            self._socket.settimeout(self.timeout_s)
-            try:
-                self._socket.sendall(data)
-            except OSError as error:
-                self._fail(ConnectionLost(f"connection lost: {error}"))
+        if self.core.pending and not self._flush_due and not self._stopped:
+            self._flush_due = True
+            self._loop.call_soon_threadsafe(self._flush_now)
 
-    def _read(self, timeout_s: float) -> None:
-        self._socket.settimeout(timeout_s)
-        try:
-            data = self._socket.recv(RECEIVE_BYTES)
-        except TimeoutError:
-            return
-        except OSError as error:
-            self._fail(ConnectionLost(f"connection lost: {error}"))
-            return
-        if not data:
-            self._fail(ConnectionLost("the broker closed the connection"))
-            return
-        for event in self._connection.receive(data, time.monotonic()):
-            self._take(event)
+    def _flush_now(self) -> None:
+        with self._changed:
+            self._flush_due = False
+        self._pump.flush()
 
-    def _take(self, event: Event) -> None:
-        match event:
-            case Transferred():
-                event.link.context.arrived.append(Delivery(event.delivery_id, event.payload))
-            case Dispositioned():
-                for delivery in event.deliveries:
-                    delivery.link.context.answered(event.state)
-            case AttachConfirmed():
-                # A null terminus of the peer's is a refusal: Detached follows, with the reason (AMQP 1.0 part 2, section 2.6.3).
-                event.link.context.attached = (event.link.source if event.link.RECEIVER else event.link.target) is not None
-            case Opened():
-                self._opened = True
-            case SessionBegun():
-                self._begun = True
-            case Detached() | SessionEnded():
-                self._fail(Refused(str(event.error)) if event.error else ConnectionLost("the broker closed the link"))
-            case ConnectionClosed(error=None):
-                self._fail(ConnectionLost("the connection is closed"))
-            case ConnectionClosed(error=AmqpError() as error):
-                self._fail((ConnectionLost if error.condition == CONNECTION_FORCED else Refused)(str(error)))
-            case _:
-                pass  # a flow: credit is looked at where it is needed
-
-    def _fail(self, error: BasculeError) -> None:
-        """The first error is the reason of those that follow."""
-        self._error = self._error or error
-
-
-class Sender:
-    """A producer. Messages are sent ahead of their answers, up to a window."""
-
-    def __init__(self, client: Client, link: SenderLink) -> None:
-        """Made by Client.sender."""
-        self.link = link
-        self.attached = False
-        self.accepted = 0
-        self._client = client
-        self._unanswered = 0
-        self._refusal: Refused | None = None
-
-    def send(self, data: bytes) -> None:
-        """Send an encoded message; returns before it is answered (see ``flush``). Raises Refused, ConnectionLost, TimedOut."""
-        self._client._until(lambda: self._refusal is not None or (self.link.credit > 0 and self._unanswered < SEND_WINDOW))
-        self._check()
-        self._unanswered += 1
-        self.link.send(data)
-
-    def flush(self) -> None:
-        """Return when the broker has accepted everything sent. Raises Refused, ConnectionLost, TimedOut."""
-        self._client._until(lambda: not self._unanswered)
-        self._check()
-
-    def answered(self, state: Any) -> None:
-        """The broker's outcome of a message."""
-        self._unanswered -= 1
-        if state == ACCEPTED:
-            self.accepted += 1
-        elif isinstance(state, Rejected) and state.error is not None:
-            self._refusal = Refused(f"message refused: {state.error.exception()}")
-        else:
-            self._refusal = Refused(f"message not taken: {type(state).__name__.lower()}")
-
-    def _check(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-
-
-class Receiver:
-    """A consumer, or a browser, that asks for messages as they are wanted."""
-
-    def __init__(self, client: Client, link: ReceiverLink) -> None:
-        """Made by Client.receiver."""
-        self.link = link
-        self.attached = False
-        self.arrived: deque[Delivery] = deque()
-        self._client = client
-
-    def receive(self, timeout_s: float, *, ahead: int = 1) -> Delivery | None:
-        """The next message, or None when none came in time; up to ``ahead`` are asked for at once. Raises ConnectionLost, Refused."""
-        if len(self.arrived) + self.link.credit <= ahead // 2:
-            self.link.flow(ahead - len(self.arrived))
-        return self.arrived.popleft() if self._client._pump_until(lambda: bool(self.arrived), timeout_s) else None
-
-    def drain(self, ahead: int) -> Iterator[Delivery]:
-        """Every message that is there now, ``ahead`` at a time. Raises ConnectionLost, Refused, TimedOut."""
-        while True:
-            self.link.flow(ahead, drain=True)
-            self._client._until(lambda: self.link.credit == 0)
-            if not self.arrived:
+    def stop(self) -> None:
+        """End the thread, and the socket with it."""
+        with self._changed:
+            if self._stopped:
                 return
-            while self.arrived:
-                yield self.arrived.popleft()
+            self._stopped = True
+        self._loop.call_soon_threadsafe(self._cancel)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_TIMEOUT_S)
 
-    def accept(self, delivery: Delivery) -> None:
-        """The message is done with. Sent with the next call that waits, at the latest by ``close``."""
-        self.link.settle(delivery.number, ACCEPTED)
+    def _cancel(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
 
-    def release(self, delivery: Delivery) -> None:
-        """The message goes back as if never received."""
-        self.link.settle(delivery.number, RELEASED)
+
+class Context:
+    """JMSContext: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
+
+    def __init__(self, thread: ConnectionThread, session: SessionState, on_exception: ExceptionListener | None) -> None:
+        """Made by ``connect`` and ``create_context``."""
+        self._thread = thread
+        self._session = session
+        self._on_exception = on_exception
+        self._in_use = threading.RLock()
+        self._listener_thread: threading.Thread | None = None
+        session.acknowledging = lambda arrived: self._call(lambda: session.acknowledge(arrived))
+
+    def __enter__(self) -> Self:
+        """The context."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close. What went wrong before is not hidden by what closing says."""
+        if kind is None:
+            self.close()
+        else:
+            with suppress(BasculeError):
+                self.close()
+
+    @property
+    def client_id(self) -> str | None:
+        """The client id, where the connection was given one."""
+        return self._thread.core.settings.client_id
+
+    @property
+    def acknowledge_mode(self) -> Acknowledge:
+        """When messages are acknowledged."""
+        return self._session.mode
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to a broker at this moment."""
+        return self._thread.core.up
+
+    def create_context(self, acknowledge: Acknowledge = Acknowledge.AUTO, *, timeout_s: float | None = None) -> Context:
+        """Another context on this connection, for another thread."""
+        session = self._thread.run(self._thread.core.open_session(acknowledge, self._until(timeout_s)))
+        return Context(self._thread, session, self._on_exception)
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Wait for what was sent, roll back what is open, close. From any thread but a listener's. Raises TimedOut."""
+        if threading.current_thread() is self._listener_thread:
+            raise IllegalState("a listener cannot close its own context: it would wait for itself")
+        try:
+            self._thread.run(self._session.close(self._until(timeout_s)))
+        finally:
+            if not self._thread.core.sessions:
+                self._thread.stop()
+            if self._listener_thread is not None:
+                self._listener_thread.join(JOIN_TIMEOUT_S)
+
+    # --- sending -----------------------------------------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        destination: Destination | None = None,
+        *,
+        persistent: bool = True,
+        priority: int = 4,
+        time_to_live_s: float = 0.0,
+        delivery_delay_s: float = 0.0,
+    ) -> Producer:
+        """A producer for one destination, or for one that each send names; the rest is for messages that do not say otherwise."""
+        return Producer(self, destination, SendOptions(persistent, priority, time_to_live_s, delivery_delay_s))
+
+    def send(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
+        """Send one message, as ``producer().send`` does."""
+        return self.producer(destination).send(content, timeout_s=timeout_s)
+
+    def request(self, destination: Destination, content: Message | Body, *, timeout_s: float | None = None) -> Message:
+        """Send a message and return the answer to it, which comes by a temporary queue. Raises TimedOut, ConnectionLost."""
+        return self._run(self._session.request(destination, content, SendOptions(), self._until(timeout_s)))
+
+    def reply(self, request: Message, content: Message | Body, *, timeout_s: float | None = None) -> Message:
+        """Answer a message that was received. Raises InvalidDestination where it does not say where to."""
+        return self.send(*request.answer(content), timeout_s=timeout_s)
+
+    # --- receiving ---------------------------------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        destination: Destination,
+        *,
+        selector: str = "",
+        no_local: bool = False,
+        prefetch: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Consumer:
+        """A consumer of a queue, or of a topic while it lives. Raises InvalidDestination, InvalidSelector, Refused."""
+        return self._consumer(Subscription(destination, selector, no_local), None, prefetch, timeout_s)
+
+    def durable_consumer(
+        self,
+        topic: Topic,
+        name: str,
+        *,
+        selector: str = "",
+        no_local: bool = False,
+        prefetch: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Consumer:
+        """The one consumer of a durable subscription, which gathers messages while nobody is there. Needs a client id."""
+        return self._consumer(Subscription(topic, selector, no_local, durable=True), name, prefetch, timeout_s)
+
+    def shared_consumer(
+        self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
+    ) -> Consumer:
+        """One of the consumers of a subscription, which lasts while it has any."""
+        return self._consumer(Subscription(topic, selector, shared=True), name, prefetch, timeout_s)
+
+    def shared_durable_consumer(
+        self, topic: Topic, name: str, *, selector: str = "", prefetch: int | None = None, timeout_s: float | None = None
+    ) -> Consumer:
+        """One of the consumers of a durable subscription."""
+        return self._consumer(Subscription(topic, selector, durable=True, shared=True), name, prefetch, timeout_s)
+
+    def _consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, timeout_s: float | None) -> Consumer:
+        # Not kept to the context's thread: listeners are set up from outside theirs.
+        return Consumer(self, self._thread.run(self._session.consumer(wanted, name, prefetch, self._until(timeout_s))))
+
+    def unsubscribe(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Delete a durable subscription. Raises InvalidDestination where there is none, Refused where it has a consumer."""
+        self._run(self._session.unsubscribe(name, self._until(timeout_s)))
+
+    def browse(self, queue: Queue, *, selector: str = "", timeout_s: float | None = None) -> Iterator[Message]:
+        """The messages that wait in a queue now, in order; they stay there."""
+        browser = self._consumer(Subscription(queue, selector, browse=True), None, 0, timeout_s)
+        with browser:
+            while (message := self._run(self._session.browse(browser.state, self._until(timeout_s)))) is not None:
+                yield message
+
+    def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
+        """A queue that goes with this connection."""
+        queue = TemporaryQueue("temporary")
+        self._run(self._session.temporary(queue, self._until(timeout_s)))
+        return queue
+
+    def temporary_topic(self, *, timeout_s: float | None = None) -> TemporaryTopic:
+        """A topic that goes with this connection."""
+        topic = TemporaryTopic("temporary")
+        self._run(self._session.temporary(topic, self._until(timeout_s)))
+        return topic
+
+    def delete(self, destination: TemporaryQueue | TemporaryTopic, *, timeout_s: float | None = None) -> None:
+        """Delete a temporary destination before its connection ends. Raises IllegalState while it has consumers."""
+        self._run(self._session.delete_temporary(destination, self._until(timeout_s)))
+
+    def start(self) -> None:
+        """Hand messages over again after ``stop``."""
+        self._thread.call(self._session.start)
+
+    def stop(self, *, timeout_s: float | None = None) -> None:
+        """Hand over no messages until ``start``; returns when no listener is at work."""
+        self._thread.run(self._session.stop(self._until(timeout_s)))
+
+    # --- acknowledging, transactions ---------------------------------------------------------------------------------------------
+
+    def acknowledge(self) -> None:
+        """CLIENT, INDIVIDUAL: acknowledge every message received so far."""
+        self._call(self._session.acknowledge)
+
+    def recover(self, *, timeout_s: float | None = None) -> None:
+        """Have every message that was received and not acknowledged delivered again, marked as redelivered."""
+        self._run(self._session.recover(self._until(timeout_s)))
+
+    def commit(self, *, timeout_s: float | None = None) -> None:
+        """Commit what was sent and received. Raises TransactionRolledBack, TransactionInDoubt."""
+        self._run(self._session.commit(self._until(timeout_s)))
+
+    def rollback(self, *, timeout_s: float | None = None) -> None:
+        """Undo what was sent and received; what was received comes again."""
+        self._run(self._session.rollback(self._until(timeout_s)))
+
+    @contextmanager
+    def transaction(self, *, timeout_s: float | None = None) -> Iterator[None]:
+        """A block whose sends and receives happen together at its end, or not at all where it raises.
+
+        Raises TransactionRolledBack, TransactionInDoubt at its end; IllegalState within another.
+        """
+        self._call(self._session.begin)
+        try:
+            yield
+        except BaseException:
+            with suppress(BasculeError):  # what went wrong in the block is what counts; the end of its link rolls back, too
+                self._run(self._session.end(self._until(timeout_s), failed=True))
+            raise
+        self._run(self._session.end(self._until(timeout_s), failed=False))
+
+    # --- inside ------------------------------------------------------------------------------------------------------------------
+
+    def _until(self, timeout_s: float | None) -> float:
+        core = self._thread.core
+        return core.clock() + (core.settings.timeout_s if timeout_s is None else timeout_s)
+
+    def _run(self, operation: Operation[T]) -> T:
+        with self._one_thread():
+            return self._thread.run(operation)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        with self._one_thread():
+            return self._thread.call(function)
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """A context is for one thread (Jakarta Messaging 3.1, section 2.14). Raises IllegalState."""
+        if self._listener_thread not in (None, threading.current_thread()):
+            raise IllegalState("this context has listeners and is theirs: use another one here, by create_context()")
+        if not self._in_use.acquire(blocking=False):
+            raise IllegalState("this context is in use by another thread: use another one here, by create_context()")
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _listen(self) -> None:
+        if self._listener_thread is None:
+            self._listener_thread = threading.Thread(target=self._serve_listeners, name="bascule-listener", daemon=True)
+            self._listener_thread.start()
+
+    def _serve_listeners(self) -> None:
+        session = self._session
+        while True:
+            try:
+                found = self._thread.run(session.next_for_listener())
+            except BasculeError as error:
+                if self._on_exception is not None:
+                    self._on_exception(error)
+                else:
+                    log.error("listeners end: %s", error)
+                return
+            if found is None:
+                return
+            listener, message, arrived = found
+            failed = True
+            try:
+                listener(message)
+                failed = False
+            except Exception:
+                log.exception("listener, message %s", message.message_id)
+            finally:
+                self._thread.call(lambda: session.listened(arrived, failed))  # noqa: B023
+
+
+class Producer:
+    """JMSProducer: sends messages."""
+
+    def __init__(self, context: Context, destination: Destination | None, options: SendOptions) -> None:
+        """Made by Context.producer."""
+        self._context = context
+        self._destination = destination
+        self._options = options
+
+    def send(self, content: Message | Body, *, to: Destination | None = None, timeout_s: float | None = None) -> Message:
+        """Send, and return when the broker has the message (in a transaction: at once). Gives the message, with its id.
+
+        Raises MessageRefused, InvalidDestination, TimedOut, ConnectionLost. Over a failover URL a send that lost its answer is repeated
+        under the same id until ``timeout_s`` is over.
+        """
+        return self._send(content, to, timeout_s)
+
+    def repeat(self, message: Message, *, timeout_s: float | None = None) -> Message:
+        """Send a message again whose fate is not known, under the same id: a broker that has it takes it for what it is."""
+        return self._send(message, message.destination, timeout_s, repeat=True)
+
+    def send_async(
+        self, content: Message | Body, *, to: Destination | None = None, on_done: OnDone | None = None, timeout_s: float | None = None
+    ) -> Future[Message]:
+        """Send; the future is done when the broker has the message. Waits only where too many are on their way.
+
+        ``on_done(message, error)`` is called on the connection's thread: it may not use the context.
+        """
+        future: Future[Message] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(message: Message, error: BasculeError | None) -> None:
+            if error is None:
+                future.set_result(message)
+            else:
+                future.set_exception(error)
+            if on_done is not None:
+                on_done(message, error)
+
+        self._send(content, to, timeout_s, wait=False, on_done=done)
+        return future
+
+    def send_many(self, contents: Iterable[Message | Body], *, to: Destination | None = None, timeout_s: float | None = None) -> int:
+        """Send one after the other without waiting for each; returns how many when the broker has all. Raises the first refusal."""
+        errors: list[BasculeError] = []
+
+        def done(_: Message, error: BasculeError | None) -> None:
+            if error is not None:
+                errors.append(error)
+
+        count = 0
+        for content in contents:
+            self._send(content, to, timeout_s, wait=False, on_done=done)
+            count += 1
+            if errors:
+                break
+        self.flush(timeout_s=timeout_s)
+        if errors:
+            raise errors[0]
+        return count
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Return when everything that the context sent has its answer."""
+        self._context._run(self._context._session.flush(self._context._until(timeout_s)))
+
+    def _send(self, content: Message | Body, to: Destination | None, timeout_s: float | None, **options: Any) -> Message:
+        destination = to or self._destination
+        if destination is None:
+            raise InvalidInput("this producer has no destination of its own: send(..., to=Queue(...))")
+        context = self._context
+        return context._run(context._session.send(destination, content, self._options, context._until(timeout_s), **options))
+
+
+class Consumer:
+    """JMSConsumer: receives messages, one after the other or by a listener."""
+
+    def __init__(self, context: Context, state: ConsumerState) -> None:
+        """Made by Context.consumer and its kin."""
+        self._context = context
+        self.state = state
+
+    def __enter__(self) -> Self:
+        """The consumer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        with suppress(BasculeError):
+            self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, for ever; ``messages`` ends."""
+        return self.messages(math.inf)
+
+    @property
+    def selector(self) -> str:
+        """The selector."""
+        return self.state.subscription.selector
+
+    @property
+    def prefetch(self) -> int:
+        """How many messages are asked for ahead; 0: each when it is waited for."""
+        return self.state.prefetch
+
+    @prefetch.setter
+    def prefetch(self, count: int) -> None:
+        self.state.prefetch = count
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None when there was none in time, or the consumer was closed. ``math.inf`` waits for ever.
+
+        Raises ConnectionLost, and InvalidDestination where the broker has deleted what it consumes from.
+        """
+        self._only_without_listener()
+        return self._context._run(self._context._session.receive(self.state, self._context._until(timeout_s)))
+
+    def receive_no_wait(self, *, timeout_s: float | None = None) -> Message | None:
+        """A message if the broker has one now: it is asked, which may take ``timeout_s``."""
+        self._only_without_listener()
+        return self._context._run(self._context._session.receive_no_wait(self.state, self._context._until(timeout_s)))
+
+    def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
+        """Messages until none comes for ``timeout_s``."""
+        while (message := self.receive(timeout_s)) is not None:
+            yield message
+
+    @property
+    def listener(self) -> Callable[[Message], Any] | None:
+        """Called with each message, on the context's own listener thread. AUTO: a message on which it raises comes again."""
+        return self.state.listener
+
+    @listener.setter
+    def listener(self, listener: Callable[[Message], Any] | None) -> None:
+        def change() -> None:
+            self.state.listener = listener
+            self.state.top_up()
+
+        self._context._thread.call(change)
+        if listener is not None:
+            self._context._listen()
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Close. A durable subscription stays, ``unsubscribe`` deletes it."""
+        self._context._thread.run(self._context._session.close_consumer(self.state, self._context._until(timeout_s)))
+
+    def _only_without_listener(self) -> None:
+        if self.state.listener is not None:
+            raise IllegalState("this consumer has a listener: its messages go there")

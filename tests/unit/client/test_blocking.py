@@ -1,105 +1,184 @@
-"""The blocking client against a server that does what each test says, on the real protocol engine."""
+"""The blocking face against a server that does what each test says."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.client.server import BODIES, obliging, server
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import NOT_FOUND, AmqpError
-from bascule.amqp.events import Attached, Flowed, Opened, Transferred
-from bascule.amqp.link import ReceiverLink, SenderLink
-from bascule.amqp.performatives import ACCEPTED, Error, Rejected, Released, Role
-from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
-from bascule.client.blocking import Address, Client, ConnectionLost, Refused, TimedOut
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
+from bascule.amqp.events import Attached, Discharged, Dispositioned, Opened, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import ACCEPTED, Error, Modified, Rejected, Released
+from bascule.amqp.types import Symbol
+from bascule.client import (
+    Acknowledge,
+    ConnectionLost,
+    IllegalState,
+    InvalidClientId,
+    InvalidDestination,
+    InvalidSelector,
+    Message,
+    MessageRefused,
+    Queue,
+    SecurityDenied,
+    TimedOut,
+    TransactionInDoubt,
+    TransactionRolledBack,
+    connect,
+)
+from bascule.core.errors import BasculeError, Unavailable
 
-React = Callable[[Connection, Any], None]
-
-
-def obliging(connection: Connection, event: Any) -> None:
-    """Accept everything; a consumer gets as many messages as it asks for, up to three in all."""
-    match event:
-        case Opened():
-            connection.open()
-        case Attached():
-            event.link.accept()
-            if isinstance(event.link, ReceiverLink):
-                event.link.flow(1000)
-            else:
-                event.link.context = iter((b"one", b"two", b"three"))
-        case Transferred():
-            event.link.settle(event.delivery_id, ACCEPTED)
-        case Flowed() if isinstance(event.link, SenderLink):
-            while event.link.credit and (data := next(event.link.context, None)):
-                event.link.send(data, settled=True)
-            event.link.drained()
+QUEUE = Queue("q")
 
 
-@contextmanager
-def server(react: React) -> Iterator[Address]:
-    """One connection, on a thread of its own; a reaction that raises OSError cuts it."""
-    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
-        "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
-        "ANONYMOUS": AnonymousServer,
-    }
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            peer, _ = listener.accept()
-            connection = Connection(Role.SERVER, container_id="server", sasl=SaslServer(mechanisms), require_sasl=True)
-            with peer:
-                try:
-                    while not connection.closed and (data := peer.recv(65536)):
-                        for event in connection.receive(data, time.monotonic()):
-                            react(connection, event)
-                        peer.sendall(connection.data_to_send())
-                except OSError:
-                    pass
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield Address("127.0.0.1", listener.getsockname()[1])
-        thread.join(10)
-        assert not thread.is_alive()
+def failover(url: str) -> str:
+    return f"failover:({url})?failover.reconnectDelay=1&failover.maxReconnectDelay=10"
 
 
-def test_messages_are_sent_ahead_and_all_accepted_after_a_flush() -> None:
-    with server(obliging) as address, Client(address) as client:
-        sender = client.sender("q")
-        for _ in range(600):
-            sender.send(b"x")
-        sender.flush()
-        assert sender.accepted == 600
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def cut(when: type, after: int = 1, react: Any = obliging) -> Any:
+    """Like another reaction, but the connection breaks at the so-manyeth event of a type."""
+    seen: list[Any] = []
+
+    def reaction(connection: Connection, event: Any) -> None:
+        if isinstance(event, when):
+            seen.append(event)
+            if len(seen) == after:
+                raise ConnectionResetError
+        react(connection, event)
+
+    return reaction
+
+
+def test_messages_are_sent_ahead_and_all_accepted_at_the_end() -> None:
+    with server(obliging) as url, connect(url) as context:
+        assert context.producer(QUEUE).send_many("x" for _ in range(2_600)) == 2_600
+
+
+def test_a_send_gives_the_message_with_what_sending_fills_in() -> None:
+    with server(obliging) as url, connect(url) as context:
+        message = context.producer(QUEUE, priority=7, time_to_live_s=60).send("x")
+        assert (message.destination, message.priority, message.persistent) == (QUEUE, 7, True)
+        assert message.message_id is not None
+        assert message.message_id.startswith("ID:")
+        assert message.expiration_ms - message.timestamp_ms == 60_000
+
+
+def test_an_async_send_is_told_when_it_is_done() -> None:
+    told: list[tuple[Any, BasculeError | None]] = []
+    with server(obliging) as url, connect(url) as context:
+        future = context.producer(QUEUE).send_async("x", on_done=lambda message, error: told.append((message.body, error)))
+        assert future.result(10).body == "x"
+        eventually(lambda: told == [("x", None)])
 
 
 def test_messages_are_received_until_there_are_none() -> None:
-    with server(obliging) as address, Client(address) as client:
-        receiver = client.receiver("q")
-        assert [delivery.data for _ in range(3) if (delivery := receiver.receive(5.0))] == [b"one", b"two", b"three"]
-        assert receiver.receive(0.05) is None
+    with server(obliging) as url, connect(url) as context:
+        consumer = context.consumer(QUEUE)
+        assert [message.body for message in consumer.messages(0.3)] == list(BODIES)
+        assert consumer.receive_no_wait() is None
+
+
+def test_without_prefetch_each_message_is_asked_for() -> None:
+    with server(obliging) as url, connect(url, prefetch=0) as context:
+        consumer = context.consumer(QUEUE)
+        assert [message.body for message in consumer.messages(0.2)] == list(BODIES)
 
 
 def test_a_browser_sees_all_and_ends() -> None:
-    with server(obliging) as address, Client(address) as client:
-        assert [delivery.data for delivery in client.receiver("q", browse=True).drain(2)] == [b"one", b"two", b"three"]
+    with server(obliging) as url, connect(url) as context:
+        assert [message.body for message in context.browse(QUEUE)] == list(BODIES)
 
 
-def test_a_refused_link_says_why() -> None:
+def test_a_listener_gets_every_message_on_a_thread_that_the_context_is_then_for() -> None:
+    bodies: list[Any] = []
+    with server(obliging) as url, connect(url) as context:
+        consumer = context.consumer(QUEUE)
+        consumer.listener = lambda message: bodies.append((message.body, threading.current_thread().name))
+        eventually(lambda: len(bodies) == 3)
+        assert bodies == [(body, "bascule-listener") for body in BODIES]
+        with pytest.raises(IllegalState, match="create_context"):
+            context.send(QUEUE, "x")
+        with pytest.raises(IllegalState, match="listener"):
+            consumer.receive(0)
+
+
+def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            outcomes.extend([event.state] * len(event.deliveries))
+        obliging(connection, event)
+
+    def fail_on_two(message: Message) -> None:
+        if message.body == "two":
+            raise ValueError("two")
+
+    with caplog.at_level(logging.CRITICAL, "bascule"), server(react) as url, connect(url) as context:
+        context.consumer(QUEUE).listener = fail_on_two
+        eventually(lambda: len(outcomes) == 3)
+    assert outcomes == [ACCEPTED, Modified(delivery_failed=True), ACCEPTED]
+
+
+def test_two_threads_at_once_are_refused() -> None:
+    with server(obliging) as url, connect(url) as context:
+        consumer = context.consumer(Queue("q"))
+        for _ in BODIES:
+            assert consumer.receive(10)
+        waiting = threading.Thread(target=consumer.receive, args=(10,))
+        waiting.start()
+        try:
+            eventually(lambda: consumer.state.waiting)
+            with pytest.raises(IllegalState, match="another thread"):
+                context.send(QUEUE, "x")
+        finally:
+            consumer.close()
+            waiting.join()
+
+
+def refusing(error: AmqpError) -> Any:
     def react(connection: Connection, event: Any) -> None:
         if isinstance(event, Attached):
-            event.link.refuse(AmqpError(NOT_FOUND, "no such place"))
+            event.link.refuse(error)
         else:
             obliging(connection, event)
 
-    with server(react) as address, Client(address) as client, pytest.raises(Refused, match="amqp:not-found: no such place"):
-        client.sender("q")
+    return react
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "selector"),
+    [
+        (AmqpError(NOT_FOUND, "no such place"), InvalidDestination, ""),
+        (AmqpError(INVALID_FIELD, "column 3"), InvalidSelector, "a >"),
+        (AmqpError("amqp:unauthorized-access", "not yours"), SecurityDenied, ""),
+    ],
+)
+def test_a_refused_consumer_says_why(error: AmqpError, kind: type[BasculeError], selector: str) -> None:
+    with server(refusing(error)) as url, connect(url) as context, pytest.raises(kind, match=error.description):
+        context.consumer(QUEUE, selector=selector)
+
+
+def test_a_refused_producer_says_why_and_the_context_lives_on() -> None:
+    with server(refusing(AmqpError(NOT_FOUND, "no such place"))) as url, connect(url) as context:
+        for _ in range(2):
+            with pytest.raises(InvalidDestination, match="amqp:not-found: no such place"):
+                context.send(QUEUE, "x")
 
 
 @pytest.mark.parametrize(
@@ -116,36 +195,39 @@ def test_a_message_not_taken_is_an_error_of_the_sender(outcome: Any, text: str) 
         else:
             obliging(connection, event)
 
-    with server(react) as address, Client(address) as client:
-        sender = client.sender("q")
-        sender.send(b"x")
-        with pytest.raises(Refused, match=text):
-            sender.flush()
+    with server(react) as url, connect(url) as context:
+        with pytest.raises(MessageRefused, match=text):
+            context.send(QUEUE, "x")
+        with pytest.raises(MessageRefused, match=text):
+            context.producer(QUEUE).send_many(["x", "y"])
 
 
-def test_a_server_that_does_not_answer_is_given_up() -> None:
+def test_a_server_that_does_not_answer_is_told_as_in_doubt_after_the_time() -> None:
     def react(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
             obliging(connection, event)
 
-    with server(react) as address, Client(address, timeout_s=0.2) as client:
-        sender = client.sender("q")
-        sender.send(b"x")
-        with pytest.raises(TimedOut, match=r"within 0\.2 s"):
-            sender.flush()
+    with server(react) as url, connect(url) as context:
+        with pytest.raises(TimedOut, match=r"not known: repeat\(\)"):
+            context.send(QUEUE, "x", timeout_s=0.2)
+        with pytest.raises(TimedOut):
+            context.close(timeout_s=0.1)
 
 
-def test_a_connection_that_breaks_is_told_as_lost() -> None:
-    def react(connection: Connection, event: Any) -> None:
-        if isinstance(event, Transferred):
-            raise ConnectionResetError
-        obliging(connection, event)
-
-    with server(react) as address, Client(address) as client:
-        sender = client.sender("q")
-        sender.send(b"x")
+def test_a_connection_that_breaks_is_told_as_lost_where_it_is_not_to_be_made_again() -> None:
+    with server(cut(Transferred)) as url, connect(url) as context:
         with pytest.raises(ConnectionLost):
-            sender.flush()
+            context.send(QUEUE, "x")
+        with pytest.raises(ConnectionLost):
+            context.consumer(QUEUE)
+
+
+def test_listeners_end_with_the_connection_and_say_so() -> None:
+    errors: list[BasculeError] = []
+    with server(cut(Dispositioned)) as url, connect(url, on_exception=errors.append) as context:
+        context.consumer(QUEUE).listener = lambda message: None
+        eventually(lambda: len(errors) == 1)
+    assert isinstance(errors[0], ConnectionLost)
 
 
 def test_a_server_that_closes_says_why() -> None:
@@ -154,31 +236,178 @@ def test_a_server_that_closes_says_why() -> None:
         if isinstance(event, Transferred):
             connection.close(AmqpError("amqp:connection:forced", "going down"))
 
-    with server(react) as address, Client(address) as client:
-        sender = client.sender("q")
-        sender.send(b"x")
-        sender.send(b"y")
+    with server(react) as url, connect(url) as context:
+        context.send(QUEUE, "x")
+        eventually(lambda: not context.connected)
         with pytest.raises(ConnectionLost, match="amqp:connection:forced: going down"):
-            client.receiver("q")
+            context.consumer(QUEUE)
 
 
-def test_a_user_is_let_in_with_the_right_password_only() -> None:
-    with server(obliging) as address, Client(address._replace(user="ann", password="hush")) as client:
-        client.sender("q")
-    with server(obliging) as address, pytest.raises(Refused, match="amqp:unauthorized-access"):
-        Client(address._replace(user="ann", password="wrong"))
+# --- failover --------------------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_there_is_told_at_once() -> None:
+def test_unanswered_sends_are_repeated_in_order_under_the_same_ids_and_bytes() -> None:
+    received: list[list[bytes]] = [[], []]
+
+    def silent(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            received[0].append(event.payload)
+            if len(received[0]) == 5:
+                raise ConnectionResetError
+        else:
+            obliging(connection, event)
+
+    def taking(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            received[1].append(event.payload)
+        obliging(connection, event)
+
+    with server(silent, taking) as url, connect(failover(url)) as context:
+        assert context.producer(QUEUE).send_many(map(str, range(9))) == 9
+    assert received[1][:5] == received[0]
+    assert len(received[1]) == len(set(received[1])) == 9
+
+
+def test_a_consumer_is_attached_again_after_a_reconnect() -> None:
+    with server(cut(Dispositioned), obliging) as url, connect(failover(url)) as context:
+        bodies = [message.body for message in context.consumer(QUEUE).messages(1.0)]
+    assert bodies[-3:] == list(BODIES)
+
+
+def test_a_commit_without_an_answer_is_in_doubt_and_not_repeated() -> None:
+    discharges: list[Any] = []
+
+    def second(connection: Connection, event: Any) -> None:
+        if isinstance(event, Discharged):
+            discharges.append(event)
+        obliging(connection, event)
+
+    with server(cut(Discharged), second) as url, connect(failover(url)) as context:
+        with pytest.raises(TransactionInDoubt), context.transaction():
+            context.send(QUEUE, "x")
+        eventually(lambda: context.connected)
+        assert discharges == []
+        with context.transaction():
+            context.send(QUEUE, "y")
+        assert len(discharges) == 1
+
+
+def test_a_transaction_that_lost_its_connection_is_rolled_back_and_says_so() -> None:
+    transfers: list[bytes] = []
+
+    def second(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            transfers.append(event.payload)
+        obliging(connection, event)
+
+    with server(cut(Transferred), second) as url, connect(failover(url)) as context:
+        with pytest.raises(TransactionRolledBack, match="do its work again"), context.transaction():
+            context.send(QUEUE, "x")
+            eventually(lambda: context._thread.core.generation == 2)
+        assert transfers == []
+
+
+def test_a_client_that_is_refused_is_not_tried_again() -> None:
+    with server(obliging) as url, connect(url.replace("//", "//ann:hush@")) as context:
+        context.send(QUEUE, "x")
+    with server(obliging) as url, pytest.raises(SecurityDenied, match="amqp:unauthorized-access"):
+        connect(failover(url), user="ann", password="wrong")
+
+
+def test_a_client_id_in_use_is_told_so() -> None:
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Opened):
+            assert event.open.container_id == "billing"
+            connection.open(properties={Symbol("amqp:connection-establishment-failed"): True})
+            connection.close(AmqpError(INVALID_FIELD, "connected already", {Symbol("invalid-field"): Symbol("container-id")}))
+
+    with server(react) as url, pytest.raises(InvalidClientId, match="connected already"):
+        connect(url, client_id="billing")
+
+
+def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: Connection refused"):
-        Client(Address("127.0.0.1", port))
+    with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: "):
+        connect(f"amqp://127.0.0.1:{port}")
+    with pytest.raises(TimedOut, match=f"no broker at 127.0.0.1:{port}: "):
+        connect(failover(f"amqp://127.0.0.1:{port}"), timeout_s=0.2)
+    with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: "):
+        connect(f"failover:(amqp://127.0.0.1:{port})?failover.maxReconnectAttempts=2&failover.reconnectDelay=1")
 
 
-def test_an_address_is_parsed_with_its_user() -> None:
-    assert Address.parse("amqp://ann:h%40sh@broker:1234") == Address("broker", 1234, "ann", "h@sh")
-    assert Address.parse("amqp://[::1]") == Address("::1", 5672)
-    for wrong in ("http://a", "amqp://", "amqp://a:b", "amqp://a/queue"):
-        with pytest.raises(InvalidInput):
-            Address.parse(wrong)
+# --- transactions ----------------------------------------------------------------------------------------------------------------
+
+
+def test_transactions_do_not_nest() -> None:
+    with server(obliging) as url, connect(url) as context, context.transaction():
+        with pytest.raises(IllegalState, match="do not nest"), context.transaction():
+            pass
+
+
+def test_a_message_refused_within_a_transaction_rolls_it_back() -> None:
+    failed: list[bool] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            event.link.settle(event.delivery_id, Rejected(Error("amqp:not-allowed", "no")))
+            return
+        if isinstance(event, Discharged):
+            failed.append(event.fail)
+        obliging(connection, event)
+
+    with server(react) as url, connect(url) as context:
+        with pytest.raises(TransactionRolledBack, match="amqp:not-allowed: no"), context.transaction():
+            context.send(QUEUE, "x")
+    assert failed == [True]
+
+
+def test_what_a_transacted_context_receives_is_acknowledged_in_the_transaction() -> None:
+    txn_ids: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            txn_ids.extend([event.txn_id] * len(event.deliveries))
+        obliging(connection, event)
+
+    with server(react) as url, connect(url, acknowledge=Acknowledge.TRANSACTED) as context, context.consumer(QUEUE) as consumer:
+        assert [message.body for message in consumer.messages(0.2)] == list(BODIES)
+        context.commit()
+    assert txn_ids == [b"txn"] * 3
+
+
+def test_only_a_transaction_is_committed() -> None:
+    with server(obliging) as url, connect(url) as context, pytest.raises(IllegalState, match="no transaction"):
+        context.commit()
+
+
+def test_a_request_takes_its_own_answer_and_no_other() -> None:
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Attached) and event.link.target is not None and getattr(event.link.target, "dynamic", False):
+            target = event.link.target
+            target.address = "temp.1"
+            event.link.accept(target=target)
+        elif isinstance(event, Attached) and isinstance(event.link, SenderLink):
+            event.link.accept()
+            event.link.context = iter(())
+            connection.context = event.link
+        elif isinstance(event, Transferred):
+            from bascule.jms.message import decode_message
+
+            request = decode_message(event.payload)
+            assert (request.reply_to, request.reply_to_kind) == ("temp.1", "temporary-queue")
+            for correlation in ("somebody else's", request.message_id):
+                connection.context.send(encode_answer(correlation))
+            event.link.settle(event.delivery_id, ACCEPTED)
+        else:
+            obliging(connection, event)
+
+    def encode_answer(correlation_id: str | None) -> bytes:
+        from bascule.client.message import encode
+
+        return encode(Message(f"to {correlation_id}", correlation_id=correlation_id))
+
+    with server(react) as url, connect(url, acknowledge=Acknowledge.CLIENT) as context:
+        request = Message("?")
+        answer = context.request(QUEUE, request)
+        assert answer.body == f"to {request.message_id}"

@@ -1,0 +1,268 @@
+"""A client's connection without IO, over all its reconnects: the protocol engine of the moment, and the sessions that live on.
+
+A shell (pump.py) connects a socket to it: ``begin`` when there is one, ``receive`` what it reads, write ``data_to_send``, ``lost`` when
+it is gone. Whatever ``error`` says is final.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bascule.amqp import events
+from bascule.amqp.connection import Connection
+from bascule.amqp.performatives import Open, Role
+from bascule.amqp.sasl import AnonymousClient, AuthenticationFailed, PlainClient, SaslClient
+from bascule.amqp.types import Symbol
+from bascule.client.destination import Destination
+from bascule.client.errors import ConnectionLost, IllegalState, InvalidClientId, SecurityDenied, TimedOut, of_connection
+from bascule.client.links import Sending
+from bascule.client.operation import Operation, Wait
+from bascule.client.session import Acknowledge, SessionState
+from bascule.client.url import Endpoint
+from bascule.core.errors import BasculeError, Unavailable
+
+log = logging.getLogger(__name__)
+
+#: Silence of the broker after which it counts as gone; brokers send heartbeats at half of what they are told.
+IDLE_TIMEOUT_S: Final = 60.0
+DESIRED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
+_ESTABLISHMENT_FAILED: Final = Symbol("amqp:connection-establishment-failed")
+_FAILOVER_LIST: Final = Symbol("failover-server-list")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a connection is made with. Times in seconds."""
+
+    user: str | None = None
+    password: str | None = None
+    client_id: str | None = None
+    prefetch: int = 1000
+    timeout_s: float = 30.0
+    reconnects: bool = False
+
+
+class Core:
+    """One connection of an application."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        """``clock`` is monotonic, in seconds."""
+        self.settings = settings
+        self.clock = clock
+        # The broker knows a repeated message by this id and the message's own, so it stays the same over reconnects.
+        self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
+        self.amqp: Connection | None = None
+        self.opened = False  # sessions may begin, and links attach
+        self.up = False
+        self.ever_up = False
+        self.generation = 0  # of connections that were up
+        self.closing = False
+        self.congested = False  # the socket takes no more for now
+        self.error: BasculeError | None = None
+        self.reason: BasculeError = Unavailable("no broker has answered yet")
+        self.offered: frozenset[str] = frozenset()
+        self.completed: deque[Sending] = deque()
+        self.other_endpoints: list[Endpoint] = []
+        self.own = SessionState(self, Acknowledge.AUTO)  # for temporary destinations, which belong to the connection
+        self.sessions: list[SessionState] = []
+        self._message_ids = (f"ID:{prefix}:{number}" for prefix in (uuid.uuid4(),) for number in itertools.count(1))
+        self._link_names = itertools.count(1)
+
+    def message_id(self) -> str:
+        """A JMSMessageID that nobody else has."""
+        return next(self._message_ids)
+
+    def link_name(self, what: str) -> str:
+        """A name for a link, the same after a reconnect."""
+        return f"{what}-{next(self._link_names)}-{self.container_id}"
+
+    # --- what the shell does -----------------------------------------------------------------------------------------------------
+
+    def begin(self, endpoint: Endpoint) -> None:
+        """There is a socket."""
+        settings = self.settings
+        mechanism = PlainClient(settings.user, settings.password or "") if settings.user else AnonymousClient()
+        self.amqp = Connection(
+            Role.CLIENT, container_id=self.container_id, sasl=SaslClient([mechanism], endpoint.host), idle_timeout_s=IDLE_TIMEOUT_S
+        )
+        sole = ("sole-connection-for-container",) if settings.client_id else ()
+        self.amqp.open(
+            hostname=endpoint.host,
+            desired_capabilities=tuple(Symbol(name) for name in (*sole, *DESIRED)),
+            properties={Symbol("product"): "bascule.client"},
+        )
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Take bytes."""
+        if self.amqp is not None:
+            for event in self.amqp.receive(data, now_s):
+                _HANDLERS.get(type(event), Core._nothing)(self, event)
+
+    def data_to_send(self) -> bytes:
+        """Bytes due."""
+        return b"" if self.amqp is None else self.amqp.data_to_send()
+
+    @property
+    def pending(self) -> bool:
+        """Whether the shell has something to do: bytes to write, outcomes to report."""
+        amqp = self.amqp
+        return bool(self.completed or (amqp is not None and (amqp.out or amqp.unflushed)))
+
+    def tick(self, now_s: float) -> float:
+        """Heartbeats and time limits; returns when to call again, at the latest."""
+        if self.amqp is None:
+            return float("inf")
+        due_s = self.amqp.tick(now_s)
+        if self.amqp.closed:
+            self.reason = ConnectionLost(str(self.amqp.error or "the broker did not answer"))
+        return due_s
+
+    def congestion(self, congested: bool) -> None:
+        """The socket takes no more, or takes more again."""
+        self.congested = congested
+        if not congested:
+            for session in self.sessions:
+                session.pump()
+
+    def lost(self, reason: BasculeError | None = None) -> None:
+        """The socket is gone."""
+        if self.amqp is None:
+            return
+        self.reason = reason or self.reason
+        was_up, self.amqp, self.opened, self.up, self.congested = self.up, None, False, False, False
+        for session in (self.own, *self.sessions):
+            session.lost()
+        if self.closing:
+            self.fail(IllegalState("the connection is closed"))
+        elif not self.settings.reconnects:
+            self.fail(self.reason)
+        elif was_up and self.error is None:
+            log.warning("connection lost (%s); connecting again", self.reason)
+
+    def fail(self, error: BasculeError) -> None:
+        """There will be no connection any more."""
+        if self.error is None:
+            self.error = error
+            for session in (self.own, *self.sessions):
+                session.failed(error)
+
+    # --- what sessions do --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises what ended the connection."""
+        if self.error is not None:
+            # A copy: one exception object that several threads raise would gather the tracebacks of all.
+            raise type(self.error)(*self.error.args)
+
+    def until(self, condition: Callable[[], bool], what: str, until_s: float) -> Operation[None]:
+        """Wait for what an answer of the broker will make true. Raises TimedOut, and what ended the connection."""
+        while not condition():
+            self.check()
+            if not (yield Wait(lambda: condition() or self.error is not None, until_s)):
+                why = "" if self.up else f" (not connected: {self.reason})"
+                raise TimedOut(f"{what}: no answer from the broker in time{why}")
+
+    def connected(self, until_s: float) -> Operation[None]:
+        """Return when the broker has let us in."""
+        yield from self.until(lambda: self.up, "connect", until_s)
+
+    def open_session(self, mode: Acknowledge, until_s: float) -> Operation[SessionState]:
+        """A session, begun."""
+        self.check()
+        session = SessionState(self, mode)
+        self.sessions.append(session)
+        if self.opened:
+            session.restore()
+        yield from self.until(lambda: session.begun, "begin a session", until_s)
+        return session
+
+    def close(self, until_s: float) -> Operation[None]:
+        """Close in order if the broker still answers; never raises because of it."""
+        self.closing = True
+        if self.amqp is not None and self.error is None:
+            self.amqp.close()
+            yield Wait(lambda: self.amqp is None or self.amqp.closed, until_s)
+        self.fail(IllegalState("the connection is closed"))
+
+    def named(self, destination: Destination) -> None:
+        """A temporary destination has its name."""
+        for session in self.sessions:
+            session.attach_waiting(destination)
+
+    # --- what the broker does ----------------------------------------------------------------------------------------------------
+
+    def _opened(self, event: events.Opened) -> None:
+        opened: Open = event.open
+        self.offered = frozenset(map(str, opened.offered_capabilities))
+        properties = opened.properties or {}
+        if properties.get(_ESTABLISHMENT_FAILED):
+            return  # a close with the reason follows
+        for other in properties.get(_FAILOVER_LIST) or ():
+            host, port = other.get(Symbol("network-host")), other.get(Symbol("port"))
+            if isinstance(host, str) and isinstance(port, int):
+                self.other_endpoints.append(Endpoint(host, port, str(other.get(Symbol("scheme"), "amqp")) == "amqps"))
+        self.opened = True
+        for session in (self.own, *self.sessions):
+            session.restore()
+
+    def _begun(self, event: events.SessionBegun) -> None:
+        session: SessionState = event.session.context
+        session.begun = True
+        if session is self.own:
+            self.up = self.ever_up = True
+            self.generation += 1
+
+    def _confirmed(self, event: events.AttachConfirmed) -> None:
+        event.link.context.confirmed()
+
+    def _detached(self, event: events.Detached) -> None:
+        event.link.context.detached(event.error)
+
+    def _flowed(self, event: events.Flowed) -> None:
+        event.link.context.flowed()
+
+    def _transferred(self, event: events.Transferred) -> None:
+        event.link.context.arrived(event)
+
+    def _dispositioned(self, event: events.Dispositioned) -> None:
+        if event.state is None and not event.settled:
+            return
+        for delivery in event.deliveries:
+            delivery.context.answered(event.state)
+            if not event.settled:
+                event.session.settle_outgoing(delivery.delivery_id)
+
+    def _session_ended(self, event: events.SessionEnded) -> None:
+        event.session.context.ended(of_connection(event.error) if event.error else ConnectionLost("the broker ended the session"))
+
+    def _closed(self, event: events.ConnectionClosed) -> None:
+        if self.closing:
+            return
+        error = event.error
+        by_us = not event.by_peer and error is not None and not isinstance(error, AuthenticationFailed)
+        self.reason = ConnectionLost(str(error)) if by_us else of_connection(error)
+        # The next broker would say the same; of a client id it would not where it is our last connection that still seems to hold it.
+        if isinstance(self.reason, SecurityDenied) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):
+            self.fail(self.reason)
+
+    def _nothing(self, event: Any) -> None:
+        """Nothing to do."""
+
+
+_HANDLERS: Final[dict[type[events.Event], Callable[[Core, Any], None]]] = {
+    events.Opened: Core._opened,
+    events.SessionBegun: Core._begun,
+    events.SessionEnded: Core._session_ended,
+    events.AttachConfirmed: Core._confirmed,
+    events.Detached: Core._detached,
+    events.Flowed: Core._flowed,
+    events.Transferred: Core._transferred,
+    events.Dispositioned: Core._dispositioned,
+    events.ConnectionClosed: Core._closed,
+}

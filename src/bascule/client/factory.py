@@ -1,0 +1,116 @@
+"""ConnectionFactory: where the broker is and as whom to connect, in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import KW_ONLY, dataclass
+from ssl import SSLContext
+from typing import Any
+
+from bascule.client.aio import AsyncContext, ConnectionTask
+from bascule.client.blocking import ConnectionThread, Context, ExceptionListener
+from bascule.client.core import Core, Settings
+from bascule.client.session import Acknowledge
+from bascule.client.url import Address, Plan
+
+TIMEOUT_S = 30.0
+PREFETCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFactory:
+    """Makes contexts. What is given here goes before what the URL says.
+
+    ``url``: ``amqp://[USER:PASSWORD@]HOST[:PORT]``, ``amqps://...``, ``failover:(URL,URL)?failover.maxReconnectDelay=5000``.
+    ``tls`` is an ``ssl.SSLContext`` for amqps; by default the machine's authorities are trusted. ``timeout_s`` is the limit of every
+    call that is not given its own; ``prefetch`` the messages that a consumer is sent ahead. ``on_exception`` is called where listeners
+    end because the connection did.
+    """
+
+    url: str
+    _: KW_ONLY
+    user: str | None = None
+    password: str | None = None
+    client_id: str | None = None
+    tls: SSLContext | None = None
+    timeout_s: float | None = None
+    prefetch: int | None = None
+    on_exception: ExceptionListener | None = None
+
+    def connect(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Context:
+        """A blocking context on a connection of its own. Raises Unavailable, SecurityDenied, InvalidClientId, TimedOut."""
+        core, plan = self._core()
+        thread = ConnectionThread(core, plan, self.tls)
+        try:
+            until_s = core.clock() + core.settings.timeout_s
+            thread.run(core.connected(until_s))
+            session = thread.run(core.open_session(acknowledge, until_s))
+        except BaseException:
+            thread.stop()
+            raise
+        return Context(thread, session, self.on_exception)
+
+    def connect_async(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Connecting:
+        """A context for asyncio on a connection of its own: ``async with`` it, or ``await`` it. Raises as ``connect`` does."""
+        return Connecting(self, acknowledge)
+
+    async def _connect_async(self, acknowledge: Acknowledge) -> AsyncContext:
+        core, plan = self._core()
+        task = ConnectionTask(core, plan, self.tls)
+        try:
+            until_s = core.clock() + core.settings.timeout_s
+            await task.run(core.connected(until_s))
+            session = await task.run(core.open_session(acknowledge, until_s))
+        except BaseException:
+            await task.stop()
+            raise
+        return AsyncContext(task, session, self.on_exception)
+
+    def _core(self) -> tuple[Core, Plan]:
+        address = Address.parse(self.url)
+        timeout_s = self.timeout_s if self.timeout_s is not None else address.timeout_s
+        prefetch = self.prefetch if self.prefetch is not None else address.prefetch
+        settings = Settings(
+            user=self.user if self.user is not None else address.user,
+            password=self.password if self.password is not None else address.password,
+            client_id=self.client_id if self.client_id is not None else address.client_id,
+            prefetch=PREFETCH if prefetch is None else prefetch,
+            timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
+            reconnects=address.reconnect is not None,
+        )
+        return Core(settings, time.monotonic), Plan(list(address.endpoints), address.reconnect)
+
+
+class Connecting:
+    """An asyncio context to come."""
+
+    def __init__(self, factory: ConnectionFactory, acknowledge: Acknowledge) -> None:
+        """Made by ConnectionFactory.connect_async."""
+        self._factory = factory
+        self._acknowledge = acknowledge
+        self._context: AsyncContext | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncContext]:
+        """The context."""
+        return self._factory._connect_async(self._acknowledge).__await__()
+
+    async def __aenter__(self) -> AsyncContext:
+        """The context, which is closed at the end of the block."""
+        self._context = await self
+        return self._context
+
+    async def __aexit__(self, *error: Any) -> None:
+        """Close."""
+        assert self._context is not None
+        await self._context.__aexit__(*error)
+
+
+def connect(url: str, *, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:
+    """A blocking context on a connection of its own; ``options`` are those of ConnectionFactory."""
+    return ConnectionFactory(url, **options).connect(acknowledge)
+
+
+def connect_async(url: str, *, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Connecting:
+    """A context for asyncio on a connection of its own; ``options`` are those of ConnectionFactory."""
+    return ConnectionFactory(url, **options).connect_async(acknowledge)

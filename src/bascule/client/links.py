@@ -1,0 +1,466 @@
+"""Links as a client keeps them over its reconnects: each knows how to attach itself again, and what to make of what it had under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bascule.amqp.errors import AmqpError
+from bascule.amqp.events import Transferred
+from bascule.amqp.link import Link, ReceiverLink, SenderLink
+from bascule.amqp.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Coordinator,
+    Declare,
+    DeleteOnClose,
+    Discharge,
+    Modified,
+    Rejected,
+    SenderSettleMode,
+    Source,
+    Target,
+    TransactionalState,
+)
+from bascule.amqp.transactions import encode_control
+from bascule.amqp.types import Described, Symbol, ULong
+from bascule.client.destination import Destination
+from bascule.client.errors import MessageRefused, TransactionRolledBack, of_link
+from bascule.client.message import Message
+from bascule.core.errors import BasculeError
+
+if TYPE_CHECKING:
+    from bascule.client.session import SessionState, Transaction
+
+OUTCOMES: Final = tuple(Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified"))
+#: Given back after it was seen: its delivery count goes up.
+FAILED: Final = Modified(delivery_failed=True)
+#: Not to be seen again by anybody.
+UNDELIVERABLE: Final = Modified(delivery_failed=True, undeliverable_here=True)
+_SELECTOR: Final = ULong(0x0000468C00000004)
+_NO_LOCAL: Final = ULong(0x0000468C00000003)
+_DURABLE: Final = 2  # terminus durability "unsettled-state" (AMQP 1.0 part 3, section 3.5.5)
+
+
+class LinkState:
+    """One link. ``link`` is the engine's, None while there is no connection or after the end."""
+
+    #: Whether what the link leads to stays when the link is closed: a durable subscription does.
+    outlives_link = False
+
+    def __init__(self, session: SessionState, name: str) -> None:
+        """``name`` is the same after a reconnect: durable subscriptions are known by it."""
+        self.session = session
+        self.name = name
+        self.link: Any = None
+        self.attached = False
+        self.closing = False
+        self.error: BasculeError | None = None
+
+    def attach(self) -> None:
+        """Ask for the link on the session's present connection."""
+        self.link = self._make()
+        self.link.context = self
+
+    def _make(self) -> Link:
+        raise NotImplementedError
+
+    @property
+    def decided(self) -> bool:
+        """Whether the broker has said yes or no."""
+        return self.attached or self.error is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether there is nothing to wait for after a close."""
+        return self.link is None
+
+    def close(self) -> None:
+        """Detach for good."""
+        self.closing = True
+        if self.link is not None:
+            self.link.detach(closed=not self.outlives_link)
+
+    def confirmed(self) -> None:
+        """The broker's answer to the attach. A null terminus is a refusal: the reason follows (part 2, section 2.6.3)."""
+        if (self.link.source if self.link.RECEIVER else self.link.target) is not None:
+            self.attached = True
+            self.ready()
+
+    def ready(self) -> None:
+        """The link can be used."""
+
+    def flowed(self) -> None:
+        """Credit changed."""
+
+    def detached(self, error: AmqpError | None) -> None:
+        """The end of the link, by either side."""
+        self.attached, self.link = False, None
+        if not self.closing:
+            self.error = of_link(error, selector=False)
+        self.session.forget(self)
+
+    def lost(self) -> None:
+        """The connection is gone, and the link with it."""
+        self.attached, self.link = False, None
+
+    def failed(self, error: BasculeError) -> None:
+        """There will be no other connection."""
+        self.lost()
+        self.error = self.error or error
+
+
+# --- sending ---------------------------------------------------------------------------------------------------------------------
+
+
+class Sending:
+    """A message on its way to the broker."""
+
+    __slots__ = ("abandoned", "data", "done", "error", "message", "on_done", "sender", "session", "transaction")
+
+    def __init__(self, message: Message, data: bytes, sender: SenderState, transaction: Transaction | None) -> None:
+        self.message = message
+        self.data = data
+        self.sender = sender
+        self.session = sender.session
+        self.transaction = transaction
+        self.done = False
+        self.abandoned = False  # nobody waits for it any more: not to be repeated
+        self.error: BasculeError | None = None
+        self.on_done: Callable[[Message, BasculeError | None], None] | None = None
+
+    def answered(self, state: Any) -> None:
+        """The broker's outcome."""
+        self.sender.sent.pop(self, None)
+        self.finish(_refusal(state))
+
+    def finish(self, error: BasculeError | None) -> None:
+        """It is over."""
+        if self.done:
+            return
+        self.done, self.error = True, error
+        self.session.unanswered -= 1
+        if self.transaction is not None:
+            self.transaction.unanswered -= 1
+            self.transaction.refused = self.transaction.refused or error
+        if self.on_done is not None:
+            self.session.core.completed.append(self)
+
+
+def _refusal(state: Any) -> BasculeError | None:
+    """Why a message was not taken; None for one that was."""
+    if isinstance(state, Accepted):
+        return None
+    if isinstance(state, Rejected) and state.error is not None:
+        return MessageRefused(f"message refused: {state.error.exception()}")
+    return MessageRefused(f"message not taken: {type(state).__name__.lower()}")
+
+
+class SenderState(LinkState):
+    """The link of all messages to one destination. What is unanswered when the connection breaks is sent again, in order."""
+
+    def __init__(self, session: SessionState, destination: Destination, name: str) -> None:
+        super().__init__(session, name)
+        self.destination = destination
+        self.key = (destination.kind, destination.name)
+        self.queue: deque[Sending] = deque()
+        self.sent: dict[Sending, None] = {}
+
+    def _make(self) -> Link:
+        kind, address = self.key
+        return self.session.engine.attach_sender(
+            self.name,
+            Source(address=self.name, outcomes=OUTCOMES),
+            Target(address=address, capabilities=(Symbol(kind),)),
+            snd_settle_mode=SenderSettleMode.UNSETTLED,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self.queue and not self.sent
+
+    def put(self, sending: Sending) -> None:
+        """Send a message as soon as credit allows."""
+        self.session.unanswered += 1
+        if sending.transaction is not None:
+            sending.transaction.unanswered += 1
+        self.queue.append(sending)
+        self.flowed()
+
+    def withdraw(self, sending: Sending) -> bool:
+        """Forget about a message; whether it has certainly not been sent."""
+        sending.abandoned = True
+        if sending in self.queue:
+            self.queue.remove(sending)
+            self.session.unanswered -= 1
+            sending.done = True
+            return True
+        return False
+
+    def flowed(self) -> None:
+        """Send what credit, and the socket, allow."""
+        link = self.link
+        if not self.attached or not isinstance(link, SenderLink):
+            return
+        largest = link.remote.max_message_size
+        while self.queue and link.credit > 0 and not self.session.core.congested:
+            sending = self.queue.popleft()
+            if largest and len(sending.data) > largest:
+                sending.finish(MessageRefused(f"message of {len(sending.data)} bytes: the broker takes no more than {largest}"))
+                continue
+            self.sent[sending] = None
+            transaction = sending.transaction
+            link.send(sending.data, context=sending, state=None if transaction is None else transaction.state)
+
+    ready = flowed
+
+    def detached(self, error: AmqpError | None) -> None:
+        """Nobody will answer what is on its way."""
+        super().detached(error)
+        self._finish_all(self.error or of_link(error, selector=False))
+
+    def lost(self) -> None:
+        """What was not answered is sent again under the same id; what was part of a transaction went with it."""
+        super().lost()
+        unanswered = [*self.sent, *self.queue]
+        self.sent.clear()
+        self.queue = deque(each for each in unanswered if each.transaction is None and not each.abandoned)
+        for each in unanswered:
+            if each.transaction is not None:
+                each.finish(TransactionRolledBack("the connection was lost within the transaction"))
+            elif each.abandoned:
+                each.finish(None)
+
+    def failed(self, error: BasculeError) -> None:
+        """Nothing more will be sent."""
+        super().failed(error)
+        self._finish_all(error)
+
+    def _finish_all(self, error: BasculeError) -> None:
+        for each in [*self.sent, *self.queue]:
+            each.finish(error)
+        self.sent.clear()
+        self.queue.clear()
+
+
+class TemporaryState(LinkState):
+    """What keeps a temporary destination: it goes with this link, and is made anew after a reconnect, under another name."""
+
+    def __init__(self, session: SessionState, destination: Destination, name: str) -> None:
+        super().__init__(session, name)
+        self.destination = destination
+
+    def _make(self) -> Link:
+        target = Target(
+            dynamic=True,
+            expiry_policy=Symbol("link-detach"),
+            dynamic_node_properties={Symbol("lifetime-policy"): DeleteOnClose()},
+            capabilities=(Symbol(self.destination.kind),),
+        )
+        return self.session.engine.attach_sender(self.name, Source(address=self.name, outcomes=OUTCOMES), target)
+
+    def ready(self) -> None:
+        """The broker has named it; who consumes from it may attach."""
+        self.destination.name = str(self.link.target.address)
+        self.session.core.named(self.destination)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------------------
+
+
+class Control:
+    """A declare or discharge on its way. ``lost``: the connection went before its answer."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = None
+        self.lost = False
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.outcome is not None or self.lost
+
+    def answered(self, state: Any) -> None:
+        """The broker's outcome."""
+        self.outcome = state
+
+
+class CoordinatorState(LinkState):
+    """The link that controls a session's transactions (AMQP 1.0 part 4)."""
+
+    def __init__(self, session: SessionState, name: str) -> None:
+        super().__init__(session, name)
+        self._waiting: list[Control] = []
+
+    def _make(self) -> Link:
+        target = Coordinator(capabilities=(Symbol("amqp:local-transactions"),))
+        return self.session.engine.attach_sender(self.name, Source(address=self.name, outcomes=OUTCOMES), target)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may send now."""
+        return self.attached and self.link.credit > 0
+
+    def send(self, control: Declare | Discharge) -> Control:
+        """Send one. Acknowledgements that belong to the transaction go before it."""
+        self.session.engine.flush_settled()
+        waiting = Control()
+        self._waiting = [each for each in self._waiting if not each.done]
+        self._waiting.append(waiting)
+        self.link.send(encode_control(control), context=waiting)
+        return waiting
+
+    def detached(self, error: AmqpError | None) -> None:
+        """What it controlled is rolled back."""
+        super().detached(error)
+        self._lose()
+
+    def lost(self) -> None:
+        """Answers will not come."""
+        super().lost()
+        self._lose()
+
+    def _lose(self) -> None:
+        for each in self._waiting:
+            each.lost = each.outcome is None
+        self._waiting.clear()
+
+
+# --- receiving -------------------------------------------------------------------------------------------------------------------
+
+
+class Arrived(NamedTuple):
+    """A delivery that the application has not seen. ``link`` tells those of an earlier connection, which need no answer."""
+
+    link: ReceiverLink
+    delivery_id: int
+    payload: bytes
+    settled: bool
+
+
+class Subscription(NamedTuple):
+    """What a consumer wants."""
+
+    destination: Destination
+    selector: str = ""
+    no_local: bool = False
+    durable: bool = False
+    shared: bool = False
+    browse: bool = False
+
+
+class ConsumerState(LinkState):
+    """A consumer, or a browser. ``prefetch`` messages are asked for ahead; with 0 each is asked for when it is waited for."""
+
+    def __init__(self, session: SessionState, subscription: Subscription, name: str, prefetch: int) -> None:
+        super().__init__(session, name)
+        self.subscription = subscription
+        self.outlives_link = subscription.durable
+        self.prefetch = prefetch
+        self.buffer: deque[Arrived] = deque()
+        self.listener: Callable[[Message], Any] | None = None
+        self.waiting = False
+        self.suspended = False
+        self.lazy: list[Arrived] = []  # DUPS_OK: seen, and acknowledged by and by
+
+    def _make(self) -> Link:
+        destination, selector, no_local, durable, shared, browse = self.subscription
+        filters: dict[Symbol, Described] = {}
+        if selector:
+            filters[Symbol("jms-selector")] = Described(_SELECTOR, selector)
+        if no_local:
+            filters[Symbol("no-local")] = Described(_NO_LOCAL, "NoLocalFilter{}")
+        capabilities = [Symbol(destination.kind)]
+        if shared:
+            capabilities.append(Symbol("shared"))
+            if self.session.core.settings.client_id is None:
+                capabilities.append(Symbol("global"))
+        topic = destination.kind.endswith("topic")
+        source = Source(
+            address=destination.name,
+            durable=_DURABLE if durable else 0,
+            expiry_policy=Symbol("never" if durable else "link-detach"),
+            distribution_mode=Symbol("copy") if browse or topic else None,
+            filter=filters or None,
+            default_outcome=FAILED,
+            outcomes=OUTCOMES,
+            capabilities=tuple(capabilities),
+        )
+        mode = SenderSettleMode.SETTLED if browse else SenderSettleMode.UNSETTLED
+        return self.session.engine.attach_receiver(self.name, source, Target(address=self.name), snd_settle_mode=mode)
+
+    @property
+    def available(self) -> bool:
+        """Whether a message can be handed over now."""
+        return bool(self.buffer) and self.session.started
+
+    def arrived(self, event: Transferred) -> None:
+        """A message."""
+        self.buffer.append(Arrived(event.link, event.delivery_id, event.payload, event.settled))
+
+    def ready(self) -> None:
+        """Ask for the first messages."""
+        self.top_up()
+
+    def top_up(self) -> None:
+        """Ask for more when half is used."""
+        if not self.attached or not self.session.started or self.suspended or self.closing or self.subscription.browse or self.link.drain:
+            return
+        wanted = self.prefetch or int(self.waiting or self.listener is not None)
+        held = len(self.buffer)
+        if wanted > held and held + self.link.credit <= wanted // 2:
+            self.link.flow(wanted - held)
+
+    def give_back(self) -> None:
+        """What the application has not seen goes back as if it had never been sent."""
+        for each in self.buffer:
+            each.link.settle(each.delivery_id, RELEASED)
+        self.buffer.clear()
+
+    def accept_lazily(self, arrived: Arrived) -> None:
+        """Acknowledge now and then."""
+        self.lazy.append(arrived)
+        if not self.buffer or len(self.lazy) > self.prefetch // 2:
+            self.accept_lazy()
+
+    def accept_lazy(self) -> None:
+        """Acknowledge what has gathered."""
+        for each in self.lazy:
+            each.link.settle(each.delivery_id, ACCEPTED)
+        self.lazy.clear()
+
+    def close(self) -> None:
+        """Give back what was not seen, and detach."""
+        self.accept_lazy()
+        self.give_back()
+        super().close()
+
+    def detached(self, error: AmqpError | None) -> None:
+        """The broker ended it."""
+        selector = bool(self.subscription.selector)
+        super().detached(error)
+        if not self.closing:
+            self.error = of_link(error, selector=selector)
+            self.buffer.clear()
+
+    def lost(self) -> None:
+        """What was not acknowledged comes again from the broker."""
+        super().lost()
+        self.buffer.clear()
+        self.lazy.clear()
+
+
+class UnsubscribingState(LinkState):
+    """Looks a durable subscription up by its name; closing this link deletes it."""
+
+    def _make(self) -> Link:
+        return self.session.engine.attach_receiver(self.name, None, Target(address=self.name))
+
+
+def transactional(transaction: Transaction) -> TransactionalState:
+    """Acknowledged within a transaction."""
+    assert transaction.id is not None
+    return TransactionalState(transaction.id, ACCEPTED)

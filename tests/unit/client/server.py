@@ -1,0 +1,74 @@
+"""A server that does what each test says, on the real protocol engine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import Attached, Flowed, Opened, Transferred
+from bascule.amqp.events import Declared as DeclareAsked
+from bascule.amqp.events import Discharged as DischargeAsked
+from bascule.amqp.link import ReceiverLink, SenderLink
+from bascule.amqp.performatives import ACCEPTED, Declared, Role, TransactionalState
+from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
+from bascule.client.message import Message, encode
+
+React = Callable[[Connection, Any], None]
+BODIES = ("one", "two", "three")
+
+
+def obliging(connection: Connection, event: Any) -> None:
+    """Accept everything; a consumer gets as many messages as it asks for, up to three in all."""
+    match event:
+        case Opened():
+            connection.open()
+        case Attached():
+            event.link.accept()
+            if isinstance(event.link, ReceiverLink):
+                event.link.flow(10_000)
+            else:
+                event.link.context = iter([encode(Message(body)) for body in BODIES])
+        case DeclareAsked():
+            event.link.settle(event.delivery_id, Declared(b"txn"))
+        case DischargeAsked():
+            event.link.settle(event.delivery_id, ACCEPTED)
+        case Transferred():
+            event.link.settle(event.delivery_id, ACCEPTED if event.txn_id is None else TransactionalState(event.txn_id, ACCEPTED))
+        case Flowed() if isinstance(event.link, SenderLink):
+            while event.link.credit and (data := next(event.link.context, None)):
+                event.link.send(data)
+            event.link.drained()
+
+
+@contextmanager
+def server(*reactions: React) -> Iterator[str]:
+    """Its URL. One connection after the other, on a thread of its own, each with its reaction; one that raises OSError cuts it."""
+    mechanisms: dict[str, Callable[[], ServerMechanism]] = {
+        "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
+        "ANONYMOUS": AnonymousServer,
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for react in reactions:
+                peer, _ = listener.accept()
+                connection = Connection(Role.SERVER, container_id="server", sasl=SaslServer(mechanisms), require_sasl=True)
+                with peer:
+                    try:
+                        while not connection.closed and (data := peer.recv(65536)):
+                            for event in connection.receive(data, time.monotonic()):
+                                react(connection, event)
+                            peer.sendall(connection.data_to_send())
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"amqp://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10)
+        assert not thread.is_alive()
