@@ -1,0 +1,123 @@
+"""Which of several brokers serves: the one to which a consumer group gives the journal's partition.
+
+Kafka's group membership notices a broker that is gone within the session timeout. It decides only who tries: what keeps two brokers
+from both being believed is the journal's fence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from bascule.core.errors import BasculeError
+
+#: Callbacks come from polling: how long a change may go unnoticed.
+POLL_S = 0.1
+#: How long the group's answer is waited for; without it the session ends by time.
+LEAVE_S = 2.0
+#: Long: it is the session, not the polling thread, that says whether this process lives.
+_POLL_INTERVAL_MS = 24 * 3600 * 1000
+_SETTINGS: Mapping[str, Any] = {
+    # Whoever serves goes on serving when others come or go.
+    "partition.assignment.strategy": "cooperative-sticky",
+    "group.protocol": "classic",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "latest",
+    "max.poll.interval.ms": _POLL_INTERVAL_MS,
+    # Membership is all that is wanted: nothing is read.
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    "log_level": 0,
+}
+
+
+class SameInstance(BasculeError):
+    """Another process stands for election under this one's name."""
+
+
+class Election:
+    """Stands for election until it is closed. ``on_change(elected)`` and ``on_error`` are called from another thread.
+
+    ``instance`` names this broker over restarts: one that was killed and is started again is what it was, at once. While Kafka does not
+    answer nothing changes: a lost election is one that Kafka has given to somebody else.
+    """
+
+    def __init__(
+        self, kafka: Mapping[str, Any], group: str, topic: str, instance: str, session_timeout_s: float,
+        *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None],
+    ) -> None:  # fmt: skip
+        self._consumer = Consumer(
+            {
+                **kafka,
+                **_SETTINGS,
+                "group.id": group,
+                "group.instance.id": instance,
+                "session.timeout.ms": int(session_timeout_s * 1000),
+                "heartbeat.interval.ms": int(session_timeout_s * 1000 / 12),
+            }
+        )
+        self._instance = instance
+        self._topic = topic
+        self._on_change = on_change
+        self._on_error = on_error
+        self._elected = False
+        self._closing = threading.Event()
+        self._resigning = False
+        self._thread = threading.Thread(target=self._run, name="election", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        while not self._closing.is_set():
+            message = self._consumer.poll(POLL_S)
+            error = message.error() if message is not None else None
+            if error is not None and error.code() == KafkaError.FENCED_INSTANCE_ID:
+                self._on_error(SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own"))
+                break
+        if self._resigning:
+            self._leave()
+        self._consumer.close()
+
+    def _leave(self) -> None:
+        """A member with a name does not say goodbye by closing, so that it may come back: this makes it."""
+        self._consumer.unsubscribe()
+        deadline_s = time.monotonic() + LEAVE_S
+        while self._elected and time.monotonic() < deadline_s:
+            self._consumer.poll(POLL_S)
+        self._consumer.poll(POLL_S)
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        if partitions:
+            consumer.pause(partitions)
+        self._tell(bool(consumer.assignment()))
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_unassign(partitions)
+        self._tell(False)
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """The session ended, by this side's clock: whether somebody else has it is known when Kafka answers again."""
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException:
+            consumer.unassign()
+
+    def _tell(self, elected: bool) -> None:
+        if elected != self._elected:
+            self._elected = elected
+            self._on_change(elected)
+
+    def close(self, *, resign: bool) -> None:
+        """Stop. ``resign`` hands over at once; without, the place is kept until the session ends, for a restart."""
+        self._resigning = resign
+        self._closing.set()
+        self._thread.join()
