@@ -1,0 +1,97 @@
+"""TLS and logins with the Java client: SCRAM by a hash, PLAIN, a certificate, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from tests.interop.conftest import Connect
+
+from bascule.amqp.scram import Verifier
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
+from bascule.testing.qpid import JmsError
+from bascule.testing.system import System
+
+HASH = Verifier.of("hush", b"0123456789abcdef", 4096)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("the command openssl makes the certificates of this test")
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def ann(authority: Authority) -> Certificate:
+    return authority.issue("ann")
+
+
+@pytest.fixture(scope="module")
+def secure(kafka: EmbeddedKafka, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Speaks TLS; knows the hash of bob's password, and whoever has a certificate of the authority."""
+    server = authority.issue("server")
+    config = f"""
+        [broker]
+        users = {{ bob = "{HASH}" }}
+
+        [broker.tls]
+        certificate = "{server.certificate}"
+        key = "{server.key}"
+        client_ca = "{authority.certificate}"
+    """
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("secure"), prefix="secure", config=config) as running:
+        yield running
+
+
+def url(system: System, authority: Authority, client: Certificate | None = None, options: str = "") -> str:
+    trust = f"transport.trustStoreLocation={authority.trust_store}&transport.trustStorePassword={STORE_PASSWORD}&transport.storeType=PKCS12"
+    key = f"&transport.keyStoreLocation={client.store}&transport.keyStorePassword={STORE_PASSWORD}" if client else ""
+    return f"amqps://127.0.0.1:{system.port}?{trust}{key}{options}"
+
+
+def users(system: System) -> list[str]:
+    return [connection["user"] for connection in system.ask("connections")]
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+def test_a_user_of_whom_only_a_hash_is_known_logs_in_by_each_mechanism(
+    mechanism: str, secure: System, authority: Authority, connect_to: Connect, queue: str
+) -> None:
+    connection = connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user="bob", password="hush")
+    connection.session().producer(queue).send("kept")
+    assert connection.session().consumer(queue).receive().body == "kept"
+    assert users(secure) == ["bob"]
+
+
+def test_a_client_left_to_itself_takes_the_safer_mechanism_and_logs_in(secure: System, authority: Authority, connect_to: Connect) -> None:
+    connect_to(url(secure, authority), user="bob", password="hush")
+    assert users(secure) == ["bob"]
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+@pytest.mark.parametrize(("user", "password"), [("bob", "guess"), ("eve", "hush"), ("bob", str(HASH))])
+def test_a_wrong_password_is_a_security_exception(
+    mechanism: str, user: str, password: str, secure: System, authority: Authority, connect_to: Connect
+) -> None:
+    with pytest.raises(JmsError, match="JMSSecurity"):
+        connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user=user, password=password)
+
+
+def test_a_client_with_a_certificate_needs_no_password_and_is_known_by_its_name(
+    secure: System, authority: Authority, ann: Certificate, connect_to: Connect
+) -> None:
+    connect_to(url(secure, authority, ann))
+    assert users(secure) == ["ann"]
+
+
+def test_who_has_neither_is_not_let_in(secure: System, authority: Authority, connect_to: Connect) -> None:
+    with pytest.raises(JmsError, match="JMSSecurity"):
+        connect_to(url(secure, authority))
+
+
+def test_nothing_is_served_in_clear(secure: System, connect_to: Connect) -> None:
+    with pytest.raises(JmsError):
+        connect_to(f"amqp://127.0.0.1:{secure.port}?jms.connectTimeout=5000", user="bob", password="hush")
