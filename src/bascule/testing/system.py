@@ -15,13 +15,15 @@ import os
 import signal
 import sys
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.process import Child, free_port
 
 #: Far above what a loaded machine needs: a test that waits longer has found something.
@@ -157,9 +159,28 @@ class System:
 
     def status(self) -> dict[str, Any]:
         """What the broker says of itself. Raises OSError."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/status", timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
+        found: dict[str, Any] = self.ask("status")
         return found
+
+    def ask(self, path: str, **parameters: str | int) -> Any:
+        """What the admin server shows under a path. Raises OSError."""
+        with urllib.request.urlopen(f"{self._admin}/{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+            return json.load(answer)
+
+    def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
+        """An administrator's action, and what it says it did. Raises InvalidInput with the broker's refusal, OSError."""
+        request = urllib.request.Request(f"{self._admin}/{action}", json.dumps(arguments).encode(), method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                done: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise InvalidInput(json.load(error)["error"]) from None
+        return done
+
+    @property
+    def _admin(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
 
     def queue(self, name: str) -> dict[str, Any] | None:
         """How a queue, or the queue of a subscription, stands; None when there is none. Raises OSError."""
