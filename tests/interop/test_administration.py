@@ -1,0 +1,156 @@
+"""What an administrator does to a running broker, and settings of addresses, as a JMS client meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.interop.conftest import Connect
+
+from bascule.core.errors import InvalidInput
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import JmsError
+from bascule.testing.system import System, wait_for
+
+CONFIG = """
+    [[address]]
+    match = "admin.#"
+    max_delivery_attempts = 2
+
+    [[address]]
+    match = "admin.small"
+    max_messages = 3
+    when_full = "reject"
+
+    [[address]]
+    match = "admin.known.#"
+    auto_create = false
+
+    [[queue]]
+    name = "admin.known.queue"
+
+    [[topic]]
+    name = "admin.known.topic"
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("administered"), prefix="administered", config=CONFIG) as running:
+        yield running
+
+
+def test_a_queue_is_purged_of_what_a_selector_wants(broker: System, connect_to: Connect, name: str) -> None:
+    producer = connect_to(broker.url).session().producer(f"queue:{name}")
+    producer.send("{n}", count=10, properties={"n": ["n", 0]})
+    assert broker.act("queues/purge", name=name, selector="n >= 3") == {"purged": 7}
+    assert broker.depth(name) == 3
+    broker.broker.restart()
+    assert broker.depth(name) == 3
+    assert broker.act("queues/purge", name=name) == {"purged": 3}
+
+
+def test_messages_are_moved_and_stay_moved(broker: System, connect_to: Connect, name: str) -> None:
+    connect_to(broker.url).session().producer(f"queue:{name}").send("{n}", count=2500)
+    assert broker.act("queues/move", name=name, to=f"{name}.2") == {"moved": 2500, "left": {}}
+    broker.broker.restart()
+    assert (broker.depth(name), broker.depth(f"{name}.2")) == (0, 2500)
+    consumer = connect_to(broker.url).session().consumer(f"queue:{name}.2")
+    assert [message.body for message in consumer.receive_many(2500, 20)] == [str(n) for n in range(2500)]
+
+
+def test_a_dead_letter_says_where_it_came_from_and_goes_back_there(broker: System, connect_to: Connect, name: str) -> None:
+    queue = f"admin.{name}"
+    connection = connect_to(broker.url)
+    connection.session().producer(f"queue:{queue}").send("poison", properties={"case": name})
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(f"queue:{queue}")
+    for _ in range(2):
+        assert consumer.receive().body == "poison"
+        session.rollback()
+    (letter,) = wait_for(lambda: [each for each in broker.ask("dead-letters") if each["queue"] == queue], "the dead letter")
+    assert (letter["address"], letter["routing"], letter["reason"], letter["deliveries"]) == (queue, "anycast", "delivery-attempts", 2)
+    assert broker.act("dead-letters/return", selector=f"case = '{name}'") == {"returned": 1, "left": {}}
+    again = consumer.receive()
+    assert (again.body, again.redelivered, again.properties["case"]) == ("poison", False, name)
+    session.commit()
+    assert broker.depth("DLQ") == 0
+
+
+def test_a_full_queue_refuses_and_takes_again_when_there_is_room(broker: System, connect_to: Connect) -> None:
+    connection = connect_to(broker.url)
+    producer = connection.session().producer("queue:admin.small")
+    producer.send("{n}", count=3)
+    with pytest.raises(JmsError, match="ResourceAllocation"):
+        producer.send("too many")
+    assert broker.ask("queues", name="admin.small")["full"] is True
+    connection.session().consumer("queue:admin.small").receive()
+    wait_for(lambda: broker.depth("admin.small") == 2, "room")
+    producer.send("fits")
+
+
+def test_only_known_destinations_can_be_used_where_none_are_made(broker: System, connect_to: Connect) -> None:
+    session = connect_to(broker.url).session()
+    session.producer("queue:admin.known.queue").send("a")
+    session.producer("topic:admin.known.topic").send("a")
+    for destination in ("queue:admin.known.other", "topic:admin.known.other"):
+        with pytest.raises(JmsError, match="InvalidDestination"):
+            session.producer(destination).send("a")
+    broker.act("queues/create", name="admin.known.other")
+    session.producer("queue:admin.known.other").send("a")
+
+
+def test_a_queue_is_deleted_when_nobody_uses_it_or_by_force(broker: System, connect_to: Connect, name: str) -> None:
+    connect_to(broker.url).session().producer(f"queue:{name}").send("a")
+    with pytest.raises(InvalidInput, match="has 1 messages"):
+        broker.act("queues/delete", name=name)
+    assert broker.act("queues/delete", name=name, force=True) == {"deleted": name, "messages": 1}
+    assert broker.queue(name) is None
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        broker.act("queues/purge", name=name)
+
+
+def test_a_subscription_is_listed_and_deleted(broker: System, connect_to: Connect, name: str) -> None:
+    connection = connect_to(broker.url, client_id=name)
+    connection.session().consumer(f"topic:{name}", name="sub", durable=True).close()
+    connection.session().producer(f"topic:{name}").send("a")
+    (subscription,) = [each for each in broker.ask("subscriptions") if each["topic"] == name]
+    assert (subscription["name"], subscription["durable"], subscription["messages"]) == (f"{name}.sub", True, 1)
+    assert broker.act("subscriptions/delete", name=f"{name}.sub") == {"deleted": f"{name}.sub", "messages": 1}
+    assert [each for each in broker.ask("subscriptions") if each["topic"] == name] == []
+
+
+def test_a_connection_is_listed_and_closed_and_its_client_comes_back(broker: System, connect_to: Connect, name: str) -> None:
+    connection = connect_to(broker.failover_url, client_id=name)
+    consumer = connection.session().consumer(f"queue:{name}")
+    (client,) = [each for each in broker.ask("connections") if each["client_id"] == name]
+    assert (client["user"], client["consumers"]) == ("anonymous", 1)
+    assert broker.act("connections/close", id=client["id"]) == {"closed": 1}
+    back = wait_for(lambda: [each for each in broker.ask("connections") if each["client_id"] == name], "the client's return")
+    assert back[0]["id"] != client["id"]
+    connection.session().producer(f"queue:{name}").send("a")
+    assert consumer.receive().body == "a"
+
+
+def test_counters_tell_what_was_done(broker: System, connect_to: Connect, name: str) -> None:
+    before = broker.status()["counters"]
+    session = connect_to(broker.url).session("TRANSACTED")
+    session.producer(f"queue:{name}").send("{n}", count=5)
+    session.commit()
+    consumer = session.consumer(f"queue:{name}")
+    consumer.receive()
+    session.rollback()
+    after = broker.status()["counters"]
+    grown = {key: after[key] - value for key, value in before.items()}
+    assert grown["messages_in"] == 5
+    assert grown["messages_out"] >= 5
+    assert (grown["transactions_committed"], grown["transactions_rolled_back"]) == (1, 1)
+
+
+def test_a_message_of_64_mib_is_too_large_and_one_a_little_smaller_is_taken(broker: System, connect_to: Connect, name: str) -> None:
+    session = connect_to(broker.url).session()
+    body = "x" * (60 << 20)
+    session.producer(f"queue:{name}").send(body)
+    assert session.consumer(f"queue:{name}").receive(60).body == body
+    with pytest.raises(JmsError):
+        session.producer(f"queue:{name}").send(body + "y" * (4 << 20))
