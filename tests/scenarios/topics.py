@@ -39,6 +39,7 @@ class Reader:
         self._consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         self._topic = topic
         self.values: list[str] = []
+        self.headers: list[dict[str, bytes | str | None]] = []
         self.ids: list[bytes | str | None] = []  # where each was in the journal, if a divert has written it
 
     def read_until(self, last: str) -> list[str]:
@@ -50,7 +51,8 @@ class Reader:
                 value = record.value()
                 assert value is not None
                 self.values.append(value.decode())
-                self.ids.append(dict(record.headers() or ()).get("bascule.id"))
+                self.headers.append(dict(record.headers() or ()))
+                self.ids.append(self.headers[-1].get("bascule.id"))
             return last in self.values
 
         wait_for(there, f"record {last!r} in topic {self._topic}; there are {len(self.values)}", WAIT_S)

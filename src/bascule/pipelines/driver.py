@@ -23,7 +23,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.history import LagMirror
 from bascule.kafka.positions import Position, position_key
-from bascule.pipelines.positions import COMMON, JOURNAL_PARTITION, Positions
+from bascule.kafka.transactional import end_open_transactions
+from bascule.pipelines.positions import APART, COMMON, JOURNAL_PARTITION, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import DivertPlan, joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
@@ -97,15 +98,24 @@ class Driver:
             self._mirror()
 
     def stop(self) -> None:
-        """Stops everything in order."""
+        """Stops everything in order; no transaction stays open."""
+        self._mirror()
         for query in self.queries.values():
             query.stop()
-        self._mirror()
         for mirror in self._mirrors.values():
             mirror.close()
         if self._session is not None:
             self._session.stop()
+        # With the session the workers are gone, some of them in the middle of a transaction.
+        end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, self._held_keys()))
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _held_keys(self) -> list[str]:
+        """The positions that this run's queries move."""
+        apart = [name.removeprefix(APART) for name in self.queries if name.startswith(APART)]
+        diverts = [self._positions.common_key, *map(self._positions.own_key, apart)] if COMMON in self.queries else []
+        taken = self._sources.items()
+        return diverts + [position_key(f"ingress:{name}", topic, partition) for name, sources in taken for topic, partition in sources]
 
     # --- diverts ---
 
@@ -123,7 +133,7 @@ class Driver:
     def _start_diverts(self, plan: DivertPlan) -> None:
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
-            self._add(f"divert:{name}", lambda name=name: self._divert_frame(f"divert:{name}", self._positions.own_key(name)))  # type: ignore[misc]
+            self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
@@ -142,18 +152,18 @@ class Driver:
 
     def _join_those_near(self) -> None:
         common = self.queries.get(COMMON)
-        for name in [name for name in self.queries if name.startswith("divert:")]:
+        for name in [name for name in self.queries if name.startswith(APART)]:
             query = self.queries[name]
             behind = _journal_offset(query.reached())
             ahead = _journal_offset(common.reached()) if common and common.running else None
             if query.running is None or behind is None:
                 continue
             if common is None or common.running is None or (ahead is not None and abs(ahead - behind) <= JOIN_RECORDS):
-                self._join(name.removeprefix("divert:"))
+                self._join(name.removeprefix(APART))
 
     def _join(self, name: str) -> None:
         """Stops the divert and the others, brings whoever is behind to the same offset, and makes them one, in one transaction."""
-        query, common = self.queries[f"divert:{name}"], self.queries[COMMON]
+        query, common = self.queries[f"{APART}{name}"], self.queries[COMMON]
         query.stop()
         common.stop()
         key, common_key = self._positions.own_key(name), self._positions.common_key
