@@ -17,6 +17,8 @@ from bascule.embedded.java import find_jdk
 SOURCE_DIR = Path(__file__).parents[3] / "java"
 #: The set of ``jars.lock`` with Apache Qpid JMS.
 JARS = "qpid-jms"
+#: The same client for JMS 2.0. Its interfaces differ in the name of their package alone.
+JAVAX_JARS = "qpid-jms-javax"
 #: A test peer needs little; the second compiler costs more than it brings in a short life.
 SMALL_JVM = ("-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
@@ -25,20 +27,33 @@ class NotCompiled(Unavailable):
     """A Java program has errors; the text is the compiler's."""
 
 
-def compiled(program: str) -> Path:
-    """The directory with the classes of ``java/PROGRAM.java``; compiles when source or jars have changed. Raises NotCompiled, NoJdk."""
-    source = SOURCE_DIR / f"{program}.java"
-    jars = os.pathsep.join(map(str, classpath(JARS)))
-    classes = default_cache_dir() / "classes" / f"{program}-{hashlib.sha256(source.read_bytes() + jars.encode()).hexdigest()[:16]}"
+def sources_of(program: str) -> list[Path]:
+    """``java/PROGRAM.java``, or all of the directory ``java/program``."""
+    alone = SOURCE_DIR / f"{program}.java"
+    return [alone] if alone.exists() else sorted((SOURCE_DIR / program.lower()).glob("*.java"))
+
+
+def compiled(program: str, jars: str = JARS) -> Path:
+    """The directory with a program's classes; compiles when sources or jars have changed. Raises NotCompiled, NoJdk."""
+    return compiled_sources(program, sources_of(program), jars)
+
+
+def compiled_sources(name: str, sources: Sequence[Path], *jars: str) -> Path:
+    """The directory with the classes of some sources, cached under ``name``. Raises NotCompiled, NoJdk."""
+    path = _joined(*(file for each in jars for file in classpath(each)))
+    package = "javax.jms" if JAVAX_JARS in jars else "jakarta.jms"
+    texts = {source.name: source.read_text().replace("jakarta.jms", package) for source in sources}
+    digest = hashlib.sha256(repr((path, texts)).encode()).hexdigest()
+    classes = default_cache_dir() / "classes" / f"{name}-{digest[:16]}"
     if classes.exists():
         return classes
     classes.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=classes.parent))
-    javac = find_jdk().home / "bin" / "javac"
-    done = subprocess.run([javac, "-cp", jars, "-d", made, source], capture_output=True, text=True, check=False)
-    if done.returncode:
+    try:
+        _compile(path, texts, made)
+    except BaseException:
         shutil.rmtree(made)
-        raise NotCompiled(f"{source} does not compile:\n{done.stderr}")
+        raise
     try:
         made.rename(classes)
     except OSError:  # another process was faster
@@ -46,7 +61,20 @@ def compiled(program: str) -> Path:
     return classes
 
 
-def java_command(program: str, *arguments: str, jvm: Sequence[str] = SMALL_JVM) -> list[str]:
-    """The command line that runs ``java/PROGRAM.java`` with Qpid JMS."""
-    path = os.pathsep.join(map(str, [compiled(program), *classpath(JARS)]))
-    return [str(find_jdk().executable), *jvm, "-cp", path, program, *arguments]
+def _compile(path: str, texts: dict[str, str], into: Path) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in texts.items():
+            Path(directory, name).write_text(text)
+        javac = find_jdk().home / "bin" / "javac"
+        done = subprocess.run([javac, "-cp", path, "-d", into, *texts], cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotCompiled(f"{', '.join(texts)}: not compiled\n{done.stderr}")
+
+
+def java_command(program: str, *arguments: str, jvm: Sequence[str] = SMALL_JVM, jars: str = JARS) -> list[str]:
+    """The command line that runs a program of ``java/`` with Qpid JMS."""
+    return [str(find_jdk().executable), *jvm, "-cp", _joined(compiled(program, jars), *classpath(jars)), program, *arguments]
+
+
+def _joined(*files: Path) -> str:
+    return os.pathsep.join(map(str, files))
