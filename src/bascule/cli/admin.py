@@ -34,7 +34,8 @@ class Admin:
         from bascule.config import load
 
         settings = load(config).settings.admin
-        self._url = (url or f"{settings.url_scheme}://{settings.host}:{settings.port}").rstrip("/")
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._url = (url or f"{settings.url_scheme}://{host}:{settings.port}").rstrip("/")
         self._headers = {"content-type": "application/json"}
         self._context: ssl.SSLContext | None = None
         if settings.token is not None:
@@ -42,7 +43,7 @@ class Admin:
         if settings.tls.certificate is not None and url is None:
             from bascule.server.tls import client_context
 
-            self._context = client_context(settings.tls.certificate)
+            self._context = client_context(settings.tls.certificate, "admin.tls")
 
     def look(self, path: str, **parameters: str | int) -> Any:
         """What stands there. Raises InvalidInput, Unavailable."""

@@ -17,6 +17,8 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from bascule.client import ConnectionFactory, Message, Queue, Topic
 
 #: A table shows so much of a body; JSON shows all.
@@ -28,7 +30,9 @@ PROPERTY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", 
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of the queue or topic")]
 BrokerOption = Annotated[
     str | None,
-    typer.Option("--broker", metavar="URL", help="amqp://[USER:PASSWORD@]HOST[:PORT] [default: broker.host and .port]", show_default=False),
+    typer.Option(
+        "--broker", metavar="URL", help="amqp[s]://[USER:PASSWORD@]HOST[:PORT] [default: that of the settings]", show_default=False
+    ),
 ]
 UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME:PASSWORD", help="As whom to connect", show_default=False)]
 TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
@@ -141,18 +145,23 @@ def browse(
 def _factory(broker: str | None, user: str | None, config: Path | None) -> ConnectionFactory:
     from bascule.client import ConnectionFactory
 
+    tls: SSLContext | None = None
     if broker is None:
         from bascule.config import load
 
         settings = load(config).settings.broker
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        broker = f"amqp://{host}:{settings.port}"
+        broker = f"{settings.url_scheme}://{host}:{settings.port}"
+        if settings.tls.certificate is not None:
+            from bascule.server.tls import client_context
+
+            tls = client_context(settings.tls.certificate, "broker.tls")
     if user is None:
-        return ConnectionFactory(broker)
+        return ConnectionFactory(broker, tls=tls)
     name, colon, password = user.partition(":")
     if not (name and colon):
         raise InvalidInput("--user must be NAME:PASSWORD")
-    return ConnectionFactory(broker, user=name, password=password)
+    return ConnectionFactory(broker, user=name, password=password, tls=tls)
 
 
 def _destination(name: str, topic: bool) -> Queue | Topic:

@@ -45,12 +45,15 @@ def certified_name(transport: asyncio.BaseTransport) -> str | None:
     return str(names[-1]) if names else None
 
 
-def client_context(certificate: Path) -> ssl.SSLContext:
-    """For a client on this machine: it trusts the very certificate of the listener's own settings, whatever name stands in it."""
+def client_context(certificate: Path, where: str) -> ssl.SSLContext:
+    """For a client on this machine: it trusts the very certificate of the listener's own settings, whatever name stands in it.
+
+    ``where`` is the listener's table of the file. Raises InvalidInput.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    _trust(context, certificate, "admin.tls.certificate")
+    _trust(context, certificate, f"{where}.certificate")
     return context
 
 

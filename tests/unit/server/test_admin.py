@@ -16,7 +16,7 @@ from bascule.broker.errors import UnknownAddress
 from bascule.config.settings import Tls
 from bascule.core.errors import Unavailable
 from bascule.embedded.process import PortInUse
-from bascule.server.admin import AdminServer
+from bascule.server.admin import AdminServer, admin_app
 from bascule.server.status import ConnectionStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
 from bascule.server.tls import client_context, server_context
 from bascule.testing.certificates import Authority
@@ -209,6 +209,26 @@ def test_a_web_page_may_not_act_nor_read_messages() -> None:
     assert broker.acted == []
 
 
+def test_without_a_token_only_this_machine_may_act() -> None:
+    broker = Broker()
+    answers: list[Any] = []
+
+    async def run(host: str) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/queues/purge", "headers": [], "query_string": b"", "client": (host, 1)}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: Any) -> None:
+            answers.append(message.get("status"))
+
+        await admin_app(broker)(scope, receive, send)
+
+    for host in ("192.0.2.1", "127.0.0.1", "::1"):
+        asyncio.run(run(host))
+    assert answers[::2] == [403, 200, 200]
+
+
 def test_where_there_is_a_token_it_must_be_given() -> None:
     broker = Broker()
 
@@ -227,7 +247,9 @@ def test_it_speaks_tls_with_a_certificate(authority: Authority) -> None:
     server = authority.issue("admin")
 
     def ask(port: int) -> None:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}/livez", context=client_context(server.certificate), timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"https://127.0.0.1:{port}/livez", context=client_context(server.certificate, "admin.tls"), timeout=10
+        ) as answer:
             assert answer.read() == b"ok\n"
 
     served(Broker(), ask, tls=server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"))

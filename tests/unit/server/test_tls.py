@@ -87,12 +87,9 @@ def test_a_client_without_a_certificate_or_with_a_strangers_is_refused_where_one
 
 
 def test_a_command_on_this_machine_trusts_the_listeners_own_certificate_and_no_other(server: Certificate, ann: Certificate) -> None:
-    assert (
-        seen(server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"), client_context(server.certificate)) is None
-    )
-    assert (
-        seen(server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"), client_context(ann.certificate)) == "refused"
-    )
+    context = server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls")
+    assert seen(context, client_context(server.certificate, "admin.tls")) is None
+    assert seen(context, client_context(ann.certificate, "admin.tls")) == "refused"
 
 
 def test_a_key_may_stand_in_the_certificates_file(server: Certificate, tmp_path: Path) -> None:
