@@ -1,0 +1,240 @@
+"""Transactions under test: a resource and a decision log in memory that fail where they are told to, and a check of the order of calls.
+
+What a crash leaves is kept apart from what it takes: ``ModelResource.durable`` and ``ModelLog.durable`` outlive the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from bascule.core.errors import Unavailable
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
+from bascule.xa.log import Decision, Heuristic, LogState
+from bascule.xa.resource import NEXT, Branches, Call, Resource, State, Vote, refusal
+from bascule.xa.xid import Xid
+
+HandleT = TypeVar("HandleT")
+#: Told before and after each call of a resource or log, by the name ``who.call.before`` or ``who.call.after``.
+Watch = Callable[[str], None]
+
+
+def unwatched(_point: str) -> None:
+    """Nothing happens."""
+
+
+class Checked(Generic[HandleT]):
+    """A resource whose callers are checked: an illegal order is refused before it arrives."""
+
+    def __init__(self, inner: Resource[HandleT]) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self._branches = Branches()
+
+    def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
+        """See Resource."""
+        after = self._branches.check(xid, Call.START)
+        handle = self.inner.start(xid, timeout_s=timeout_s)
+        self._branches.move(xid, after)
+        return handle
+
+    def end(self, xid: Xid, *, success: bool) -> None:
+        """See Resource."""
+        after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
+        self.inner.end(xid, success=success)
+        self._branches.move(xid, after)
+
+    def prepare(self, xid: Xid) -> Vote:
+        """See Resource."""
+        after = self._branches.check(xid, Call.PREPARE)
+        try:
+            vote = self.inner.prepare(xid)
+        except BranchRolledBack:
+            self._branches.move(xid, State.NONE)
+            raise
+        self._branches.move(xid, after if vote is Vote.YES else State.NONE)
+        return vote
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Resource."""
+        self._finish(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT, lambda: self.inner.commit(xid, one_phase=one_phase))
+
+    def rollback(self, xid: Xid) -> None:
+        """See Resource."""
+        self._finish(xid, Call.ROLLBACK, lambda: self.inner.rollback(xid))
+
+    def recover(self) -> Sequence[Xid]:
+        """See Resource."""
+        return self.inner.recover()
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource."""
+        self.inner.forget(xid)
+
+    def _finish(self, xid: Xid, call: Call, act: Callable[[], None]) -> None:
+        state = self._branches.state(xid)
+        if state is not State.NONE and (state, call) not in NEXT:  # one that another process began may be finished here
+            raise refusal(state, call, xid)
+        try:
+            act()
+        except (BranchRolledBack, UnknownXid):
+            self._branches.move(xid, State.NONE)
+            raise
+        self._branches.move(xid, State.NONE)
+
+
+@dataclass
+class DurableBranches:
+    """What a resource keeps over a crash."""
+
+    prepared: dict[Xid, list[str]] = field(default_factory=dict)
+    committed: list[str] = field(default_factory=list)
+    #: Finished from outside: the code that callers are answered, until forgotten.
+    heuristic: dict[Xid, Code] = field(default_factory=dict)
+
+
+class ModelResource:
+    """A list of strings. A branch appends to it; the handle is the branch's own list."""
+
+    def __init__(self, name: str, durable: DurableBranches | None = None, *, vote: str = "yes", watch: Watch = unwatched) -> None:
+        """``vote`` is ``yes``, ``read-only`` or ``no``."""
+        self.name = name
+        self.durable = durable or DurableBranches()
+        self.vote = vote
+        self._watch = watch
+        self._active: dict[Xid, list[str]] = {}
+
+    def start(self, xid: Xid, *, timeout_s: float) -> list[str]:  # noqa: ARG002 - this one waits for ever
+        """See Resource."""
+        with _Watched(self, "start"):
+            return self._active.setdefault(xid, [])
+
+    def end(self, xid: Xid, *, success: bool) -> None:  # noqa: ARG002 - a rollback follows, or a prepare
+        """See Resource."""
+        with _Watched(self, "end"):
+            if xid not in self._active:
+                raise BranchRolledBack(f"{xid} is lost")
+
+    def prepare(self, xid: Xid) -> Vote:
+        """See Resource."""
+        with _Watched(self, "prepare"):
+            if (work := self._active.pop(xid, None)) is None:
+                raise BranchRolledBack(f"{xid} is lost")
+            if self.vote == "no":
+                raise BranchRolledBack(f"{self.name} votes no")
+            if self.vote == "read-only":
+                return Vote.READ_ONLY
+            self.durable.prepared[xid] = work
+            return Vote.YES
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Resource."""
+        with _Watched(self, "commit"):
+            if xid in self.durable.heuristic:
+                raise BranchHeuristic(f"{xid} was finished by hand", self.durable.heuristic[xid])
+            work = self._active.pop(xid, None) if one_phase else self.durable.prepared.pop(xid, None)
+            if work is None:
+                raise BranchRolledBack(f"{xid} is lost") if one_phase else UnknownXid(f"no branch {xid}")
+            if one_phase and self.vote == "no":
+                raise BranchRolledBack(f"{self.name} refuses")
+            self.durable.committed += work
+
+    def rollback(self, xid: Xid) -> None:
+        """See Resource."""
+        with _Watched(self, "rollback"):
+            if xid in self.durable.heuristic:
+                raise BranchHeuristic(f"{xid} was finished by hand", self.durable.heuristic[xid])
+            if self._active.pop(xid, None) is None and self.durable.prepared.pop(xid, None) is None:
+                raise UnknownXid(f"no branch {xid}")
+
+    def recover(self) -> Sequence[Xid]:
+        """See Resource."""
+        with _Watched(self, "recover"):
+            return [*self.durable.prepared, *self.durable.heuristic]
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource."""
+        with _Watched(self, "forget"):
+            if self.durable.heuristic.pop(xid, None) is None:
+                raise UnknownXid(f"no branch {xid}")
+
+    def force(self, xid: Xid, code: Code) -> None:
+        """Somebody finishes a prepared branch by hand."""
+        work = self.durable.prepared.pop(xid)
+        if code is Code.XA_HEURCOM:
+            self.durable.committed += work
+        self.durable.heuristic[xid] = code
+
+    def crash(self) -> None:
+        """What was not prepared is lost."""
+        self._active.clear()
+
+    def watched(self, point: str) -> None:
+        """A crash of the resource itself is no answer for its caller."""
+        try:
+            self._watch(f"{self.name}.{point}")
+        except ResourceFailed:
+            self.crash()
+            raise
+
+
+class ModelLog:
+    """A decision log in memory."""
+
+    name = "log"
+
+    def __init__(self, durable: LogState | None = None, *, watch: Watch = unwatched) -> None:
+        self.durable = durable or LogState()
+        self._watch = watch
+
+    def decide(self, decision: Decision) -> Decision:
+        """See DecisionLog."""
+        with _Watched(self, "decide"):
+            self.durable.add(decision)
+            return self.durable.decisions[decision.gtrid]
+
+    def read(self) -> LogState:
+        """See DecisionLog."""
+        with _Watched(self, "read"):
+            return LogState(dict(self.durable.decisions), dict(self.durable.heuristics))
+
+    def record(self, heuristic: Heuristic) -> None:
+        """See DecisionLog."""
+        with _Watched(self, "record"):
+            self.durable.add(heuristic)
+
+    def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See DecisionLog."""
+        try:
+            with _Watched(self, "forget"):
+                for gtrid in gtrids:
+                    self.durable.decisions.pop(gtrid, None)
+        except Unavailable:
+            return
+
+    def forget_heuristic(self, xid: Xid) -> None:
+        """See DecisionLog."""
+        with _Watched(self, "forget_heuristic"):
+            self.durable.heuristics.pop(xid, None)
+
+    def close(self) -> None:
+        """See DecisionLog."""
+
+    def watched(self, point: str) -> None:
+        """For ``_Watched``."""
+        self._watch(f"{self.name}.{point}")
+
+
+class _Watched:
+    """Around the effect of a call: the points before and after it. The effect is not undone by what happens after."""
+
+    def __init__(self, model: ModelResource | ModelLog, call: str) -> None:
+        self._model = model
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._model.watched(f"{self._call}.before")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._model.watched(f"{self._call}.after")

@@ -1,0 +1,28 @@
+"""Transactions over several resources: X/Open XA with presumed abort, a durable decision log, and recovery."""
+
+from bascule.xa.errors import (
+    HeuristicOutcome,
+    TransactionError,
+    TransactionInDoubt,
+    TransactionRolledBack,
+    TransactionTimedOut,
+)
+from bascule.xa.file_log import FileLog
+from bascule.xa.manager import TransactionManager
+from bascule.xa.resource import Resource, Vote
+from bascule.xa.transaction import Transaction
+from bascule.xa.xid import Xid
+
+__all__ = [
+    "FileLog",
+    "HeuristicOutcome",
+    "Resource",
+    "Transaction",
+    "TransactionError",
+    "TransactionInDoubt",
+    "TransactionManager",
+    "TransactionRolledBack",
+    "TransactionTimedOut",
+    "Vote",
+    "Xid",
+]

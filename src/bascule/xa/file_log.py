@@ -1,0 +1,219 @@
+"""The decision log in a local file: one line an entry, appended and synced before anybody acts on it.
+
+    5f2a91c0 + {"gtrid":"shop/0199...","outcome":"commit","resources":["orders-db","kafka"],"by":"host/4711","at_ms":1790000000000}
+    77d0e3b2 - {"gtrid":"shop/0199..."}
+
+A line begins with its CRC-32. Processes share the file by a lock beside it (PATH.lock), held while one reads what others have appended and
+appends its own. Threads that decide at the same time share one write and one sync.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bascule.core.errors import Unavailable
+from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
+from bascule.xa.xid import Xid
+
+#: The file is written anew when it has this many lines that count no more: then they are most of it, and a few hundred KiB.
+DEAD_LINES_MAX = 2000
+_CRC_DIGITS = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    data: bytes
+    written: bool = False
+
+
+class FileLog:
+    """A decision log for managers on one machine. Opened by the first call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._file = -1
+        self._read_to = 0  # bytes
+        self._lines = 0
+        self._state = LogState()
+        self._mutex = threading.Lock()  # for what follows
+        self._waiting: list[_Line] = []
+        self._forgotten: set[bytes] = set()
+        self._turn = threading.Lock()  # whoever has it works on the file
+        self._broken: OSError | None = None
+
+    def decide(self, decision: Decision) -> Decision:
+        """See DecisionLog. Returns after the sync."""
+        state = self._append(_line("+", encode(decision)))
+        # Gone again already: another process has seen it and finished what it says.
+        return state.decisions.get(decision.gtrid, decision)
+
+    def read(self) -> LogState:
+        """See DecisionLog."""
+        with self._turn, self._locked():
+            self._catch_up()
+            return LogState(dict(self._state.decisions), dict(self._state.heuristics))
+
+    def record(self, heuristic: Heuristic) -> None:
+        """See DecisionLog. Returns after the sync."""
+        self._append(_line("+", encode(heuristic)))
+
+    def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See DecisionLog. Goes out with the next decision."""
+        with self._mutex:
+            self._forgotten.update(gtrids)
+
+    def forget_heuristic(self, xid: Xid) -> None:
+        """See DecisionLog. Returns after the sync."""
+        self._append(_line("-", json.dumps({"xid": str(xid)}).encode()))
+
+    def close(self) -> None:
+        """Writes what was forgotten, and closes the file."""
+        with self._turn:
+            if self._forgotten:
+                with suppress(Unavailable), self._locked():
+                    self._catch_up()
+                    self._write([])
+            self._close()
+
+    def _append(self, line: bytes) -> LogState:
+        """What the log says once the line is in it."""
+        mine = _Line(line)
+        with self._mutex:
+            self._waiting.append(mine)
+        with self._turn:
+            if not mine.written:
+                with self._mutex:
+                    lines, self._waiting = self._waiting, []
+                try:
+                    with self._locked():
+                        self._catch_up()
+                        self._write([each.data for each in lines])
+                except BaseException:
+                    with self._mutex:
+                        lines.remove(mine)
+                        self._waiting = lines + self._waiting  # each meets the failure in its own turn, or gets through
+                    raise
+                for each in lines:
+                    each.written = True
+            return self._state
+
+    def _write(self, lines: list[bytes]) -> None:
+        if self._broken is not None:
+            raise Unavailable(f"{self.path} could not be written before: {self._broken}; start again when that is mended")
+        with self._mutex:
+            forgotten, self._forgotten = self._forgotten, set()
+        gone = [
+            _line("-", json.dumps({"gtrid": gtrid.decode("latin-1")}).encode()) for gtrid in forgotten if gtrid in self._state.decisions
+        ]
+        data = b"".join([*gone, *lines])
+        try:
+            os.lseek(self._file, 0, os.SEEK_END)
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fdatasync(self._file)
+        except OSError as error:
+            # After a failed sync the system may show what the disk does not have: nothing more is decided by this process.
+            self._broken = error
+            raise Unavailable(f"{self.path} cannot be written: {error}") from error
+        self._catch_up()
+        live = len(self._state.decisions) + len(self._state.heuristics)
+        if self._lines - live > max(DEAD_LINES_MAX, live):
+            self._compact()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The file for this process alone, opened, the one that has the name."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_name(self.path.name + ".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._open()
+                yield
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be used: {error}") from error
+
+    def _open(self) -> None:
+        if self._file >= 0:
+            with suppress(FileNotFoundError):
+                if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:
+                    return
+            self._close()  # another process has written it anew
+        new = not self.path.exists()
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if new:
+            _sync_directory(self.path.parent)
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._read_to, self._lines, self._state = -1, 0, 0, LogState()
+
+    def _catch_up(self) -> None:
+        """Reads what was appended since the last time. What a crash left half written is cut off: nobody has acted on it."""
+        data = os.pread(self._file, os.fstat(self._file).st_size - self._read_to, self._read_to)
+        good = 0
+        for line in data.splitlines(keepends=True):
+            if (read := _read_line(line)) is None:
+                break
+            self._apply(*read)
+            good += len(line)
+        if good < len(data):
+            if any(_read_line(line) is not None for line in data[good:].splitlines(keepends=True)):
+                raise LogDamaged(f"{self.path} is damaged at byte {self._read_to + good}, and goes on behind that")
+            os.ftruncate(self._file, self._read_to + good)
+        self._read_to += good
+
+    def _apply(self, sign: str, data: bytes) -> None:
+        self._lines += 1
+        if sign == "+":
+            self._state.add(decode(data))
+        elif "gtrid" in (fields := json.loads(data)):
+            self._state.decisions.pop(fields["gtrid"].encode("latin-1"), None)
+        else:
+            self._state.heuristics.pop(Xid.parse(fields["xid"]), None)
+
+    def _compact(self) -> None:
+        entries: list[Entry] = [*self._state.decisions.values(), *self._state.heuristics.values()]
+        new = self.path.with_name(self.path.name + ".new")
+        with new.open("wb") as file:
+            file.write(b"".join(_line("+", encode(entry)) for entry in entries))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+        _sync_directory(self.path.parent)
+        self._close()
+        self._open()
+        self._catch_up()
+
+
+def _name_of(gtrid: bytes) -> bytes:
+    return json.dumps({"gtrid": gtrid.decode("latin-1")}).encode()
+
+
+def _line(sign: str, data: bytes) -> bytes:
+    rest = f" {sign} ".encode() + data + b"\n"
+    return f"{zlib.crc32(rest):08x}".encode() + rest
+
+
+def _read_line(line: bytes) -> tuple[str, bytes] | None:
+    """Sign and data; None for what is not whole."""
+    rest = line[_CRC_DIGITS:]
+    if not line.endswith(b"\n") or line[:_CRC_DIGITS] != f"{zlib.crc32(rest):08x}".encode():
+        return None
+    return rest[1:2].decode(), rest[3:-1]
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

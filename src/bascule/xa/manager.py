@@ -1,0 +1,229 @@
+"""The transaction manager: begins transactions, knows the current one, and finishes what a crash or an outage has left.
+
+manager = TransactionManager("shop", FileLog(Path("shop.xalog")), [database, kafka])
+
+with manager, manager.begin(timeout_s=10) as transaction:
+    transaction.enlist(database).execute("INSERT INTO payments ...")
+    transaction.enlist(kafka).send("receipts", b"...")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
+from bascule.xa.log import DecisionLog
+from bascule.xa.recovery import Pass, Recoverer
+from bascule.xa.resource import Resource
+from bascule.xa.transaction import HandleT, Surroundings, Transaction
+from bascule.xa.xid import MANAGER_NAME, RESOURCE_NAME, named
+
+#: Long for a person's patience, short for a database that keeps locks.
+TIMEOUT_S = 60.0
+#: Branches that other processes left are looked for so often.
+RECOVERY_INTERVAL_S = 30.0
+#: What could not be finished is tried again after this time, then after twice as long, up to the interval.
+FIRST_RETRY_S = 0.5
+#: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
+RETRY_PAUSE_S = 0.05
+
+_log = logging.getLogger("bascule.xa")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class TransactionManager:
+    """Safe for threads and tasks. Nothing is opened before ``open`` (or ``with``), so a module may hold one."""
+
+    def __init__(
+        self,
+        name: str,
+        log: DecisionLog,
+        resources: Collection[Resource[Any]],
+        *,
+        shared: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        recovery_interval_s: float = RECOVERY_INTERVAL_S,
+    ) -> None:
+        """``name`` marks its transactions: the same after a restart, another one for each application on the same resources.
+
+        ``shared``: several processes with this name are at work at once, on one log. Then what one of them has not decided is left
+        alone until its deadline; else a start finishes it at once. Neither can split a transaction.
+        """
+        self.name = named(MANAGER_NAME, name, "transaction manager")
+        self.log = log
+        self.resources = {named(RESOURCE_NAME, each.name, "resource"): each for each in resources}
+        if len(self.resources) < len(resources):
+            raise InvalidInput("two resources have the same name")
+        self._by = f"{socket.gethostname()}/{os.getpid()}"
+        self._shared = shared
+        self._timeout_s = timeout_s
+        self._interval_s = recovery_interval_s
+        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.{name}", default=None)
+        self._live: dict[bytes, Transaction] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def open(self) -> Pass:
+        """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
+
+        Returns what was found. Raises Unavailable when the log does not answer.
+        """
+        if self._thread is not None:
+            raise OutOfOrder(f"transaction manager {self.name} is open")
+        self._closing = False
+        first = self.recoverer().run()
+        if not first.finished:
+            self._wake.set()
+        self._thread = threading.Thread(target=self._recover, name=f"bascule-xa-{self.name}", daemon=True)
+        self._thread.start()
+        return first
+
+    def close(self) -> None:
+        """Ends the recovery in the background and closes the log. Resources are their owner's to close."""
+        if self._thread is not None:
+            self._closing = True
+            self._wake.set()
+            self._thread.join()
+            self._thread = None
+            self.log.close()
+
+    def __enter__(self) -> Self:
+        """Open it."""
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close it."""
+        self.close()
+
+    def begin(self, timeout_s: float | None = None) -> Transaction:
+        """A new transaction: use it with ``with`` (or ``async with``), which makes it the current one, or end it by yourself."""
+        if self._thread is None:
+            raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
+        around = Surroundings(self.name, self.log, self._by, self._knows, self._enter, self._leave)
+        transaction = Transaction(around, timeout_s if timeout_s is not None else self._timeout_s)
+        with self._lock:
+            self._live[transaction.gtrid] = transaction
+        return transaction
+
+    @property
+    def current(self) -> Transaction:
+        """The transaction of this thread or task. Raises NoTransaction."""
+        if (transaction := self._current.get()) is None:
+            raise NoTransaction("there is no transaction in this thread or task")
+        return transaction
+
+    def enlist(self, resource: Resource[HandleT]) -> HandleT:
+        """As ``enlist`` of the current transaction."""
+        return self.current.enlist(resource)
+
+    @contextmanager
+    def suspended(self) -> Iterator[Transaction]:
+        """Within the block the current transaction is not the current one: another may begin."""
+        transaction = self.current
+        token = self._current.set(None)
+        try:
+            yield transaction
+        finally:
+            self._current.reset(token)
+
+    def transactional(
+        self, *, attempts: int = 1, timeout_s: float | None = None, retry_on: tuple[type[Exception], ...] = ()
+    ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+        """Makes each call of a function, or coroutine function, a transaction of its own.
+
+        What was rolled back is tried again, up to ``attempts`` times in all, as is what failed with one of ``retry_on`` (a database's
+        serialization failure, say). Every other exception rolls back and passes on; nothing in doubt is ever tried again.
+        """
+        again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
+
+        def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+            @functools.wraps(function)
+            def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+                for attempt in range(1, attempts):
+                    try:
+                        with self.begin(timeout_s):
+                            return function(*args, **kwargs)
+                    except again as error:
+                        _log.info("%s, attempt %d: %s", function.__qualname__, attempt, error)
+                    time.sleep(_pause_s(attempt))
+                with self.begin(timeout_s):
+                    return function(*args, **kwargs)
+
+            @functools.wraps(function)
+            async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+                for attempt in range(1, attempts):
+                    try:
+                        async with self.begin(timeout_s):
+                            return await function(*args, **kwargs)  # type: ignore[misc]
+                    except again as error:
+                        _log.info("%s, attempt %d: %s", function.__qualname__, attempt, error)
+                    await asyncio.sleep(_pause_s(attempt))
+                async with self.begin(timeout_s):
+                    return await function(*args, **kwargs)  # type: ignore[misc]
+
+            return call_async if inspect.iscoroutinefunction(function) else call  # type: ignore[return-value]
+
+        return decorate
+
+    def recoverer(self) -> Recoverer:
+        """For one look or pass by hand."""
+        return Recoverer(self.name, self.log, list(self.resources.values()), by=self._by, patient=self._shared)
+
+    def _knows(self, resource: Resource[Any]) -> bool:
+        return self.resources.get(resource.name) is resource
+
+    def _enter(self, transaction: Transaction) -> Callable[[], None]:
+        if self._current.get() is not None:
+            raise OutOfOrder("a transaction is at work here already: transactions do not nest; `suspended()` sets one aside")
+        token = self._current.set(transaction)
+        return lambda: self._current.reset(token)
+
+    def _leave(self, transaction: Transaction, pending: bool) -> None:
+        with self._lock:
+            self._live.pop(transaction.gtrid, None)
+        if pending:
+            self._wake.set()
+
+    def _at_work(self) -> set[bytes]:
+        with self._lock:
+            return set(self._live)
+
+    def _recover(self) -> None:
+        recoverer = self.recoverer()
+        wait_s = self._interval_s
+        retry_s = FIRST_RETRY_S
+        while not self._closing:
+            if self._wake.wait(wait_s):
+                self._wake.clear()
+                retry_s = FIRST_RETRY_S
+            if self._closing:
+                return
+            try:
+                finished = recoverer.run(self._at_work).finished
+            except BasculeError as error:
+                _log.warning("recovery: the decision log does not answer: %s", error)
+                finished = False
+            wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
+            retry_s = FIRST_RETRY_S if finished else 2 * retry_s
+
+
+def _pause_s(attempt: int) -> float:
+    return random.random() * RETRY_PAUSE_S * 2.0**attempt

@@ -1,0 +1,174 @@
+"""A transaction over model resources, with something that crashes at one point of it; then recovery; then the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from bascule.core.errors import Unavailable
+from bascule.testing.xa import Checked, DurableBranches, ModelLog, ModelResource, Watch, unwatched
+from bascule.xa.errors import ResourceFailed, TransactionError, TransactionInDoubt, TransactionRolledBack
+from bascule.xa.log import LogState, Outcome
+from bascule.xa.recovery import Pass, Recoverer
+from bascule.xa.transaction import Surroundings, Transaction
+
+MANAGER = "shop"
+VOTES = ("yes", "read-only", "no")
+ENDINGS = ("commit", "rollback")
+TIMEOUT_S = 60.0
+
+
+class Crash(BaseException):
+    """The process that is at work ends here: nothing catches it, and nothing that it calls afterwards happens."""
+
+
+@dataclass
+class World:
+    """What outlives every process."""
+
+    votes: Sequence[str]
+    branches: list[DurableBranches] = field(default_factory=list)
+    log: LogState = field(default_factory=LogState)
+
+    def __post_init__(self) -> None:
+        self.branches = [DurableBranches() for _ in self.votes]
+
+    def resources(self, watch: Watch = unwatched) -> list[ModelResource]:
+        return [
+            ModelResource(f"r{number}", durable, vote=vote, watch=watch)
+            for number, (vote, durable) in enumerate(zip(self.votes, self.branches, strict=True), 1)
+        ]
+
+    def recover(self, watch: Watch = unwatched) -> Pass:
+        """One pass by a process of its own."""
+        return Recoverer(MANAGER, ModelLog(self.log, watch=watch), self.resources(watch), by="recoverer", patient=False).run()
+
+
+@dataclass
+class Fault:
+    """At the point with this number the victim goes down; ``stays`` until the run is over, or is back for the next call."""
+
+    victim: str
+    at: int
+    stays: bool = True
+    seen: list[str] = field(default_factory=list)
+    down: bool = False
+
+    def __call__(self, point: str) -> None:
+        number = len(self.seen)
+        self.seen.append(point)
+        who = point.partition(".")[0]
+        hit = number == self.at and self.victim in ("process", who)
+        self.down = (self.down and self.stays) or hit
+        if self.down and self.victim == "process":
+            raise Crash
+        if self.down and self.victim == who:
+            raise Unavailable("the log is down") if who == "log" else ResourceFailed(f"{who} is down")
+
+
+def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog] = ModelLog) -> str:
+    """One transaction over all resources; what its application is told."""
+    around = Surroundings(MANAGER, log(world.log, watch=watch), "application", lambda _: True, lambda _: lambda: None, lambda *_: None)
+    transaction = Transaction(around, TIMEOUT_S)
+    try:
+        for resource in world.resources(watch):
+            transaction.enlist(Checked(resource)).append(f"work of {resource.name}")
+        if ending == "rollback":
+            transaction.rollback()
+            return "rolled back"
+        transaction.commit()
+    except Crash:
+        return "nothing"
+    except TransactionRolledBack:
+        return "rolled back"
+    except TransactionInDoubt:
+        return "in doubt"
+    except TransactionError as error:
+        return type(error).__name__
+    except ResourceFailed:  # of enlist: a `with` block would roll back
+        try:
+            transaction.rollback()
+        except Crash:
+            return "nothing"
+        return "rolled back"
+    return "committed"
+
+
+def verdict(world: World, told: str) -> list[str]:
+    """What is wrong, once everything is up and recovered. By the names of anomalies."""
+    wrong = []
+    committed = [len(each.committed) for each in world.branches]
+    willing = [count for count, vote in zip(committed, world.votes, strict=True) if vote == "yes"]
+    unwilling = [count for count, vote in zip(committed, world.votes, strict=True) if vote != "yes"]
+    if len(set(willing)) > 1 or max(committed) > 1:
+        wrong.append(f"xa-split: {committed}")
+    # A resource with nothing to commit may be told to commit it in one phase.
+    if any(unwilling) and any(count for count, vote in zip(committed, world.votes, strict=True) if vote == "no"):
+        wrong.append("xa-split: committed what was refused")
+    if told == "committed" and 0 in willing:
+        wrong.append("xa-lost: told committed, and it is not")
+    if told == "rolled back" and any(willing):
+        wrong.append("xa-ghost: told rolled back, and it is committed")
+    if told not in ("committed", "rolled back", "in doubt", "nothing"):
+        wrong.append(f"xa-heuristic: {told}, unforced")
+    if any(each.prepared for each in world.branches):
+        wrong.append("xa-stuck: a branch is still prepared")
+    if world.log.heuristics or any(each.heuristic for each in world.branches):
+        wrong.append("xa-heuristic: recorded, unforced")
+    if any(each.outcome is Outcome.COMMIT for each in world.log.decisions.values()):
+        wrong.append("xa-orphan: a decision stays in the log")
+    return wrong
+
+
+def points(votes: Sequence[str], ending: str) -> list[str]:
+    """Where something can happen in a transaction that nothing happens to."""
+    nothing = Fault("nobody", -1)
+    run(World(votes), ending, nothing)
+    return nothing.seen
+
+
+@dataclass(frozen=True)
+class Case:
+    """A crash: who, at which point, for how long."""
+
+    votes: tuple[str, ...]
+    ending: str
+    victim: str
+    at: int
+    point: str
+    stays: bool
+
+    def play(self) -> tuple[World, str]:
+        """Up to the crash, and what follows in the same process."""
+        world = World(self.votes)
+        told = run(world, self.ending, Fault(self.victim, self.at, self.stays))
+        return world, told
+
+
+def cases(count: int) -> Iterator[Case]:
+    """All of them for so many resources."""
+    for votes in product(VOTES, repeat=count):
+        for ending in ENDINGS:
+            for at, point in enumerate(points(votes, ending)):
+                who = point.partition(".")[0]
+                yield Case(votes, ending, "process", at, point, True)
+                for stays in (True, False):
+                    yield Case(votes, ending, who, at, point, stays)
+
+
+def interrupted(act: Callable[[Watch], object]) -> Iterator[int]:
+    """Runs ``act`` again and again, crashed at its first point, at its second, ... until it gets through."""
+    at = 0
+    while True:
+        fault = Fault("process", at)
+        try:
+            act(fault)
+        except Crash:
+            yield at
+            at += 1
+        else:
+            if not fault.down:
+                return
+            yield at
+            at += 1
