@@ -43,7 +43,7 @@ class Loader:
         self.snapshot = snapshot
         self.fence = Fence()
         self.offsets = OffsetMap()
-        self.announced: set[str] = set()
+        self.announced: dict[str, None] = {}  # snapshots, in the order of their announcements
         self._live: dict[int, dict[int, Message]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
@@ -169,7 +169,7 @@ class Loader:
             partition, next_offset = decode_ingress(value, start)
             engine.ingress_positions[partition] = next_offset
         elif op == Op.SNAPSHOT:
-            self.announced.add(decode_json(value, start, end)["id"])
+            self.announced[decode_json(value, start, end)["id"]] = None
         else:
             raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +90,8 @@ def broker(
 ) -> None:
     """Run the broker alone, against a Kafka that is there (`kafka.bootstrap_servers`).
 
-    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves.
+    Prints `ready amqp://HOST:PORT admin=http://HOST:PORT` when it serves. Of several brokers on one Kafka one serves; another prints
+    `standby ...`, follows what the first one does, and prints `ready ...` when it takes over.
     """
     from bascule.config import load
 
@@ -97,7 +99,10 @@ def broker(
     _need_kafka(settings)
     from bascule.server.node import run_broker
 
-    run_broker(settings, on_ready=lambda *ports: line("ready {} admin={}".format(*_urls(settings, *ports))))
+    def say(state: str, *ports: int) -> None:
+        line("{} {} admin={}".format(state, *_urls(settings, *ports)))
+
+    run_broker(settings, on_ready=partial(say, "ready"), on_standby=partial(say, "standby"))
 
 
 def pipelines(config: ConfigOption = None) -> None:

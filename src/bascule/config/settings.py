@@ -5,7 +5,9 @@ Every model is frozen and refuses keys it does not know. Defaults live here and 
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -102,6 +104,12 @@ class Broker(AddressSettings):
     )
     transaction_timeout_s: float = Field(
         default=300, gt=0, description="A local transaction that holds something for longer is rolled back: others miss its messages"
+    )
+    session_timeout_s: float = Field(
+        default=6, ge=1, description="A broker that Kafka has not heard of for so long is replaced by one that stands by"
+    )
+    instance: Name | None = Field(
+        default=None, description="Name of this broker among those that stand for election; unset = from host name and data directory"
     )
     failover: tuple[str, ...] = Field(default=(), description="HOST:PORT of the brokers a client may turn to, offered when it connects")
     memory_bytes: ByteSize = Field(
@@ -305,6 +313,14 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what the constructor is given."""
         return (init_settings,)
+
+    @property
+    def instance(self) -> str:
+        """The name by which this broker stands for election, the same after a restart."""
+        if self.broker.instance is not None:
+            return self.broker.instance
+        place = hashlib.sha256(str(self.embedded.data_dir.absolute()).encode()).hexdigest()[:8]
+        return f"{socket.gethostname()}-{place}"
 
     @property
     def dead_letter_topic(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from bascule.core.errors import InvalidInput, Unavailable
 ADMIN_TIMEOUT_S = 30.0
 #: A Kafka that is there answers in milliseconds, one that is just starting in seconds.
 REACH_TIMEOUT_S = 10.0
+#: Kafka's own delay between the creation of a topic and its brokers' knowledge of it is some milliseconds.
+VISIBLE_PAUSE_S = 0.02
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
@@ -73,6 +76,15 @@ class Topics:
                 raise InvalidInput(f"topic {topic!r} cannot be created: {error.args[0].str()}") from error
             raise Unavailable(f"topic {topic!r} cannot be created: {error}") from error
         return True
+
+    def await_visible(self, topics: Iterable[str]) -> None:
+        """Return when Kafka shows topics that have just been created. Raises Unavailable."""
+        wanted = set(topics)
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        while not wanted <= self.partitions().keys():
+            if time.monotonic() > deadline_s:
+                raise Unavailable(f"Kafka does not show topics that it has created: {sorted(wanted - self.partitions().keys())}")
+            time.sleep(VISIBLE_PAUSE_S)
 
     def config(self, topic: str) -> dict[str, str]:
         """A topic's settings."""

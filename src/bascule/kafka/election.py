@@ -6,10 +6,11 @@ from both being believed is the journal's fence.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -20,6 +21,7 @@ from bascule.core.errors import BasculeError
 POLL_S = 0.1
 #: How long the group's answer is waited for; without it the session ends by time.
 LEAVE_S = 2.0
+CONFIRM_S = 5.0
 #: Long: it is the session, not the polling thread, that says whether this process lives.
 _POLL_INTERVAL_MS = 24 * 3600 * 1000
 _SETTINGS: Mapping[str, Any] = {
@@ -69,6 +71,7 @@ class Election:
         self._on_change = on_change
         self._on_error = on_error
         self._elected = False
+        self._asked: SimpleQueue[Future[bool]] = SimpleQueue()
         self._closing = threading.Event()
         self._resigning = False
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
@@ -77,6 +80,7 @@ class Election:
     def _run(self) -> None:
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         while not self._closing.is_set():
+            self._answer()
             message = self._consumer.poll(POLL_S)
             error = message.error() if message is not None else None
             if error is not None and error.code() == KafkaError.FENCED_INSTANCE_ID:
@@ -115,6 +119,29 @@ class Election:
         if elected != self._elected:
             self._elected = elected
             self._on_change(elected)
+
+    def confirm(self) -> bool:
+        """Whether Kafka counts this one as elected now. Asks; False also when Kafka does not answer in time."""
+        answer: Future[bool] = Future()
+        self._asked.put(answer)
+        try:
+            return answer.result(CONFIRM_S)
+        except TimeoutError:
+            return False
+
+    def _answer(self) -> None:
+        """In the polling thread: the client is not to be used by two."""
+        while not self._asked.empty():
+            answer = self._asked.get()
+            partitions = self._consumer.assignment()
+            try:
+                if partitions:
+                    # Kafka takes a commit from a member of the present generation only.
+                    offsets = [TopicPartition(each.topic, each.partition, 0) for each in partitions]
+                    self._consumer.commit(offsets=offsets, asynchronous=False)
+                answer.set_result(bool(partitions))
+            except KafkaException:
+                answer.set_result(False)
 
     def close(self, *, resign: bool) -> None:
         """Stop. ``resign`` hands over at once; without, the place is kept until the session ends, for a restart."""

@@ -79,6 +79,8 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take frames in."""
+        if not self.server.awake():
+            return
         try:
             for event in self.amqp.receive(data, time.monotonic()):
                 HANDLERS[type(event)](self, event)

@@ -21,15 +21,12 @@ from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import Journaling
-from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
-    DamagedRecord,
-    ForeignRecord,
     Kind,
     Op,
     RecordError,
@@ -39,6 +36,7 @@ from bascule.journal.records import (
 )
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
+from bascule.server.following import Following
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +68,7 @@ class JournalPlace:
     partition: int
     append_timeout_s: float
     snapshot_records: int
+    session_timeout_s: float
 
 
 def _now_ms() -> int:
@@ -96,7 +95,7 @@ class Epoch:
         self._on_confirmed = on_confirmed
         self._on_stalled = on_stalled
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-load")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         self._store = SnapshotStore(place.kafka, place.snapshots_topic)
         self._writer = JournalWriter(place.kafka, place.topic, place.partition, self._post)
         self._started: asyncio.Future[int] | None = None
@@ -113,6 +112,8 @@ class Epoch:
         self.ended = False
         self.offsets = OffsetMap()
         self.engine = self._fresh_engine()
+        self._seen_s = time.monotonic()  # when this process was last known to run
+        self.following = Following(place, self._store, self._fresh_engine)
 
     def _fresh_engine(self) -> Engine:
         bodies = Bodies(self._bodies, self._memory_bytes)
@@ -121,18 +122,20 @@ class Epoch:
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Write the start record and load everything before it. Raises Unavailable, RecordError or SteppedDown."""
+        """Write the start record and take the state before it. Raises Unavailable, RecordError or SteppedDown."""
         offset = await self._write_start()
         started_s = time.monotonic()
-        loader = await self._loop.run_in_executor(self._executor, self._load, offset)
+        loader = await self.following.up_to(offset + 1)
+        self.engine = loader.engine
         self.offsets = loader.offsets
+        self._snapshots = [*self.following.snapshots, *list(loader.announced)[-1:]]
         self.engine.journaling.begin(offset, loader.fence.sequence)
         self.engine.addresses.use(self._diverts)
         self._next_offset = offset + 1
         self.engine.create_configured()
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
-        self._watch = self._loop.call_later(WATCH_S, self._look)
+        self._look()
         waiting = sum(queue.held_messages for queue in self.engine.addresses.queues.values())
         log.info(
             "epoch %d: %d queues, %d messages, loaded in %.2f s",
@@ -156,53 +159,6 @@ class Epoch:
             raise JournalUnavailable(
                 f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s"
             ) from None
-
-    def _load(self, epoch: int) -> Loader:
-        """In the executor: the newest snapshot that the journal announces, and what follows."""
-        candidates: list[snapshots.Snapshot | None] = []
-        for name, data in self._store.read().items():
-            try:
-                candidates.append(snapshots.decode(data))
-            except DamagedRecord as error:
-                log.error("snapshot %s cannot be used: %s", name, error)
-        self._snapshots = [snapshot.id for snapshot in candidates if snapshot is not None]
-        candidates.sort(key=lambda snapshot: snapshot.sequence if snapshot else -1, reverse=True)
-        reader = PartitionReader(self.place.kafka, self.place.topic, self.place.partition)
-        try:
-            first, _ = reader.range()
-            for snapshot in [*candidates, None]:
-                self.engine = self._fresh_engine()
-                loader = Loader(self.engine, snapshot)
-                if loader.first_offset < first:
-                    if snapshot is None:
-                        raise DamagedRecord(
-                            f"journal {self.place.topic} begins at offset {first}, and no usable snapshot covers what was before"
-                        )
-                    log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
-                    continue
-                self._replay(reader, loader, epoch)
-                if snapshot is None or snapshot.id in loader.announced:
-                    loader.finish()
-                    base = f"snapshot {snapshot.id}" if snapshot is not None else "the beginning"
-                    log.info("loaded from %s, journal read from offset %d on", base, loader.first_offset)
-                    return loader
-                log.warning("snapshot %s was never announced: not used", snapshot.id)
-        finally:
-            reader.close()
-        raise AssertionError("the whole journal is always a candidate")
-
-    def _replay(self, reader: PartitionReader, loader: Loader, epoch: int) -> None:
-        reader.seek(loader.first_offset)
-        for message in reader.up_to(epoch + 1):
-            offset = message.offset()
-            assert offset is not None
-            value = message.value()
-            try:
-                loader.apply(offset, None if value is None else bytes(value))
-            except ForeignRecord as error:
-                log.error("journal %s, offset %d: foreign record passed over: %s", self.place.topic, offset, error)
-            except RecordError as error:
-                raise type(error)(f"journal {self.place.topic}, offset {offset}: {error}") from error
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -247,6 +203,8 @@ class Epoch:
         self._loop.call_soon_threadsafe(self._settle, outcomes)
 
     def _settle(self, outcomes: list[Outcome]) -> None:
+        if self._watch is not None and not self.awake():
+            return
         for offset, error in outcomes:
             if self.ended:
                 return
@@ -294,6 +252,7 @@ class Epoch:
     def _look(self) -> None:
         """Appends that Kafka has not answered for too long: nobody must wait for them."""
         self._watch = self._loop.call_later(WATCH_S, self._look)
+        self._seen_s = time.monotonic()
         age_s = time.monotonic() - self._oldest_since_s
         if self.engine.journaling.in_flight and age_s > self.place.append_timeout_s and self.engine.stalled is None:
             size = self.engine.journaling.in_flight_bytes
@@ -301,6 +260,13 @@ class Epoch:
                 f"journal {self.place.topic}: Kafka has not stored {size} bytes in {age_s:.0f} s; nothing persistent is taken until it does"
             )
             self._on_stalled(self.engine.stalled)
+
+    def awake(self) -> bool:
+        """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
+        still_s = time.monotonic() - self._seen_s
+        if still_s > self.place.session_timeout_s and not self.ended:
+            self.end(SteppedDown(f"this process stood still for {still_s:.0f} s"))
+        return not self.ended
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -340,6 +306,7 @@ class Epoch:
     async def close(self) -> None:
         """Release what the epoch holds."""
         self.ended = True
+        await self.following.close()
         for timer in (self._watch, self._timer):
             if timer is not None:
                 timer.cancel()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import gc
 import logging
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.jms.selector import compile_selector
 from bascule.kafka.admin import Topics
+from bascule.kafka.election import Election
 from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
@@ -59,6 +61,8 @@ SWITCH_INTERVAL_S = 0.0002
 GC_THRESHOLDS = (50_000, 20, 50)
 #: Between two tries to start an epoch while Kafka is away.
 RETRY_S = 1.0
+#: Without an election for so long a broker says that it stands by: one that is alone is elected sooner.
+STANDBY_AFTER_S = 4.0
 #: A record holds a whole transaction, and its largest message.
 JOURNAL_RECORD_BYTES = 70 << 20
 PARTITION = 0
@@ -108,6 +112,10 @@ class Node:
         self._tls = amqp_tls(settings.broker.tls)
         self._spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
+        self._elected = asyncio.Event()
+        self._has_served = False
+        self._stopping: asyncio.Future[Any]
+        self._election: Election
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
         self._earlier = Counters()  # of epochs that have ended
@@ -126,6 +134,10 @@ class Node:
         """So much is on its way into the journal that nothing more is read from clients."""
         return self.engine.journaling.in_flight_bytes > IN_FLIGHT_BYTES_MAX
 
+    def awake(self) -> bool:
+        """Whether the present epoch may go on: see Epoch."""
+        return self._epoch is not None and self._epoch.awake()
+
     def sasl(self, certified: str | None) -> SaslServer:
         """A fresh exchange with a client whose certificate names it, if it has shown one."""
         if certified is None:
@@ -140,40 +152,119 @@ class Node:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    async def run(self, on_ready: Callable[[int, int], None]) -> None:
-        """Serve until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
+    async def run(self, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
+        """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
         loop = asyncio.get_running_loop()
-        stopping: asyncio.Future[Any] = loop.create_future()
+        self._stopping = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _resolve, stopping, None)
+            loop.add_signal_handler(number, _resolve, self._stopping, None)
         await loop.run_in_executor(None, self._ensure_topics)
+        port = self.settings.broker.port
         admin = self._admin_server()
-        listener: asyncio.Server | None = None
+        admin.start()
+        self._election = self._stand_for_election()
         try:
-            while not stopping.done():
+            while not self._stopping.done():
+                # The port is this broker's from now on; clients are refused until it serves, and turn to another.
+                listener = await self._bind(port)
+                port = listener.sockets[0].getsockname()[1]
                 try:
-                    await self._start_epoch()
-                except Unavailable as error:
-                    if listener is None:
-                        raise
-                    self.reason = str(error)
-                    await self._close_epoch()
-                    await asyncio.wait([stopping], timeout=RETRY_S)
-                    continue
-                if listener is None:
-                    listener = await self._listen()
-                    admin.start()
-                    on_ready(listener.sockets[0].getsockname()[1], admin.port)
-                assert self._ended is not None
-                self.reason = ""
-                await asyncio.wait([stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
-                await self._leave_epoch(self._ended.result() if self._ended.done() else None)
+                    await self._one_epoch(listener, partial(on_ready, port, admin.port), partial(on_standby, port, admin.port))
+                finally:
+                    listener.close()
         finally:
-            if listener is not None:
-                listener.close()
+            await loop.run_in_executor(None, partial(self._election.close, resign=True))
             await admin.stop()
             if self._spill is not None:
                 self._spill.close()
+
+    async def _one_epoch(self, listener: asyncio.Server, on_ready: Callable[[], None], on_standby: Callable[[], None]) -> None:
+        """Follow the journal until elected, then serve until the epoch ends or another broker is elected."""
+        epoch = self._next_epoch()
+        try:
+            if not await self._wait_for_election(epoch, on_standby) or not await self._confirmed_by_kafka():
+                return
+            try:
+                await self._start_epoch(epoch)
+            except Unavailable as error:
+                if not self._has_served:
+                    raise
+                log.error("no epoch can be started: %s", error)
+                self.reason = str(error)
+                await asyncio.wait([self._stopping], timeout=RETRY_S)
+                return
+            await listener.start_serving()
+            self.reason = ""
+            self._has_served = True
+            on_ready()
+            assert self._ended is not None
+            await asyncio.wait([self._stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
+            listener.close()
+            await self._leave_epoch(self._ended.result() if self._ended.done() else None)
+        finally:
+            await self._close_epoch()
+
+    def _stand_for_election(self) -> Election:
+        loop = asyncio.get_running_loop()
+        journal = self.settings.journal
+
+        def changed(elected: bool) -> None:
+            loop.call_soon_threadsafe(self._election_changed, elected)
+
+        def failed(error: BasculeError) -> None:
+            loop.call_soon_threadsafe(_resolve, self._stopping, error)
+
+        return Election(
+            self._kafka, f"{journal.prefix}.brokers", journal.topic("journal"), self.settings.instance,
+            self.settings.broker.session_timeout_s, on_change=changed, on_error=failed,
+        )  # fmt: skip
+
+    def _election_changed(self, elected: bool) -> None:
+        if elected:
+            self._elected.set()
+            return
+        self._elected.clear()
+        if self._epoch is not None and self._has_served:
+            self._epoch.end(SteppedDown("another broker has been elected"))
+
+    async def _wait_for_election(self, epoch: Epoch, on_standby: Callable[[], None]) -> bool:
+        """Whether this broker is to serve; not when it is told to stop, or cannot follow any more. Raises BasculeError."""
+        elected = asyncio.ensure_future(self._elected.wait())
+        waiting = [elected, self._stopping, epoch.following.loader]
+        try:
+            done, _ = await asyncio.wait(waiting, timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self.reason = "standing by"
+                on_standby()
+                log.info("standing by: another broker serves, or Kafka has not decided yet")
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            elected.cancel()
+        if self._stopping.done():
+            error = self._stopping.result()
+            if error is not None:
+                raise error
+            return False
+        if epoch.following.loader.done():
+            await self._cannot_follow(epoch)
+            return False
+        return True
+
+    async def _cannot_follow(self, epoch: Epoch) -> None:
+        try:
+            await epoch.following.loader
+        except Unavailable as error:
+            if not self._has_served:
+                raise
+            self.reason = str(error)
+            await asyncio.wait([self._stopping], timeout=RETRY_S)
+
+    async def _confirmed_by_kafka(self) -> bool:
+        """Whether Kafka says now that this broker is elected: what was so before a pause may be so no more."""
+        confirmed = await asyncio.get_running_loop().run_in_executor(None, self._election.confirm)
+        if not confirmed:
+            await asyncio.wait([self._stopping], timeout=RETRY_S)
+        return confirmed
 
     def _admin_server(self) -> AdminServer:
         admin = self.settings.admin
@@ -191,41 +282,42 @@ class Node:
                 {**config, "min.insync.replicas": str(journal.min_insync_replicas)},
                 replication_factor=journal.replication_factor,
             )
+        topics.await_visible(journal.topic(name) for name in TOPIC_SETTINGS)  # type: ignore[arg-type]
 
-    async def _listen(self) -> asyncio.Server:
-        host, port = self.settings.broker.host, self.settings.broker.port
+    async def _bind(self, port: int) -> asyncio.Server:
+        host = self.settings.broker.host
         try:
-            return await asyncio.get_running_loop().create_server(partial(ClientConnection, self), host, port, ssl=self._tls, backlog=1024)
+            return await asyncio.get_running_loop().create_server(
+                partial(ClientConnection, self), host, port, ssl=self._tls, backlog=1024, start_serving=False
+            )
         except OSError as error:
             raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({error.strerror}); choose another by --amqp-port") from error
 
-    async def _start_epoch(self) -> None:
+    def _next_epoch(self) -> Epoch:
         journal = self.settings.journal
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Any] = loop.create_future()
-        self._ended = ended
+        self._ended = asyncio.get_running_loop().create_future()
         place = JournalPlace(
-            self._kafka, journal.topic("journal"), journal.topic("snapshots"), PARTITION, journal.append_timeout_s, journal.snapshot_records
-        )
+            self._kafka, journal.topic("journal"), journal.topic("snapshots"), PARTITION, journal.append_timeout_s,
+            journal.snapshot_records, self.settings.broker.session_timeout_s,
+        )  # fmt: skip
         self._earlier = self.counters
         if self._spill is not None:
             self._spill.close()
         self._spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill")
-        epoch = self._epoch = Epoch(
+        self._epoch = Epoch(
             place, self._policy, self._diverts, self._spill, int(self.settings.broker.memory_bytes),
-            on_ended=partial(_resolve, ended),
+            on_ended=partial(_resolve, self._ended),
             on_confirmed=self._confirmed, on_stalled=self._stalled,
         )  # fmt: skip
+        return self._epoch
+
+    async def _start_epoch(self, epoch: Epoch) -> None:
+        await epoch.start()
         # What a load leaves behind lives long: the collector need not look at it again and again.
-        gc.disable()
-        try:
-            await epoch.start()
-        finally:
-            gc.freeze()
-            gc.set_threshold(*GC_THRESHOLDS)
-            gc.enable()
-            _return_memory()
-        self._tail = IngressTail(self._kafka, journal.topic("ingress"), PARTITION, epoch.engine, loop)
+        gc.freeze()
+        _return_memory()
+        loop = asyncio.get_running_loop()
+        self._tail = IngressTail(self._kafka, self.settings.journal.topic("ingress"), PARTITION, epoch.engine, loop)
 
     async def _leave_epoch(self, error: BasculeError | None) -> None:
         self.reason = str(error) if error is not None else "stopping"
@@ -233,15 +325,13 @@ class Node:
             log.error("the epoch ends: %s", error)
         if self._tail is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._tail.close)
+            self._tail = None
         for connection in list(self.connections):
             connection.close(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
         assert self._epoch is not None
         if error is None:
             self._epoch.flush()
             await self._epoch.snapshot()
-        await self._close_epoch()
-        if isinstance(error, SteppedDown):
-            raise error
 
     async def _close_epoch(self) -> None:
         if self._epoch is not None:
@@ -340,10 +430,25 @@ def _failover_list(addresses: Iterable[str], scheme: str) -> list[dict[Any, Any]
     return found
 
 
-def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None]) -> None:
-    """Run a broker until it is told to stop. ``on_ready(amqp_port, admin_port)`` is called once. Raises BasculeError."""
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """One broker at a time uses a data directory: its spill files are there, and its name in elections comes from it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "broker.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(f"another broker uses the data directory {directory}; give each its own by embedded.data_dir") from None
+        yield
+
+
+def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
+    """Run a broker until it is told to stop. Raises BasculeError.
+
+    ``on_ready(amqp_port, admin_port)`` is called when it begins to serve, ``on_standby`` when it begins to stand by for another one.
+    """
+    gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
-    node = Node(settings)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(node.run(on_ready))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
+        runner.run(Node(settings).run(on_ready, on_standby))

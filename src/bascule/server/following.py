@@ -1,0 +1,133 @@
+"""The state of an epoch to come: it follows the journal, and is whole as soon as the epoch's start is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.engine import Engine
+from bascule.broker.loading import Loader
+from bascule.broker.snapshot import Snapshot
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
+from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader
+from bascule.kafka.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from bascule.server.epoch import JournalPlace
+
+log = logging.getLogger(__name__)
+
+#: How long a read at the journal's end waits for more before it is looked whether the end is known.
+READ_S = 0.05
+
+
+class Closed(BasculeError):
+    """Nobody wants the state any more."""
+
+
+class Following:
+    """A thread that loads the newest snapshot and applies the journal's records as they come, until it is told where to stop."""
+
+    def __init__(self, place: JournalPlace, store: SnapshotStore, fresh_engine: Callable[[], Engine]) -> None:
+        self._place = place
+        self._store = store
+        self._fresh_engine = fresh_engine
+        self._end: int | None = None
+        self._closing = threading.Event()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
+        #: Ids of the snapshots that were found.
+        self.snapshots: list[str] = []
+        self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
+
+    async def up_to(self, end: int) -> Loader:
+        """The state of all records before ``end``. Raises Unavailable or RecordError."""
+        self._end = end
+        return await self.loader
+
+    def _run(self) -> Loader:
+        candidates = self._candidates()
+        reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
+        try:
+            first, high = reader.range()
+            for snapshot in [*candidates, None]:
+                loader = self._beginning(snapshot, first)
+                if loader is None:
+                    continue
+                reader.seek(loader.first_offset)
+                position = self._apply(reader, loader, loader.first_offset, lambda: high)
+                if snapshot is not None and snapshot.id not in loader.announced:
+                    log.warning("snapshot %s was never announced: not used", snapshot.id)
+                    continue
+                base = f"snapshot {snapshot.id}" if snapshot is not None else "the beginning"
+                log.info("loaded from %s, journal read from offset %d to %d", base, loader.first_offset, position)
+                self._apply(reader, loader, position, lambda: self._end)
+                loader.finish()
+                return loader
+        finally:
+            reader.close()
+        raise AssertionError("the whole journal is always a candidate")
+
+    def _candidates(self) -> list[Snapshot]:
+        """The newest first."""
+        found: list[Snapshot] = []
+        for name, data in self._store.read().items():
+            try:
+                found.append(snapshots.decode(data))
+            except DamagedRecord as error:
+                log.error("snapshot %s cannot be used: %s", name, error)
+        self.snapshots = [snapshot.id for snapshot in found]
+        return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
+
+    def _beginning(self, snapshot: Snapshot | None, first: int) -> Loader | None:
+        loader = Loader(self._fresh_engine(), snapshot)
+        if loader.first_offset >= first:
+            return loader
+        if snapshot is None:
+            raise DamagedRecord(f"journal {self._place.topic} begins at offset {first}, and no usable snapshot covers what was before")
+        log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
+        return None
+
+    def _apply(self, reader: PartitionReader, loader: Loader, position: int, end: Callable[[], int | None]) -> int:
+        """Apply records from ``position`` on, until the end (None: not known yet) is reached; returns the offset after the last one."""
+        since_s = time.monotonic()
+        while True:
+            known = end()
+            if known is not None and position >= known:
+                return position
+            if self._closing.is_set():
+                raise Closed("the broker stops")
+            messages = reader.read(timeout_s=READ_S)
+            if messages or known is None:
+                since_s = time.monotonic()
+            elif time.monotonic() - since_s > ANSWER_TIMEOUT_S:
+                raise Unavailable(f"reading {self._place.topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}")
+            for message in messages:
+                offset, value = message.offset(), message.value()
+                assert offset is not None
+                if known is not None and offset >= known:
+                    return known
+                self._apply_one(loader, offset, None if value is None else bytes(value))
+                position = offset + 1
+
+    def _apply_one(self, loader: Loader, offset: int, value: bytes | None) -> None:
+        try:
+            loader.apply(offset, value)
+        except ForeignRecord as error:
+            log.error("journal %s, offset %d: foreign record passed over: %s", self._place.topic, offset, error)
+        except RecordError as error:
+            raise type(error)(f"journal {self._place.topic}, offset {offset}: {error}") from error
+
+    async def close(self) -> None:
+        """Stop following."""
+        self._closing.set()
+        await asyncio.wait([self.loader])
+        if not self.loader.cancelled():
+            self.loader.exception()  # seen
+        self._executor.shutdown(wait=False)
