@@ -13,6 +13,9 @@ from bascule.testing.qpid import JmsError
 from bascule.testing.system import System, wait_for
 
 CONFIG = """
+    [journal]
+    append_timeout_s = 60  # for the one message of 60 MiB, on a busy machine
+
     [[address]]
     match = "admin.#"
     max_delivery_attempts = 2
