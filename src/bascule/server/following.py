@@ -111,8 +111,8 @@ class Following:
             for message in messages:
                 offset, value = message.offset(), message.value()
                 assert offset is not None
-                if known is not None and offset >= known:
-                    return known
+                if self._end is not None and offset >= self._end:
+                    return self._end  # another broker's, which the fence will meet
                 self._apply_one(loader, offset, None if value is None else bytes(value))
                 position = offset + 1
 
