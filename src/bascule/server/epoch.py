@@ -109,6 +109,7 @@ class Epoch:
         self._snapshots: list[str] = []
         self._watch: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None  # for what the engine has to do later
+        self.loaded = False
         self.ended = False
         self.offsets = OffsetMap()
         self.engine = self._fresh_engine()
@@ -136,6 +137,7 @@ class Epoch:
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
         self._look()
+        self.loaded = True
         waiting = sum(queue.held_messages for queue in self.engine.addresses.queues.values())
         log.info(
             "epoch %d: %d queues, %d messages, loaded in %.2f s",

@@ -338,7 +338,8 @@ class Node:
             await self._epoch.close()
 
     def _confirmed(self) -> None:
-        self.reason = ""
+        if self.loaded_engine is not None:
+            self.reason = ""
         if self.held_back and not self.congested:
             held_back, self.held_back = self.held_back, {}
             for connection in held_back:
@@ -356,14 +357,14 @@ class Node:
 
     @property
     def loaded_engine(self) -> Engine | None:
-        """The engine of the present epoch, if there is one; it may be loading."""
-        return None if self._epoch is None else self._epoch.engine
+        """The engine of the present epoch, if there is one and its state is whole."""
+        return self._epoch.engine if self._epoch is not None and self._epoch.loaded else None
 
     @property
     def serving(self) -> bool:
         """Whether clients are served."""
         epoch = self._epoch
-        return epoch is not None and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
+        return epoch is not None and epoch.loaded and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
 
     @property
     def trouble(self) -> str:
