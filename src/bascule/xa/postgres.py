@@ -1,0 +1,91 @@
+"""PostgreSQL as a resource, by PREPARE TRANSACTION. Needs ``max_prepared_transactions`` above 0 (its default)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from bascule.core.errors import Unavailable
+from bascule.xa.database import IDLE_MAX, DatabaseResource, DbapiResource, HandleT, translated
+from bascule.xa.errors import BranchRolledBack, RetryLater
+from bascule.xa.log import Outcome
+from bascule.xa.resource import Vote
+from bascule.xa.xid import Xid
+
+
+class PostgresRules(DatabaseResource[HandleT]):
+    """What PostgreSQL does differently, for every way to it. ``raw`` is a connection of psycopg.
+
+    A branch that has written nothing votes read-only. PREPARE TRANSACTION of a failed transaction rolls it back and reports success, so
+    the state is looked at before. The transaction's number, kept until it is finished, tells a branch that somebody has finished by hand
+    from one that was told before.
+    """
+
+    def __init__(self, name: str, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self._numbers: dict[Xid, str] = {}
+
+    def begun(self, raw: Any, timeout_s: float) -> None:
+        """An application that stands still loses its locks at the transaction's deadline."""
+        raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}")
+
+    def vote(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource."""
+        if raw.info.transaction_status == TransactionStatus.INERROR:
+            raise BranchRolledBack(f"a statement of {xid} has failed, and PostgreSQL takes no more of it")
+        number = _one(raw, "SELECT pg_current_xact_id_if_assigned()::text")
+        if number is None:
+            return Vote.READ_ONLY
+        self._numbers[xid] = number
+        return Vote.YES
+
+    def listed(self, raw: Any) -> Sequence[Xid]:
+        """PostgreSQL lists the branches of all databases; one can only be finished in its own."""
+        database = _one(raw, "SELECT current_database()")
+        recovered = [each for each in raw.tpc_recover() if each.database == database and each.format_id is not None]
+        raw.rollback()
+        return [Xid(each.format_id, each.gtrid.encode(), each.bqual.encode()) for each in recovered]
+
+    def outcome(self, xid: Xid) -> Outcome | None:
+        """See DatabaseResource."""
+        if (number := self._numbers.get(xid)) is None:
+            return None
+        with translated(), self.connected() as raw:
+            status = _one(raw, "SELECT pg_xact_status(%s::xid8)", number)
+        if status == "in progress":
+            raise RetryLater(f"{xid} is being finished")
+        return {"committed": Outcome.COMMIT, "aborted": Outcome.ROLLBACK}.get(str(status))
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource."""
+        if self._numbers.pop(xid, None) is None:
+            super().forget(xid)
+
+    def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
+        if reusable:
+            self._numbers.pop(xid, None)
+        super()._gone(xid, reusable=reusable)
+
+
+class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psycopg.Connection[Any]]):
+    """A PostgreSQL database through psycopg 3. The handle is a connection: execute, and leave commit and rollback alone."""
+
+    def __init__(self, name: str, conninfo: str, *, idle_max: int = IDLE_MAX) -> None:
+        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches."""
+        super().__init__(name, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max)
+
+    def check(self) -> None:
+        """Raises Unavailable, in words that help, where the server cannot take part."""
+        with translated(), self.connected() as raw:
+            prepared = _one(raw, "SHOW max_prepared_transactions")
+        if prepared == "0":
+            raise Unavailable(f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once")
+
+
+def _one(raw: Any, query: str, *parameters: str) -> Any:
+    """The one value of a query, whatever kind of rows the application has asked the connection for."""
+    return raw.cursor(row_factory=tuple_row).execute(query, parameters).fetchone()[0]

@@ -1,0 +1,283 @@
+"""PostgreSQL as a resource: what it promises is what it does, also when somebody is at work behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid
+from bascule.xa.database import DatabaseResource
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceFailed, UnknownXid
+from bascule.xa.postgres import PostgresResource
+from bascule.xa.sqlalchemy import SqlAlchemyResource
+from bascule.xa.xid import branch, new_gtrid
+
+TIMEOUT_S = 30.0
+Make = Callable[[], DatabaseResource[Any]]
+
+
+@pytest.fixture
+def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
+    table = name.replace(".", "_")
+    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {table} (item text UNIQUE)")
+        yield table
+        connection.execute(f"DROP TABLE {table}")
+
+
+@pytest.fixture(params=["psycopg", "sqlalchemy"])
+def make(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iterator[Make]:
+    """Makes the resource as each process would."""
+    engines: list[sa.Engine] = []
+    resources: list[PostgresResource] = []
+
+    def make() -> DatabaseResource[Any]:
+        if request.param == "psycopg":
+            resources.append(PostgresResource("db", postgres.conninfo))
+            return resources[-1]
+        engines.append(sa.create_engine(postgres.url))
+        return SqlAlchemyResource("db", engines[-1])
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+    for resource in resources:
+        resource.close()
+
+
+def insert(handle: Any, table: str, item: str) -> None:
+    statement = f"INSERT INTO {table} VALUES ('{item}')"
+    handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
+
+
+def items(postgres: EmbeddedPostgres, table: str) -> list[str]:
+    with psycopg.connect(postgres.conninfo) as connection:
+        return [row[0] for row in connection.execute(f"SELECT item FROM {table} ORDER BY item")]
+
+
+def new_xid() -> Xid:
+    return branch(new_gtrid("test", 0), "db")
+
+
+def prepared(resource: DatabaseResource[Any], table: str, item: str) -> Xid:
+    xid = new_xid()
+    insert(resource.start(xid, timeout_s=TIMEOUT_S), table, item)
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.YES
+    return xid
+
+
+def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+    resource = make()
+    xid = prepared(resource, table, "one")
+    assert items(postgres, table) == []
+    assert xid in resource.recover()
+    resource.commit(xid)
+    assert items(postgres, table) == ["one"]
+    assert xid not in resource.recover()
+
+
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_another_process_finishes_a_prepared_branch_and_both_may_try(
+    make: Make, postgres: EmbeddedPostgres, table: str, finish: str
+) -> None:
+    first, second = make(), make()
+    xid = prepared(first, table, "one")
+    assert xid in second.recover()
+    getattr(second, finish)(xid)
+    getattr(first, finish)(xid)  # its process knows what became of it
+    with pytest.raises(UnknownXid):
+        getattr(second, finish)(xid)
+    assert items(postgres, table) == (["one"] if finish == "commit" else [])
+
+
+def test_a_branch_that_wrote_nothing_votes_read_only(make: Make, table: str) -> None:
+    resource, xid = make(), new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    statement = f"SELECT * FROM {table}"
+    handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.READ_ONLY
+    with pytest.raises(UnknownXid):
+        resource.commit(xid)
+
+
+def test_a_branch_commits_in_one_phase(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+    resource, xid = make(), new_xid()
+    insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
+    resource.end(xid, success=True)
+    resource.commit(xid, one_phase=True)
+    assert items(postgres, table) == ["one"]
+
+
+@pytest.mark.parametrize("one_phase", [True, False])
+def test_a_branch_with_a_failed_statement_votes_no(make: Make, postgres: EmbeddedPostgres, table: str, one_phase: bool) -> None:
+    resource, xid = make(), new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    insert(handle, table, "one")
+    with pytest.raises((psycopg.Error, sa.exc.DBAPIError)):
+        insert(handle, table, "one")
+    resource.end(xid, success=True)
+    with pytest.raises(BranchRolledBack):
+        resource.commit(xid, one_phase=True) if one_phase else resource.prepare(xid)
+    with pytest.raises(UnknownXid):
+        resource.rollback(xid)
+    assert items(postgres, table) == []
+
+
+def test_what_a_session_has_not_sent_is_sent_before_the_vote(postgres: EmbeddedPostgres, table: str) -> None:
+    engine = sa.create_engine(postgres.url)
+    base = sa.orm.declarative_base()
+    row = type("Row", (base,), {"__tablename__": table, "item": sa.Column(sa.Text, primary_key=True)})
+    resource, xid = SqlAlchemyResource("db", engine), new_xid()
+    resource.start(xid, timeout_s=TIMEOUT_S).add(row(item="one"))
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.YES
+    resource.commit(xid)
+    assert items(postgres, table) == ["one"]
+    second = new_xid()
+    resource.start(second, timeout_s=TIMEOUT_S).add(row(item="one"))
+    with pytest.raises(BranchRolledBack) as refused:
+        resource.end(second, success=True)
+    assert refused.value.code is Code.XA_RBINTEGRITY
+    engine.dispose()
+
+
+def test_a_branch_is_undone(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+    resource, xid = make(), new_xid()
+    insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
+    resource.end(xid, success=False)
+    resource.rollback(xid)
+    assert items(postgres, table) == []
+    again = prepared(resource, table, "two")
+    resource.rollback(again)
+    assert items(postgres, table) == []
+
+
+def test_calls_out_of_order_are_refused(make: Make, table: str) -> None:
+    resource, xid = make(), new_xid()
+    insert(resource.start(xid, timeout_s=TIMEOUT_S), table, "one")
+    with pytest.raises(DuplicateXid):
+        resource.start(xid, timeout_s=TIMEOUT_S)
+    for call in (lambda: resource.prepare(xid), lambda: resource.commit(xid), lambda: resource.commit(xid, one_phase=True)):
+        with pytest.raises(OutOfOrder):
+            call()
+    resource.end(xid, success=True)
+    with pytest.raises(OutOfOrder):
+        resource.commit(xid)
+    resource.rollback(xid)
+    with pytest.raises(UnknownXid):
+        resource.end(xid, success=True)
+
+
+@pytest.mark.parametrize(("wanted", "forced", "code"), [("commit", "ROLLBACK", "XA_HEURRB"), ("rollback", "COMMIT", "XA_HEURCOM")])
+def test_what_somebody_finished_by_hand_is_reported(
+    make: Make, postgres: EmbeddedPostgres, table: str, wanted: str, forced: str, code: str
+) -> None:
+    resource = make()
+    xid = prepared(resource, table, "one")
+    by_hand(postgres, forced, xid)
+    for _ in range(2):  # until it is forgotten
+        with pytest.raises(BranchHeuristic) as found:
+            getattr(resource, wanted)(xid)
+        assert found.value.code.name == code
+    resource.forget(xid)
+    with pytest.raises(UnknownXid):
+        getattr(resource, wanted)(xid)
+
+
+def by_hand(postgres: EmbeddedPostgres, forced: str, xid: Xid) -> None:
+    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
+        name = str(connection.xid(xid.format_id, xid.gtrid.decode(), xid.bqual.decode()))
+        connection.execute(f"{forced} PREPARED '{name}'")
+
+
+def test_a_manager_raises_and_records_what_somebody_finished_by_hand(postgres: EmbeddedPostgres, table: str) -> None:
+    resource = PostgresResource("db", postgres.conninfo)
+    log = ModelLog()
+    log._watch = lambda point: by_hand(postgres, "ROLLBACK", resource.recover()[0]) if point == "log.decide.after" else None
+    other = ModelResource("other")
+    with TransactionManager("hand", log, [resource, other]) as manager:
+        transaction = manager.begin()
+        insert(transaction.enlist(resource), table, "one")
+        transaction.enlist(other).append("one")
+        with pytest.raises(HeuristicOutcome, match="is committed, except for"):
+            transaction.commit()
+        assert [each.code for each in log.durable.heuristics.values()] == [Code.XA_HEURRB]
+        (xid,) = log.durable.heuristics
+        manager.recoverer().forget(xid)
+        assert log.durable.heuristics == {}
+    resource.close()
+
+
+def test_a_connection_that_breaks_before_the_vote_rolls_back_and_after_it_does_not(postgres: EmbeddedPostgres, table: str) -> None:
+    resource, xid = PostgresResource("db", postgres.conninfo), new_xid()
+    connection = resource.start(xid, timeout_s=TIMEOUT_S)
+    insert(connection, table, "lost")
+    terminate(postgres, connection)
+    resource.end(xid, success=True)
+    with pytest.raises(ResourceFailed):
+        resource.prepare(xid)
+    with pytest.raises(UnknownXid):
+        resource.rollback(xid)
+    kept = new_xid()
+    connection = resource.start(kept, timeout_s=TIMEOUT_S)
+    insert(connection, table, "kept")
+    resource.end(kept, success=True)
+    assert resource.prepare(kept) is Vote.YES
+    terminate(postgres, connection)
+    with pytest.raises(ResourceFailed):
+        resource.commit(kept)
+    assert kept in resource.recover()
+    resource.commit(kept)
+    assert items(postgres, table) == ["kept"]
+    resource.close()
+
+
+def terminate(postgres: EmbeddedPostgres, victim: psycopg.Connection[Any]) -> None:
+    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s, 5000)", (victim.info.backend_pid,))
+
+
+def test_serialization_failures_are_tried_again(postgres: EmbeddedPostgres, table: str) -> None:
+    resource, other = PostgresResource("db", postgres.conninfo), ModelResource("other")
+    attempts = []
+    with TransactionManager("again", ModelLog(), [resource, other]) as manager:
+
+        @manager.transactional(attempts=3, retry_on=(psycopg.errors.SerializationFailure,))
+        def work() -> None:
+            connection = manager.enlist(resource)
+            attempts.append(1)
+            insert(connection, table, "one")
+            manager.enlist(other).append("one")
+            if len(attempts) == 1:
+                raise psycopg.errors.SerializationFailure("as PostgreSQL would")
+
+        work()
+    assert len(attempts) == 2
+    assert items(postgres, table) == ["one"]
+    assert other.durable.committed == ["one"]
+    resource.close()
+
+
+def test_a_constraint_that_is_checked_at_the_end_rolls_everything_back(postgres: EmbeddedPostgres, table: str) -> None:
+    with psycopg.connect(postgres.conninfo) as connection:
+        connection.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_item_key")
+        connection.execute(f"ALTER TABLE {table} ADD UNIQUE (item) DEFERRABLE INITIALLY DEFERRED")
+    resource, other = PostgresResource("db", postgres.conninfo), ModelResource("other")
+    with TransactionManager("constraint", ModelLog(), [resource, other]) as manager:
+        transaction = manager.begin()
+        transaction.enlist(other).append("one")
+        for _ in range(2):
+            insert(transaction.enlist(resource), table, "one")
+        with pytest.raises(TransactionRolledBack, match="XA_RBINTEGRITY"):
+            transaction.commit()
+    assert items(postgres, table) == []
+    assert other.durable.committed == []
+    resource.close()
