@@ -457,7 +457,10 @@ class UnsubscribingState(LinkState):
     """Looks a durable subscription up by its name; closing this link deletes it."""
 
     def _make(self) -> Link:
-        return self.session.engine.attach_receiver(self.name, None, Target(address=self.name))
+        # Without a client id it can only be a shared one that is everybody's: brokers want to be told, as Qpid JMS does it.
+        everybodys = self.session.core.settings.client_id is None
+        hints = (Symbol("shared"), Symbol("global")) if everybodys else ()
+        return self.session.engine.attach_receiver(self.name, None, Target(address=self.name), desired_capabilities=hints)
 
 
 def transactional(transaction: Transaction) -> TransactionalState:

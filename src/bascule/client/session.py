@@ -385,6 +385,8 @@ class SessionState:
     def unsubscribe(self, name: str, until_s: float) -> Operation[None]:
         """Delete a durable subscription. Raises InvalidDestination for one that is not there, Refused for one in use."""
         self.check()
+        if any(each.name.partition("|")[0] == name for session in self.core.sessions for each in session.consumers):
+            raise Refused(f"subscription {name!r} has a consumer: close it first")
         link = UnsubscribingState(self, name if self.core.settings.client_id is not None else f"{name}|global")
         self.others.append(link)
         yield from self._attach(link, f"unsubscribe {name}", until_s)
@@ -561,6 +563,7 @@ class SessionState:
             each.link.settle(each.delivery_id, FAILED)
         self.unacknowledged.clear()
         self._detach_done()
+        self.engine.flush_settled()  # before new credit: the broker is to have all of them back when it delivers again
         self._resume(consumers)
 
     def _detach_done(self) -> None:

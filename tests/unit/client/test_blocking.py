@@ -34,7 +34,9 @@ from bascule.client import (
     TransactionRolledBack,
     connect,
 )
+from bascule.client.message import encode
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.jms.message import decode_message
 
 QUEUE = Queue("q")
 
@@ -301,9 +303,14 @@ def test_a_transaction_that_lost_its_connection_is_rolled_back_and_says_so() -> 
         obliging(connection, event)
 
     with server(cut(Transferred), second) as url, connect(failover(url)) as context:
-        with pytest.raises(TransactionRolledBack, match="do its work again"), context.transaction():
-            context.send(QUEUE, "x")
-            eventually(lambda: context._thread.core.generation == 2)
+
+        def work() -> None:
+            with context.transaction():
+                context.send(QUEUE, "x")
+                eventually(lambda: context._thread.core.generation == 2)
+
+        with pytest.raises(TransactionRolledBack, match="do its work again"):
+            work()
         assert transfers == []
 
 
@@ -340,9 +347,14 @@ def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
 
 
 def test_transactions_do_not_nest() -> None:
-    with server(obliging) as url, connect(url) as context, context.transaction():
-        with pytest.raises(IllegalState, match="do not nest"), context.transaction():
-            pass
+    with (
+        server(obliging) as url,
+        connect(url) as context,
+        context.transaction(),
+        pytest.raises(IllegalState, match="do not nest"),
+        context.transaction(),
+    ):
+        pass
 
 
 def test_a_message_refused_within_a_transaction_rolls_it_back() -> None:
@@ -356,9 +368,13 @@ def test_a_message_refused_within_a_transaction_rolls_it_back() -> None:
             failed.append(event.fail)
         obliging(connection, event)
 
-    with server(react) as url, connect(url) as context:
-        with pytest.raises(TransactionRolledBack, match="amqp:not-allowed: no"), context.transaction():
-            context.send(QUEUE, "x")
+    with (
+        server(react) as url,
+        connect(url) as context,
+        pytest.raises(TransactionRolledBack, match="amqp:not-allowed: no"),
+        context.transaction(),
+    ):
+        context.send(QUEUE, "x")
     assert failed == [True]
 
 
@@ -392,8 +408,6 @@ def test_a_request_takes_its_own_answer_and_no_other() -> None:
             event.link.context = iter(())
             connection.context = event.link
         elif isinstance(event, Transferred):
-            from bascule.jms.message import decode_message
-
             request = decode_message(event.payload)
             assert (request.reply_to, request.reply_to_kind) == ("temp.1", "temporary-queue")
             for correlation in ("somebody else's", request.message_id):
@@ -403,8 +417,6 @@ def test_a_request_takes_its_own_answer_and_no_other() -> None:
             obliging(connection, event)
 
     def encode_answer(correlation_id: str | None) -> bytes:
-        from bascule.client.message import encode
-
         return encode(Message(f"to {correlation_id}", correlation_id=correlation_id))
 
     with server(react) as url, connect(url, acknowledge=Acknowledge.CLIENT) as context:

@@ -1,0 +1,205 @@
+"""The Python client under a failover URL, while its broker is killed and its connections are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bascule.client import (
+    Acknowledge,
+    Context,
+    Message,
+    Queue,
+    Topic,
+    TransactionError,
+    TransactionInDoubt,
+    TransactionRolledBack,
+    connect,
+    connect_async,
+)
+from bascule.testing.proxy import Proxy
+from bascule.testing.system import System, wait_for
+
+SOON_S = 30.0
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+#: Of one test: each ends in the middle of the sends.
+KILLS = 3
+
+
+def client(url: str, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:
+    return connect(FAILOVER.format(url), acknowledge=acknowledge, timeout_s=60.0, **options)
+
+
+def all_bodies(context: Context, queue: Queue, count: int) -> list[Any]:
+    """``count`` messages of a queue, and that there are no more."""
+    with context.consumer(queue) as consumer:
+        found = [message and message.body for message in (consumer.receive(SOON_S) for _ in range(count))]
+        assert consumer.receive_no_wait() is None
+    return found
+
+
+def test_no_send_is_lost_or_doubled_or_out_of_order_though_the_broker_is_killed(system: System, name: str) -> None:
+    queue = Queue(name)
+    stored: list[str] = []
+    enough = threading.Event()
+
+    def send() -> None:
+        with client(system.url) as context:
+            producer = context.producer(queue)
+            for number in itertools.count():
+                producer.send_async(str(number), on_done=lambda message, error: stored.append(str(error or message.body)))
+                if enough.is_set():
+                    break
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for round_ in range(1, KILLS + 1):
+        wait_for(lambda least=200 * round_: len(stored) > least, "sends that are answered")
+        system.broker.restart()
+    wait_for(lambda: len(stored) > 200 * (KILLS + 1), "sends after the last kill")
+    enough.set()
+    sender.join(SOON_S)
+    assert stored == list(map(str, range(len(stored))))
+    with client(system.url) as context:
+        assert all_bodies(context, queue, len(stored)) == stored
+
+
+def test_a_blocking_send_returns_once_its_repetition_is_stored_and_it_is_there_once(system: System, name: str) -> None:
+    queue = Queue(name)
+    with Proxy(system.port) as proxy, client(proxy.url) as context:
+        context.send(queue, "first")
+        proxy.hold_answers()
+        cutting = threading.Thread(target=lambda: (system.wait_depth(name, 2), proxy.cut()))  # stored, and the answer is lost
+        cutting.start()
+        context.send(queue, "second")
+        cutting.join()
+        assert all_bodies(context, queue, 2) == ["first", "second"]
+
+
+def test_a_commit_whose_answer_is_lost_is_in_doubt_and_whole_in_the_broker(system: System, name: str) -> None:
+    queue = Queue(name)
+
+    def work(context: Context, proxy: Proxy, cutting: threading.Thread) -> None:
+        with context.transaction():
+            context.producer(queue).send_many(["a", "b"])
+            proxy.hold_answers()
+            cutting.start()
+
+    with Proxy(system.port) as proxy, client(proxy.url) as context:
+        cutting = threading.Thread(target=lambda: (system.wait_depth(name, 2), proxy.cut()))
+        with pytest.raises(TransactionInDoubt, match="connection was lost"):
+            work(context, proxy, cutting)
+        cutting.join()
+        assert all_bodies(context, queue, 2) == ["a", "b"]
+
+
+def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(system: System, name: str) -> None:
+    source, target = Queue(f"{name}.in"), Queue(f"{name}.out")
+    killed = Counter[str]()
+    with client(system.url) as context, client(system.url) as reader:
+        context.producer(source).send_many(["1", "2", "3"])
+
+        def transfer(consumer: Any) -> None:
+            with context.transaction():
+                message = consumer.receive(SOON_S)
+                context.send(target, message.body)
+                if message.body == "2" and not killed["broker"]:
+                    killed["broker"] += 1
+                    system.broker.restart()
+                    wait_for(lambda: context.connected, "the connection after the kill")
+
+        with context.consumer(source) as consumer:
+            transfer(consumer)
+            with pytest.raises(TransactionRolledBack, match="do its work again"):
+                transfer(consumer)
+            transfer(consumer)
+            transfer(consumer)
+        assert all_bodies(reader, target, 3) == ["1", "2", "3"]
+        assert all_bodies(reader, source, 0) == []
+
+
+def test_messages_that_were_not_acknowledged_come_again_marked_and_the_listener_goes_on(system: System, name: str) -> None:
+    queue = Queue(name)
+    seen: list[tuple[Any, bool]] = []
+    with client(system.url) as sender, client(system.url, Acknowledge.CLIENT) as context:
+        sender.producer(queue).send_many(["1", "2", "3"])
+        context.consumer(queue).listener = lambda message: seen.append((message.body, message.redelivered))
+        wait_for(lambda: len(seen) == 3, "the first deliveries")
+        system.broker.restart()
+        wait_for(lambda: len(seen) >= 6, "the second deliveries")
+        assert seen == [("1", False), ("2", False), ("3", False), ("1", True), ("2", True), ("3", True)]
+
+
+def test_durable_subscriptions_and_temporary_queues_are_there_again_after_a_kill(system: System, name: str) -> None:
+    topic = Topic(name)
+    with client(system.url, client_id=name) as context, client(system.url) as service:
+        subscription = context.durable_consumer(topic, name)
+        temporary = context.temporary_queue()
+        before = temporary.name
+        answers = context.consumer(temporary)
+        system.broker.restart()
+        service.send(topic, Message("after", reply_to=None))
+        received = subscription.receive(SOON_S)
+        assert received is not None
+        assert received.body == "after"
+        wait_for(lambda: temporary.name != before, "the temporary queue that is made anew")
+        service.send(temporary, "answer")
+        answer = answers.receive(SOON_S)
+        assert answer is not None
+        assert answer.body == "answer"
+        subscription.close()
+        context.unsubscribe(name)
+
+
+def test_the_asyncio_face_loses_and_doubles_nothing_though_the_broker_is_killed(system: System, name: str) -> None:
+    queue = Queue(name)
+
+    async def main() -> list[Any]:
+        async with connect_async(FAILOVER.format(system.url), timeout_s=60.0) as context:
+            producer = context.producer(queue)
+            first = [await producer.send_async(str(number)) for number in range(300)]
+            restarting = asyncio.get_running_loop().run_in_executor(None, system.broker.restart)
+            second = [await producer.send_async(str(number)) for number in range(300, 600)]
+            sent = [message.body for message in await asyncio.gather(*first, *second)]
+            await restarting
+            consumer = await context.consumer(queue)
+            assert [message.body async for message in consumer.messages(2.0)] == sent
+            return sent
+
+    assert asyncio.run(main()) == list(map(str, range(600)))
+
+
+def test_a_worker_that_repeats_its_transaction_until_it_is_whole_moves_each_message_once(system: System, name: str) -> None:
+    source, target = Queue(f"{name}.in"), Queue(f"{name}.out")
+    count = 60
+    with client(system.url) as context, client(system.url) as reader:
+        context.producer(source).send_many(map(str, range(count)))
+        moved: list[Any] = []
+
+        def work() -> None:
+            with context.consumer(source) as consumer:
+                while True:
+                    try:
+                        with context.transaction():
+                            message = consumer.receive(1.0)
+                            if message is None:
+                                break
+                            context.send(target, Message(message.body, properties={"_AMQ_DUPL_ID": str(message.body)}))
+                        moved.append(message.body)
+                    except TransactionError:
+                        continue  # in doubt or rolled back: the message comes again if it did not move
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for least in (10, 30):
+            wait_for(lambda least=least: len(moved) > least, "messages that have moved")
+            system.broker.restart()
+        worker.join(SOON_S)
+        assert not worker.is_alive()
+        assert sorted(all_bodies(reader, target, count), key=int) == list(map(str, range(count)))
+        assert all_bodies(reader, source, 0) == []
