@@ -3,115 +3,28 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Message, Producer
+from tests.scenarios.bridge import Bridge, eventually
 
 from bascule.core.destination import Routing
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
-from bascule.kafka.admin import Topics
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.spec import Divert, Pipelines
-from bascule.testing.journal import SyntheticJournal, text_message
+from bascule.testing.journal import text_message
 
-START_TIMEOUT_S = 180.0
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
 
 pytestmark = pytest.mark.timeout(600)
-ARRIVAL_TIMEOUT_S = 180.0
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
-
-
-class Bridge:
-    """A Kafka, a journal written by hand, and the pipelines process."""
-
-    def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
-        self.servers, self.prefix, self.directory = kafka.bootstrap, prefix, directory
-        self.topics = Topics({"bootstrap.servers": kafka.bootstrap})
-        self.topics.create(f"{prefix}.journal", 1, {})
-        self.journal = SyntheticJournal(kafka.bootstrap, f"{prefix}.journal")
-        self.log = directory / "pipelines.log"
-        config = directory / "bascule.toml"
-        self.config = config
-        self.child = Child(
-            [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
-            log_file=self.log,
-            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
-            name="pipelines",
-        )
-
-    def configure(self, text: str) -> None:
-        head = f'[bridge]\nid = "{self.prefix}"\n[journal]\nprefix = "{self.prefix}"\n[pipelines]\nmaster = "local[2]"\n'
-        self.config.write_text(head + text)
-
-    def start(self) -> None:
-        before = self.said().count("ready pipelines=")
-        self.child.start()
-        self.child.wait_ready(lambda: self.said().count("ready pipelines=") > before, START_TIMEOUT_S)
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def workers(self) -> list[int]:
-        """Process ids of the Python workers that Spark has forked."""
-        found = []
-        for directory in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (directory / "cmdline").read_bytes()
-                environment = (directory / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"pyspark.daemon" in command and b"BASCULE_PIPELINE" in environment and self.servers.encode() in environment:
-                found.append(int(directory.name))
-        return found
-
-    def reader(self, *topics: str) -> Reader:
-        return Reader(self.servers, topics)
-
-
-class Reader:
-    """What a read_committed reader of some topics has seen."""
-
-    def __init__(self, servers: str, topics: tuple[str, ...]) -> None:
-        self._consumer = Consumer(
-            {"bootstrap.servers": servers, "group.id": f"reader-{random.random()}", "auto.offset.reset": "earliest",
-             "isolation.level": "read_committed", "topic.metadata.refresh.interval.ms": 500, "allow.auto.create.topics": False}
-        )  # fmt: skip
-        self._consumer.subscribe(list(topics))
-        self.seen: list[Message] = []
-
-    def poll(self) -> None:
-        self.seen += [message for message in self._consumer.consume(5000, 0.2) if message.error() is None]
-
-    def values(self) -> list[str]:
-        return [(message.value() or b"").decode(errors="replace") for message in self.seen]
-
-    def wait_for(self, count: int) -> list[str]:
-        def there() -> bool:
-            self.poll()
-            return len(self.seen) >= count
-
-        eventually(there, f"{count} records")
-        return self.values()
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ VISIBLE_PAUSE_S = 0.02
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
+#: Of what goes wrong with a connection, this says more than "transport failure".
+_REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+
 
 class TopicMissing(InvalidInput):
     """A topic that must exist does not."""
@@ -29,17 +32,23 @@ class Topics:
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = kafka["bootstrap.servers"]
-        self._admin = AdminClient({"log_level": 2, **kafka})  # each failed connection is a line below that
+        self._refusal = ""
+        self._admin = AdminClient({"log_level": 2, **kafka, "error_cb": self._note})  # each failed connection is a line below that
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
         try:
             self._admin.list_topics(timeout=REACH_TIMEOUT_S)
         except KafkaException as error:
-            reason = error.args[0].str()
+            self._admin.poll(0)
+            reason = self._refusal or error.args[0].str()
             raise Unavailable(
                 f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
             ) from error
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() in _REFUSALS:
+            self._refusal = error.str()
 
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""

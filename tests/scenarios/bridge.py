@@ -1,0 +1,104 @@
+"""The pipelines process on a journal that the test writes, and the readers of what it makes."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, Message
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import Child
+from bascule.kafka.admin import Topics
+from bascule.testing.journal import SyntheticJournal
+
+START_TIMEOUT_S = 180.0
+ARRIVAL_TIMEOUT_S = 180.0
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+class Bridge:
+    """A Kafka, a journal written by hand, and the pipelines process."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
+        self.servers, self.prefix, self.directory = kafka.bootstrap, prefix, directory
+        self.topics = Topics({"bootstrap.servers": kafka.bootstrap})
+        self.topics.create(f"{prefix}.journal", 1, {})
+        self.journal = SyntheticJournal(kafka.bootstrap, f"{prefix}.journal")
+        self.log = directory / "pipelines.log"
+        config = directory / "bascule.toml"
+        self.config = config
+        self.child = Child(
+            [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
+            log_file=self.log,
+            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
+            name="pipelines",
+        )
+
+    def configure(self, text: str, master: str = "local[2]") -> None:
+        head = f'[bridge]\nid = "{self.prefix}"\n[journal]\nprefix = "{self.prefix}"\n[pipelines]\nmaster = "{master}"\n'
+        self.config.write_text(head + text)
+
+    def start(self) -> None:
+        before = self.said().count("ready pipelines=")
+        self.child.start()
+        self.child.wait_ready(lambda: self.said().count("ready pipelines=") > before, START_TIMEOUT_S)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def workers(self) -> list[int]:
+        """Process ids of the Python workers that Spark has forked."""
+        found = []
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (directory / "cmdline").read_bytes()
+                environment = (directory / "environ").read_bytes()
+            except OSError:
+                continue
+            if b"pyspark.daemon" in command and b"BASCULE_PIPELINE" in environment and self.servers.encode() in environment:
+                found.append(int(directory.name))
+        return found
+
+    def reader(self, *topics: str, committed: bool = True) -> Reader:
+        return Reader(self.servers, topics, committed=committed)
+
+
+class Reader:
+    """What a reader of some topics has seen, of what is committed or of everything."""
+
+    def __init__(self, servers: str, topics: tuple[str, ...], *, committed: bool = True) -> None:
+        isolation = "read_committed" if committed else "read_uncommitted"
+        self._consumer = Consumer(
+            {"bootstrap.servers": servers, "group.id": f"reader-{random.random()}", "auto.offset.reset": "earliest",
+             "isolation.level": isolation, "topic.metadata.refresh.interval.ms": 500, "allow.auto.create.topics": False}
+        )  # fmt: skip
+        self._consumer.subscribe(list(topics))
+        self.seen: list[Message] = []
+
+    def poll(self) -> None:
+        self.seen += [message for message in self._consumer.consume(5000, 0.2) if message.error() is None]
+
+    def values(self) -> list[str]:
+        return [(message.value() or b"").decode(errors="replace") for message in self.seen]
+
+    def wait_for(self, count: int) -> list[str]:
+        def there() -> bool:
+            self.poll()
+            return len(self.seen) >= count
+
+        eventually(there, f"{count} records")
+        return self.values()
+
+    def close(self) -> None:
+        self._consumer.close()

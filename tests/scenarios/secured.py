@@ -1,0 +1,45 @@
+"""A Kafka that lets nobody in without TLS and a password, beside its open listener for the test itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bascule.embedded.kafka import HOST, EmbeddedKafka
+from bascule.embedded.process import free_port
+from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
+
+USER, PASSWORD = "bascule", "balanced"
+
+_LISTENER = """
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
+listener.name.secure.sasl.enabled.mechanisms=PLAIN
+listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+listener.name.secure.ssl.keystore.type=PKCS12
+listener.name.secure.ssl.keystore.location={store}
+listener.name.secure.ssl.keystore.password={store_password}
+"""
+
+
+class SecuredKafka(EmbeddedKafka):
+    """One with a listener for TLS and SASL PLAIN; ``authority`` has signed its certificate."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        certificates = data_dir.parent / "certificates"
+        certificates.mkdir()
+        self.authority = Authority(certificates)
+        self._certificate: Certificate = self.authority.issue("kafka")
+        self._secure_port = free_port(HOST)
+
+    @property
+    def secured(self) -> str:
+        """``bootstrap.servers`` of the guarded listener."""
+        return f"{HOST}:{self._secure_port}"
+
+    def _write_properties(self, controller_port: int) -> None:
+        super()._write_properties(controller_port)
+        text = self._properties_file.read_text()
+        for name in ("listeners=", "advertised.listeners="):
+            text = text.replace(f"\n{name}", f"\n{name}SECURE://{self.secured},")
+        text += _LISTENER.format(user=USER, password=PASSWORD, store=self._certificate.store, store_password=STORE_PASSWORD)
+        self._properties_file.write_text(text)
