@@ -33,7 +33,9 @@ class Topics:
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = kafka["bootstrap.servers"]
         self._refusal = ""
-        self._admin = AdminClient({"log_level": 2, **kafka, "error_cb": self._note})  # each failed connection is a line below that
+        # Each failed connection is a line below that level.
+        settings: dict[str, Any] = {"log_level": 2, **kafka, "error_cb": self._note}
+        self._admin = AdminClient(settings)
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
