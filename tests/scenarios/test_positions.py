@@ -1,0 +1,182 @@
+"""Pipelines whose place is lost stop and say so; what is put aside keeps its place; an orderly end leaves nothing open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from tests.scenarios.bridge import Bridge, eventually
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.positions import Position, PositionLost, position_key, position_partition
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.testing.journal import SyntheticJournal, text_message
+
+pytestmark = pytest.mark.timeout(900)
+ADMIN_TIMEOUT_S = 30
+
+
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[Bridge]:
+    bridge = Bridge(kafka, topic_prefix, tmp_path)
+    yield bridge
+    bridge.child.stop(60)
+
+
+class Journal:
+    """A journal with ten messages, and a divert that has come to its end."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.client = {"bootstrap.servers": kafka.bootstrap}
+        self.topics = Topics(self.client)
+        self.pipelines = Pipelines(prefix, self.client, (Divert("orders", "#", "out", start=Start(EARLIEST)),), prefix=prefix)
+        self.name = self.pipelines.journal_topic
+        self.topics.create(self.name, 1, {})
+        self.positions = Positions(self.pipelines, "first")
+        self.positions.prepare_topics()
+        journal = SyntheticJournal(kafka.bootstrap, self.name)
+        journal.start_epoch()
+        for number in range(10):
+            journal.send(text_message(str(number)))
+        journal.flush()
+
+    def take(self, owner: str) -> Position:
+        """As a driver does when it starts."""
+        plan = Positions(self.pipelines, owner).take_diverts(self.pipelines.diverts, self.topics.ids([self.name])[self.name])
+        assert plan is not None
+        return plan.common
+
+    def delete(self, topic: str) -> None:
+        delete(self.client["bootstrap.servers"], topic)
+
+
+@pytest.fixture
+def journal(kafka: EmbeddedKafka, topic_prefix: str) -> Journal:
+    journal = Journal(kafka, topic_prefix)
+    assert journal.take("first").offset == 0
+    return journal
+
+
+def delete(servers: str, topic: str) -> None:
+    """Returns when the topic is gone, so that another may have its name."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
+    topics = Topics({"bootstrap.servers": servers})
+    eventually(lambda: topic not in topics.partitions(), f"{topic} is deleted", ADMIN_TIMEOUT_S)
+
+
+def forget(servers: str, prefix: str, key: str) -> None:
+    """Deletes a position's record as a careless hand would."""
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(f"{prefix}.positions", None, key, position_partition(key))
+    assert producer.flush(ADMIN_TIMEOUT_S) == 0
+
+
+def test_diverts_whose_position_is_gone_do_not_start(journal: Journal) -> None:
+    forget(journal.client["bootstrap.servers"], journal.pipelines.prefix, journal.positions.common_key)
+    with pytest.raises(PositionLost, match="'orders' has run before and has no position any more: restore the positions"):
+        journal.take("second")
+
+
+def test_diverts_do_not_start_on_another_journal_of_the_same_name(journal: Journal) -> None:
+    journal.delete(journal.name)
+    journal.topics.create(journal.name, 1, {})
+    with pytest.raises(PositionLost, match=r"journal' was deleted and created again since pipeline 'diverts' last ran"):
+        journal.take("second")
+
+
+def test_diverts_do_not_start_when_what_they_have_not_read_is_deleted(journal: Journal) -> None:
+    admin = AdminClient(journal.client)
+    for future in admin.delete_records([TopicPartition(journal.name, 0, 5)]).values():
+        future.result(ADMIN_TIMEOUT_S)
+    with pytest.raises(PositionLost, match=r"stands at offset 0 of .*journal-0, whose records begin at 5"):
+        journal.take("second")
+
+
+def config(prefix: str, *ingresses: str, shelved: bool = False, on_error: str = "dead-letter") -> str:
+    text = f'on_error = "{on_error}"\ntransaction_records = 100000\n'
+    for name, enabled in (("plain", True), ("shelved", not shelved)):
+        start = f'enabled = {str(enabled).lower()}\nstart = "earliest"'
+        text += f'[[divert]]\nname = "{name}"\nfrom = "orders"\nto = "{prefix}.{name}"\n{start}\n'
+    for name in ingresses:
+        text += f'[[ingress]]\nname = "{name}"\ntopics = ["{prefix}-in.{name}"]\nto = "{name}"\nbody = "map"\n'
+    return text
+
+
+def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge) -> None:
+    prefix, journal = bridge.prefix, bridge.journal
+    ingresses = ("lost", "anew", "bad", "fine")
+    for name in ingresses:
+        bridge.topics.create(f"{prefix}-in.{name}", 1, {})
+    bridge.configure(config(prefix, *ingresses))
+    producer = Producer({"bootstrap.servers": bridge.servers})
+
+    def put(value: str, *names: str) -> None:
+        for name in names:
+            producer.produce(f"{prefix}-in.{name}", value)
+        producer.flush()
+
+    def send(*numbers: int) -> None:
+        for number in numbers:
+            journal.send(text_message(str(number)), address="orders")
+        journal.flush()
+
+    journal.start_epoch()
+    put('{"n": 1}', *ingresses)
+    send(0, 1, 2)
+    bridge.start()
+    taken, plain, shelved = (bridge.reader(f"{prefix}.{name}") for name in ("ingress", "plain", "shelved"))
+    taken.wait_for(4)
+    assert plain.wait_for(3) == shelved.wait_for(3) == ["0", "1", "2"]
+    bridge.child.stop(60)
+
+    # One position is lost, one topic is another, one record is bad, one divert is put aside: the rest runs.
+    forget(bridge.servers, prefix, position_key("ingress:lost", f"{prefix}-in.lost", 0))
+    delete(bridge.servers, f"{prefix}-in.anew")
+    bridge.topics.create(f"{prefix}-in.anew", 1, {})
+    put("no json", "bad")
+    put('{"n": 2}', "fine", "lost", "anew")
+    bridge.configure(config(prefix, *ingresses, shelved=True, on_error="stop"))
+    bridge.start()
+    send(3, 4)
+    assert plain.wait_for(5) == ["0", "1", "2", "3", "4"]
+    taken.wait_for(5)
+    eventually(lambda: bridge.said().count("pipeline stopped") == 3, "three of them stop")
+    said = {line.split("pipeline=")[1].split()[0]: line for line in bridge.said().splitlines() if "pipeline stopped" in line}
+    assert "the positions were lost. Restore" in said["ingress:lost"]
+    assert "was deleted and created again" in said["ingress:anew"]
+    assert "BadRecord: the value is no JSON" in said["ingress:bad"]
+    assert bridge.child.running
+    stored = Positions(Pipelines(prefix, {"bootstrap.servers": bridge.servers}, prefix=prefix), "").stored()
+    kept = stored[position_key("divert:shelved", f"{prefix}.journal", 0)]
+    assert kept.offset < stored[position_key("diverts", f"{prefix}.journal", 0)].offset
+    assert kept.members == ("shelved",)
+    bridge.child.stop(60)
+
+    # What was put aside goes on where it was.
+    bridge.configure(config(prefix, "fine"))
+    bridge.start()
+    assert shelved.wait_for(5) == ["0", "1", "2", "3", "4"]
+    eventually(lambda: "divert has joined" in bridge.said(), "the divert joins the others")
+
+    # An end in the middle of a transaction.
+    send(*range(5, 40_000))
+    everything = bridge.reader(f"{prefix}.plain", committed=False)
+    everything.wait_for(2000)
+    bridge.child.stop(60)
+    for topic, partition in ((f"{prefix}.plain", 0), *((f"{prefix}.positions", partition) for partition in range(16))):
+        assert ends(bridge.servers, topic, partition) == 1, f"a transaction is open in {topic}-{partition}"
+    for reader in (taken, plain, shelved, everything):
+        reader.close()
+
+
+def ends(servers: str, topic: str, partition: int) -> int:
+    """How many ends the partition has: two while a transaction is open, the last stable offset and the high watermark."""
+    admin, at = AdminClient({"bootstrap.servers": servers}), TopicPartition(topic, partition)
+    found = (admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=level)[at].result() for level in IsolationLevel)
+    return len({result.offset for result in found})
