@@ -116,11 +116,11 @@ class Deliveries:
         """Whether a selector wants a message."""
         return wants(selector, self.bodies.read(message))
 
-    def detach(self, consumer: Consumer, *, failed: bool = True) -> None:
+    def detach(self, consumer: Consumer, *, failed: bool = True, seen: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
 
-        ``failed`` counts that as a failed delivery. Without, it is marked as maybe delivered and gets no nearer to its dead letter:
-        most of it was prefetched and never seen.
+        ``failed`` counts that as a failed delivery. Without, it gets no nearer to its dead letter: most of it was prefetched. It is
+        marked as maybe delivered unless the consumer has not ``seen`` it for sure.
         """
         queue = consumer.queue
         if consumer not in queue.consumers:
@@ -132,7 +132,7 @@ class Deliveries:
             queue.ready.leave(consumer.selector_text)
         unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
-        if not failed:
+        if not failed and seen:
             self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
         self._return(queue, unacked, failed=failed)
         self._dirty[queue] = None

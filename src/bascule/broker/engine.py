@@ -10,17 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from bascule.amqp.types import Timestamp, UByte, UInt
-from bascule.broker.addresses import AddressBook, ExclusiveDivert, Route, durable_ids
-from bascule.broker.delivery import Deliveries
+from bascule.broker.addresses import ExclusiveDivert, Route, durable_ids
+from bascule.broker.destinations import TEMPORARY_PREFIX, Destinations
 from bascule.broker.duplicates import DuplicateWindows, digest_of
 from bascule.broker.errors import (
     JournalUnavailable,
-    QueueDeleted,
     QueueFull,
     ResourceLimit,
     TransactionRolledBack,
     TransactionTimedOut,
-    UnknownAddress,
 )
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
@@ -43,14 +41,11 @@ from bascule.jms.annotate import (
 from bascule.jms.sections import Scan, application_property, scan
 from bascule.journal.records import (
     MESSAGES_PER_RECORD_MAX,
-    Op,
     Send,
     SendFlag,
     Target,
     encode_diverts,
     ingress_entry,
-    json_entry,
-    queue_deleted_entry,
     routed_send_entry,
     send_entry,
 )
@@ -58,162 +53,25 @@ from bascule.journal.records import (
 #: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
-#: Names that only the broker gives: a temporary destination is never made by asking for it.
-TEMPORARY_PREFIX = "temp."
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
-class Engine(Deliveries):
+class Engine(Destinations):
     """All state of one broker and the commands on it."""
 
     def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
         super().__init__(journaling, bodies, clock, policy)
-        self.addresses = AddressBook(self.policy)
         self.windows = DuplicateWindows(self._window_limits)
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.transactions: dict[bytes, Transaction] = {}
         self.stalled: JournalUnavailable | None = None
-        self.next_queue_id = 1
         self._transactions_due_ms = 0
 
     def _window_limits(self, address: str) -> tuple[int, int]:
         settings = self.policy.of(address)
         return settings.duplicate_count, settings.duplicate_ms
-
-    # -- destinations ------------------------------------------------------------------------------------------------
-
-    def queue(self, name: str) -> Queue:
-        """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
-        queue = self.addresses.anycast.get(name)
-        if queue is None:
-            configured = name in self.policy.queues
-            if not configured:
-                self._check_creatable(name, Routing.ANYCAST)
-            queue = self.create_queue(name, name, Routing.ANYCAST, auto_created=not configured)
-        return queue
-
-    def check_topic(self, address: str) -> None:
-        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress."""
-        if not self.addresses.route(address, Routing.MULTICAST).queues and address not in self.policy.topics:
-            self._check_creatable(address, Routing.MULTICAST)
-
-    def _check_creatable(self, name: str, routing: Routing) -> None:
-        kind = "queue" if routing is Routing.ANYCAST else "topic"
-        if name.startswith(TEMPORARY_PREFIX):
-            if name not in self.addresses.temporary:
-                raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")
-        elif not self.policy.of(name).auto_create:
-            raise UnknownAddress(f"there is no {kind} {name!r}, and it is not made by asking for it (auto_create = false)")
-
-    def create_queue(
-        self, name: str, address: str, routing: Routing, *,
-        durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", auto_created: bool = False,
-    ) -> Queue:  # fmt: skip
-        """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
-        limit = self.policy.queues_max
-        if len(self.addresses.queues) >= limit:
-            raise ResourceLimit(f"queue {name!r}: the broker holds {limit} queues already")
-        queue = Queue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
-        queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
-        queue.auto_created = auto_created
-        return self._create(queue)
-
-    def create_configured(self) -> None:
-        """The queues that the configuration names: when the state is loaded."""
-        for name in self.policy.queues:
-            self.queue(name)
-        for queue in self.addresses.anycast.values():
-            self.look_for_use(queue)
-
-    def _recreate(self, address: str) -> None:
-        """The queue of a message that has been accepted already: without a look at limits."""
-        queue = Queue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
-        queue.auto_created = True
-        self._create(queue)
-
-    def _create(self, queue: Queue) -> Queue:
-        self.next_queue_id += 1
-        self.addresses.add(queue)
-        if queue.durable:
-            self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
-            self.journaling.then(self._created, queue)
-        return queue
-
-    def _created(self, queue: Queue) -> None:
-        queue.confirmed = True
-
-    def delete_queue(self, queue: Queue) -> None:
-        """The queue and what it holds are gone, with its consumers' unsettled messages."""
-        if queue.deleted:
-            return
-        queue.deleted = True
-        self.addresses.remove(queue)
-        for message in (*queue.untouched(), *queue.unacked()):
-            self.release(message)
-        consumers, queue.consumers = queue.consumers, []
-        for consumer in consumers:
-            consumer.unacked.clear()
-            consumer.port.ended(QueueDeleted(f"queue {queue.name!r} has been deleted"))
-        waiting, queue.blocked = queue.blocked, []
-        for go_on in waiting:
-            go_on()
-        if queue.durable:
-            self.journaling.add(queue_deleted_entry(queue.id))
-
-    def create_temporary(self, name: str, routing: Routing) -> None:
-        """A temporary destination: it lives as long as its link. Raises ResourceLimit."""
-        self.addresses.temporary.add(name)
-        if routing is Routing.ANYCAST:
-            self.create_queue(name, name, routing, durable=False)
-
-    def delete_temporary(self, name: str) -> None:
-        """The destination is gone, and what it holds."""
-        self.addresses.temporary.discard(name)
-        queue = self.addresses.anycast.get(name)
-        if queue is not None:
-            self.delete_queue(queue)
-
-    def attach_producer(self, address: str, routing: Routing) -> None:
-        """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
-        if routing is Routing.ANYCAST:
-            self.queue(address)
-        else:
-            self.check_topic(address)
-        self.addresses.producers[address, routing] += 1
-
-    def detach_producer(self, address: str, routing: Routing) -> None:
-        """That link is gone."""
-        producers = self.addresses.producers
-        producers[address, routing] -= 1
-        if not producers[address, routing]:
-            del producers[address, routing]
-            queue = self.addresses.anycast.get(address)
-            if routing is Routing.ANYCAST and queue is not None:
-                self.look_for_use(queue)
-
-    def look_for_use(self, queue: Queue) -> None:
-        """An auto-created queue that is empty and stays unused is deleted after a while."""
-        if self._unused(queue):
-            watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
-            if not watched:
-                self.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
-
-    def _unused(self, queue: Queue) -> bool:
-        return (
-            queue.auto_created and queue.settings.auto_delete and not queue.deleted
-            and not (queue.consumers or queue.held_messages or queue.incoming or self.addresses.producers[queue.address, queue.routing])
-        )  # fmt: skip
-
-    def _delete_unused(self, queue: Queue) -> None:
-        due_ms = queue.idle_since_ms + queue.settings.auto_delete_ms
-        if not self._unused(queue):
-            queue.idle_since_ms = 0
-        elif due_ms <= self.clock():
-            self.delete_queue(queue)
-        else:
-            self.schedule.at(due_ms, self._delete_unused, queue)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -340,7 +198,7 @@ class Engine(Deliveries):
             self.counters.duplicates += 1
             return None
         if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
-            self._recreate(address)  # deleted since it was asked for
+            self.recreate(address)  # deleted since it was asked for
         route = self.addresses.route(address, routing)
         taken: tuple[str, ...] = ()
         if route.exclusive:
@@ -464,7 +322,7 @@ class Engine(Deliveries):
         error = transaction.doomed or (self.stalled if persistent else None)
         if error is not None:
             self.rollback(transaction)
-            done(TransactionRolledBack(str(error)))
+            done(TransactionRolledBack(error))
             return
         self.transactions.pop(transaction.id, None)
         now_ms = self.clock()
@@ -532,7 +390,7 @@ class Engine(Deliveries):
         routing = Routing(send.routing)
         missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
         if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
-            self._recreate(send.address)
+            self.recreate(send.address)
         route = self.addresses.route(send.address, routing)
         if not route.queues and not keep:
             return

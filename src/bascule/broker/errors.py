@@ -41,11 +41,18 @@ class UnknownTransaction(BasculeError):
     condition: ClassVar[str] = "amqp:transaction:unknown-id"
 
 
+class TransactionTimedOut(BasculeError):
+    """The transaction held something for too long."""
+
+    condition: ClassVar[str] = "amqp:transaction:timeout"
+
+
 class TransactionRolledBack(BasculeError):
-    """The transaction could not be committed and was rolled back."""
+    """The transaction was not committed, surely, and has been rolled back.
 
-    condition: ClassVar[str] = "amqp:transaction:rollback"
+    The condition is its cause's: Qpid JMS takes ``amqp:transaction:rollback`` in answer to a commit for a transaction in doubt.
+    """
 
-
-class TransactionTimedOut(TransactionRolledBack):
-    """The transaction held something for too long and was rolled back."""
+    def __init__(self, cause: BasculeError) -> None:
+        super().__init__(str(cause))
+        self.condition = cause.condition  # type: ignore[misc]

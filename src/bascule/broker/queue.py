@@ -45,7 +45,7 @@ class Queue:
     __slots__ = (
         "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
         "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name", "no_local_container", "owner",
-        "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "subscription",
+        "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "shared", "subscription",
         "sweep_at_ms", "turn",
     )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Queue:
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
         self.no_local_container = ""
+        self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
 
     def describe(self) -> dict[str, Any]:
@@ -91,6 +92,7 @@ class Queue:
             "no_local": self.no_local_container,
             "subscription": self.subscription,
             "auto_created": self.auto_created,
+            "shared": self.shared,
         }
 
     @classmethod
@@ -101,6 +103,7 @@ class Queue:
         queue.no_local_container = content["no_local"]
         queue.subscription = content["subscription"]
         queue.auto_created = content.get("auto_created", False)
+        queue.shared = content.get("shared", False)
         queue.confirmed = True
         return queue
 

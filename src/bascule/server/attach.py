@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
-from bascule.broker.engine import TEMPORARY_PREFIX
+from bascule.broker.destinations import TEMPORARY_PREFIX
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.jms.message import DESTINATION_KINDS
@@ -205,6 +205,9 @@ def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, a
         return
     name = subscription_name(connection, link)
     existing = engine.addresses.subscriptions.get(name)
+    if existing is not None and durable and existing.shared != shared:
+        there = "shared" if existing.shared else "unshared"
+        raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is there as {there}: a name is one or the other (unsubscribe first)")
     if existing is not None and (existing.address, existing.selector_text, existing.no_local_container) != (address, text, no_local):
         if existing.consumers:
             raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use, with another topic or selector")
@@ -213,7 +216,7 @@ def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, a
     if existing is not None and existing.consumers and not shared:
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
     queue = existing or engine.create_queue(
-        name, address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local, subscription=name
+        name, address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local, subscription=name, shared=shared
     )
     consumer = _consume(connection, link, queue, None)
     if not durable:
@@ -243,8 +246,11 @@ def _find_subscription(connection: ClientConnection, link: SenderLink) -> None:
 # -- the end of a link -------------------------------------------------------------------------------------------------
 
 
-def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
-    """A link is gone, by its client's word or with its session."""
+def detached(connection: ClientConnection, link: Link, *, closed: bool, orderly: bool) -> None:
+    """A link is gone: closed by its client, or with its session or connection. ``orderly``: nothing went wrong.
+
+    A client that leaves in order says what it has done with what it was given; the rest was prefetched and never seen.
+    """
     engine = connection.server.engine
     context, link.context = link.context, None
     if isinstance(context, CoordinatorLink):
@@ -253,7 +259,7 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool) -> None:
         engine.detach_producer(context.address, context.routing)
     elif isinstance(context, ConsumerLink) and context.consumer is not None:
         # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
-        engine.detach(context.consumer, failed=False)
+        engine.detach(context.consumer, failed=False, seen=not orderly)
         if context.on_close is not None and not context.on_close.consumers:
             engine.delete_queue(context.on_close)
     queue = connection.unsubscribing.pop(link, None)

@@ -144,18 +144,20 @@ class ClientConnection(asyncio.Protocol):
         self.send_output()
 
     def _ticking(self) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
         now_s = time.monotonic()
         deadline_s = self.amqp.tick(now_s)
         self.send_output()
         delay_s = min(TICK_S, max(deadline_s - now_s, 0.05))
         self._tick = asyncio.get_running_loop().call_later(delay_s, self._ticking)
 
-    def release(self, *, failed: bool = False) -> None:
+    def release(self, *, failed: bool = False, orderly: bool = False) -> None:
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
-            detached(self, link, closed=False)
+            detached(self, link, closed=False, orderly=orderly)
         self.links.clear()
         self.roll_back_all()
 
@@ -192,6 +194,7 @@ class ClientConnection(asyncio.Protocol):
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
         if self.server.reason:
             self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
+        self._ticking()  # the client has said how often it wants to hear of us
 
     def _attached(self, event: events.Attached) -> None:
         link = event.link
@@ -205,20 +208,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _detached(self, event: events.Detached) -> None:
         self.links.pop(event.link, None)
-        detached(self, event.link, closed=event.closed)
+        detached(self, event.link, closed=event.closed, orderly=event.error is None)
 
     def _session_ended(self, event: events.SessionEnded) -> None:
-        self._forget(lambda link: link.session is event.session)
-
-    def _forget(self, which: Callable[[Link], bool]) -> None:
-        for link in [link for link in self.links if which(link)]:
+        for link in [link for link in self.links if link.session is event.session]:
             del self.links[link]
-            detached(self, link, closed=False)
+            detached(self, link, closed=False, orderly=event.error is None)
 
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
             log.info("connection %s (%s): %s", self.peer, self.container, event.error)
-        self.release()
+        self.release(orderly=event.by_peer and event.error is None)
 
     def _transferred(self, event: events.Transferred) -> None:
         producer = event.link.context

@@ -174,9 +174,10 @@ class BrowserLink:
     def pump(self) -> None:
         """Send what credit allows."""
         engine = self.connection.server.engine
+        now_ms = engine.clock()
         while self.messages and self.link.credit > 0:
             message = self.messages.pop()
-            if message.references:  # still there
+            if message.references and not 0 < message.expiry_ms <= now_ms:  # still there
                 self.link.send(engine.bodies.read(message), context=None, settled=True)
         if self.link.drain and self.link.credit > 0:
             self.link.drained()

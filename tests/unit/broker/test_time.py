@@ -197,7 +197,7 @@ def test_a_transaction_that_holds_messages_for_too_long_is_rolled_back() -> None
     assert (bench.got(consumer), bench.counts(consumer)) == (["x", "x"], [0, 1])
     answers: list[Any] = []
     bench.engine.commit(transaction, answers.append)
-    assert answers[0].condition == "amqp:transaction:rollback"
+    assert answers[0].condition == "amqp:transaction:timeout"
     assert bench.waiting(bench.queue("other")) == []
 
 

@@ -157,7 +157,7 @@ def test_a_transaction_too_large_for_one_record_is_rolled_back(
     bench.broker.settle()
     (error,) = outcome
     assert isinstance(error, TransactionRolledBack)
-    assert error.condition == "amqp:transaction:rollback"
+    assert error.condition == "amqp:resource-limit-exceeded"
     assert str(value) in str(error)
     assert bench.waiting(bench.queue()) == []
 

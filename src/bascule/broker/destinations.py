@@ -1,0 +1,159 @@
+"""Destinations: the queues that there are, who may ask for them, and when they go. The middle of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bascule.broker.addresses import AddressBook
+from bascule.broker.delivery import Deliveries
+from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
+from bascule.broker.journaling import Journaling
+from bascule.broker.message import Bodies
+from bascule.broker.policy import Policy
+from bascule.broker.queue import Queue
+from bascule.core.destination import Routing
+from bascule.journal.records import Op, json_entry, queue_deleted_entry
+
+#: Names that only the broker gives: a temporary destination is never made by asking for it.
+TEMPORARY_PREFIX = "temp."
+
+
+class Destinations(Deliveries):
+    """All queues of one broker."""
+
+    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
+        super().__init__(journaling, bodies, clock, policy)
+        self.addresses = AddressBook(self.policy)
+        self.next_queue_id = 1
+
+    def queue(self, name: str) -> Queue:
+        """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
+        queue = self.addresses.anycast.get(name)
+        if queue is None:
+            configured = name in self.policy.queues
+            if not configured:
+                self._check_creatable(name, Routing.ANYCAST)
+            queue = self.create_queue(name, name, Routing.ANYCAST, auto_created=not configured)
+        return queue
+
+    def check_topic(self, address: str) -> None:
+        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress."""
+        if not self.addresses.route(address, Routing.MULTICAST).queues and address not in self.policy.topics:
+            self._check_creatable(address, Routing.MULTICAST)
+
+    def _check_creatable(self, name: str, routing: Routing) -> None:
+        kind = "queue" if routing is Routing.ANYCAST else "topic"
+        if name.startswith(TEMPORARY_PREFIX):
+            if name not in self.addresses.temporary:
+                raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")
+        elif not self.policy.of(name).auto_create:
+            raise UnknownAddress(f"there is no {kind} {name!r}, and it is not made by asking for it (auto_create = false)")
+
+    def create_queue(
+        self, name: str, address: str, routing: Routing, *,
+        durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", shared: bool = False,
+        auto_created: bool = False,
+    ) -> Queue:  # fmt: skip
+        """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
+        limit = self.policy.queues_max
+        if len(self.addresses.queues) >= limit:
+            raise ResourceLimit(f"queue {name!r}: the broker holds {limit} queues already")
+        queue = Queue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
+        queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
+        queue.shared, queue.auto_created = shared, auto_created
+        return self._create(queue)
+
+    def create_configured(self) -> None:
+        """The queues that the configuration names: when the state is loaded."""
+        for name in self.policy.queues:
+            self.queue(name)
+        for queue in self.addresses.anycast.values():
+            self.look_for_use(queue)
+
+    def recreate(self, address: str) -> None:
+        """The queue of a message that has been accepted already: without a look at limits."""
+        queue = Queue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
+        queue.auto_created = True
+        self._create(queue)
+
+    def _create(self, queue: Queue) -> Queue:
+        self.next_queue_id += 1
+        self.addresses.add(queue)
+        if queue.durable:
+            self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
+            self.journaling.then(self._created, queue)
+        return queue
+
+    def _created(self, queue: Queue) -> None:
+        queue.confirmed = True
+
+    def delete_queue(self, queue: Queue) -> None:
+        """The queue and what it holds are gone, with its consumers' unsettled messages."""
+        if queue.deleted:
+            return
+        queue.deleted = True
+        self.addresses.remove(queue)
+        for message in (*queue.untouched(), *queue.unacked()):
+            self.release(message)
+        consumers, queue.consumers = queue.consumers, []
+        for consumer in consumers:
+            consumer.unacked.clear()
+            consumer.port.ended(QueueDeleted(f"queue {queue.name!r} has been deleted"))
+        waiting, queue.blocked = queue.blocked, []
+        for go_on in waiting:
+            go_on()
+        if queue.durable:
+            self.journaling.add(queue_deleted_entry(queue.id))
+
+    def create_temporary(self, name: str, routing: Routing) -> None:
+        """A temporary destination: it lives as long as its link. Raises ResourceLimit."""
+        self.addresses.temporary.add(name)
+        if routing is Routing.ANYCAST:
+            self.create_queue(name, name, routing, durable=False)
+
+    def delete_temporary(self, name: str) -> None:
+        """The destination is gone, and what it holds."""
+        self.addresses.temporary.discard(name)
+        queue = self.addresses.anycast.get(name)
+        if queue is not None:
+            self.delete_queue(queue)
+
+    def attach_producer(self, address: str, routing: Routing) -> None:
+        """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
+        if routing is Routing.ANYCAST:
+            self.queue(address)
+        else:
+            self.check_topic(address)
+        self.addresses.producers[address, routing] += 1
+
+    def detach_producer(self, address: str, routing: Routing) -> None:
+        """That link is gone."""
+        producers = self.addresses.producers
+        producers[address, routing] -= 1
+        if not producers[address, routing]:
+            del producers[address, routing]
+            queue = self.addresses.anycast.get(address)
+            if routing is Routing.ANYCAST and queue is not None:
+                self.look_for_use(queue)
+
+    def look_for_use(self, queue: Queue) -> None:
+        """An auto-created queue that is empty and stays unused is deleted after a while."""
+        if self._unused(queue):
+            watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
+            if not watched:
+                self.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
+
+    def _unused(self, queue: Queue) -> bool:
+        return (
+            queue.auto_created and queue.settings.auto_delete and not queue.deleted
+            and not (queue.consumers or queue.held_messages or queue.incoming or self.addresses.producers[queue.address, queue.routing])
+        )  # fmt: skip
+
+    def _delete_unused(self, queue: Queue) -> None:
+        due_ms = queue.idle_since_ms + queue.settings.auto_delete_ms
+        if not self._unused(queue):
+            queue.idle_since_ms = 0
+        elif due_ms <= self.clock():
+            self.delete_queue(queue)
+        else:
+            self.schedule.at(due_ms, self._delete_unused, queue)
