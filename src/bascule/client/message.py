@@ -155,10 +155,10 @@ def encode(message: Message) -> bytes:
     """The AMQP message. Raises InvalidInput for what JMS has not."""
     kind = message.kind or _kind_of(message.body)
     body: Any = message.body
-    if kind == "bytes" and isinstance(body, bytearray):
+    if isinstance(body, bytearray):
         body = bytes(body)
     elif kind in ("map", "stream"):
-        body = _java_numbers(dict(body) if kind == "map" else list(body))
+        body = _java_numbers(list(body) if isinstance(body, tuple) else body)
     jms = JmsMessage(
         message_id=message.message_id,
         correlation_id=message.correlation_id,

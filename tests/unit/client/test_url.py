@@ -1,0 +1,96 @@
+"""URLs of brokers, and the plan of what to try next."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from bascule.client.url import Address, Endpoint, Plan, Reconnect
+from bascule.core.errors import InvalidInput
+
+A, B = Endpoint("a", 5672), Endpoint("b", 1234)
+
+
+def test_one_broker_with_its_user() -> None:
+    assert Address.parse("amqp://ann:h%40sh@broker:1234") == Address((Endpoint("broker", 1234),), None, "ann", "h@sh")
+    assert Address.parse("amqp://[::1]").endpoints == (Endpoint("::1", 5672),)
+    assert Address.parse("amqps://broker").endpoints == (Endpoint("broker", 5671, tls=True),)
+
+
+def test_options_of_qpid_jms_are_understood_inside_and_behind_failover() -> None:
+    address = Address.parse(
+        "failover:(amqp://a,amqp://b:1234)?jms.clientID=billing&failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+        "&failover.maxReconnectAttempts=3&failover.randomize=true&jms.prefetchPolicy.all=5&jms.requestTimeout=1500"
+    )
+    assert address.endpoints == (A, B)
+    assert address.reconnect == Reconnect(delay_s=0.02, delay_max_s=0.2, attempts_max=3, randomize=True)
+    assert (address.client_id, address.prefetch, address.timeout_s) == ("billing", 5, 1.5)
+    assert Address.parse("failover:(amqp://a?jms.username=ann&jms.password=x,amqp://b:1234)").user == "ann"
+    assert Address.parse("amqp://a?jms.requestTimeout=-1").timeout_s is None
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://a", "a broker is given as"),
+        ("amqp://", "a broker is given as"),
+        ("amqp://a:b", "amqp://a:b"),
+        ("amqp://a/queue", "a broker is given as"),
+        ("failover:(http://a)", "a broker is given as"),
+        ("amqp://a?jms.clientId=x", "'jms.clientId' is not known; there are .*jms.clientID"),
+        ("amqp://a?failover.reconnectDelay=1", "belongs behind failover"),
+        ("failover:(amqp://a)?failover.reconnectDelay=soon", "reconnectDelay='soon' cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(url: str, text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        Address.parse(url)
+
+
+def steps(plan: Plan, count: int) -> list[tuple[str, float] | None]:
+    found = [plan.next() for _ in range(count)]
+    return [step and (step[0].host, step[1]) for step in found]
+
+
+def test_one_broker_without_failover_is_tried_once() -> None:
+    plan = Plan([A], None)
+    assert steps(plan, 2) == [("a", 0.0), None]
+    plan.succeeded(A)
+    assert steps(plan, 1) == [None]
+
+
+def test_each_round_waits_longer_up_to_a_maximum() -> None:
+    plan = Plan([A, B], Reconnect(delay_s=1.0, delay_max_s=3.0))
+    assert steps(plan, 8) == [("a", 0.0), ("b", 0.0), ("a", 1.0), ("b", 0.0), ("a", 2.0), ("b", 0.0), ("a", 3.0), ("b", 0.0)]
+
+
+def test_after_a_success_the_same_broker_is_the_first_and_the_delays_begin_anew() -> None:
+    plan = Plan([A, B], Reconnect(delay_s=1.0, initial_delay_s=0.5))
+    steps(plan, 4)
+    plan.succeeded(B)
+    assert steps(plan, 3) == [("b", 0.5), ("a", 0.0), ("b", 1.0)]
+
+
+def test_so_many_rounds_are_repeated_and_no_more() -> None:
+    policy = Reconnect(attempts_max=1)
+    assert [step and step[0] for step in steps(Plan([A, B], policy), 5)] == ["a", "b", "a", "b", None]
+    startup = Plan([A], replace(policy, startup_attempts_max=0))
+    assert [step and step[0] for step in steps(startup, 2)] == ["a", None]
+    startup.succeeded(A)
+    assert [step and step[0] for step in steps(startup, 3)] == ["a", "a", None]
+
+
+def test_brokers_that_another_names_are_learnt_where_there_is_failover() -> None:
+    for policy, known in ((Reconnect(), [A, B]), (None, [A])):
+        plan = Plan([A], policy)
+        plan.learn(B)
+        plan.learn(B)
+        assert plan.endpoints == known
+
+
+def test_a_random_order_has_every_broker_in_each_round() -> None:
+    plan = Plan([A, B], Reconnect(randomize=True), random.Random(1))
+    rounds = [{step[0] for step in steps(plan, 2) if step} for _ in range(10)]
+    assert rounds == [{"a", "b"}] * 10
