@@ -1,0 +1,94 @@
+"""The pipelines on a Spark cluster: a standalone master and a worker of their own processes, from PySpark's installation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
+
+from bascule.embedded.java import find_jdk
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import Child, free_port
+from bascule.testing.journal import text_message
+
+HOST = "127.0.0.1"
+SPARK_HOME = Path(pyspark.__path__[0])
+
+
+class Cluster:
+    """A master and one worker with two cores on loopback."""
+
+    def __init__(self, directory: Path) -> None:
+        self.master = f"spark://{HOST}:{free_port()}"
+        self.worker_log = directory / "worker.log"
+        self._env = {"SPARK_HOME": str(SPARK_HOME), "JAVA_HOME": str(find_jdk().home), "SPARK_LOCAL_IP": HOST, "SPARK_NO_DAEMONIZE": "1"}
+        self._directory = directory
+
+    def start(self, opened: ExitStack) -> None:
+        """Returns when the worker has joined the master."""
+        port = self.master.rpartition(":")[2]
+        self._run(opened, "master", "--host", HOST, "--port", port, "--webui-port", "0", ready="I have been elected leader")
+        options = ("--host", HOST, "--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(self._directory / "work"))
+        self._run(opened, "worker", *options, self.master, ready="Successfully registered with master")
+
+    def _run(self, opened: ExitStack, part: str, *arguments: str, ready: str) -> None:
+        log = self._directory / f"{part}.log"
+        main = f"org.apache.spark.deploy.{part}.{part.capitalize()}"
+        child = Child([SPARK_HOME / "bin" / "spark-class", main, *arguments], log_file=log, env=self._env, name=f"Spark {part}")
+        child.start()
+        opened.callback(child.stop, 60)
+        child.wait_ready(lambda: ready in log.read_text(errors="replace"), START_TIMEOUT_S)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    with ExitStack() as opened:
+        cluster.start(opened)
+        yield cluster
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_divert_works_on_a_spark_cluster(kafka: EmbeddedKafka, cluster: Cluster, topic_prefix: str, tmp_path: Path) -> None:
+    bridge = Bridge(kafka, topic_prefix, tmp_path)
+    bridge.configure(
+        f"""
+[pipelines.spark]
+"spark.driver.host" = "{HOST}"
+"spark.driver.bindAddress" = "{HOST}"
+"spark.executor.memory" = "512m"
+[[divert]]
+name = "all"
+from = "flights"
+to = "{bridge.prefix}.flights"
+start = "earliest"
+""",
+        master=cluster.master,
+    )
+    bridge.journal.start_epoch()
+
+    def send(start: int, end: int) -> None:
+        for number in range(start, end):
+            bridge.journal.send(text_message(str(number)))
+        bridge.journal.flush()
+
+    send(0, 1000)
+    target = bridge.reader(f"{bridge.prefix}.flights")
+    try:
+        bridge.start()
+        assert [int(value) for value in target.wait_for(1000)] == list(range(1000))
+        assert list((tmp_path / "work").glob("app-*/0/stderr")), f"no executor has run on the cluster: {os.listdir(tmp_path / 'work')}"
+        # Driver and executors die, the cluster stays.
+        bridge.child.kill()
+        send(1000, 2000)
+        bridge.start()
+        assert [int(value) for value in target.wait_for(2000)] == list(range(2000))
+    finally:
+        bridge.child.stop(60)
+        target.close()
