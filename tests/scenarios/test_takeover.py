@@ -1,0 +1,169 @@
+"""Several brokers on one journal: one serves, the others stand by and take over, and nobody is believed twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import JmsError
+from bascule.testing.system import FAILOVER, System, paused, wait_for
+
+#: Session time of these brokers, and what an idle machine needs beside it; a loaded one gets more.
+SESSION_S = 6
+
+
+class Pair:
+    """Two brokers with one journal."""
+
+    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, stack: ExitStack) -> None:
+        self.systems = [System(kafka.bootstrap, directory / name, prefix=prefix) for name in ("one", "two")]
+        stack.enter_context(self.systems[0])
+        stack.callback(self.systems[1].broker.stop)
+        self.systems[1].broker.launch()
+        wait_for(lambda: self.stands_by(self.systems[1]), "the second broker to stand by")
+
+    @property
+    def url(self) -> str:
+        return FAILOVER.format(",".join(system.url for system in self.systems))
+
+    @staticmethod
+    def stands_by(system: System) -> bool:
+        status = system.status()
+        return not status["serving"] and "standing by" in status["reason"]
+
+    def serving(self) -> System:
+        """The one that serves, when there is one."""
+        found: System = wait_for(lambda: next((system for system in self.systems if serves(system)), None), "a broker that serves")
+        return found
+
+    def other(self, system: System) -> System:
+        return next(other for other in self.systems if other is not system)
+
+
+def told(text: str) -> None:
+    """A figure for the reader of the run's output; no test depends on it."""
+    sys.stdout.write(f"{text}\n")
+
+
+def serves(system: System) -> bool:
+    try:
+        return bool(system.broker.running and system.status()["serving"])
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def pair(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(kafka, tmp_path_factory.mktemp("takeover"), "takeover", stack)
+
+
+@pytest.fixture
+def both(pair: Pair) -> Pair:
+    """Both run, one serves, the other stands by."""
+    for system in pair.systems:
+        if not system.broker.running:
+            system.broker.launch()
+    serving = pair.serving()
+    wait_for(lambda: Pair.stands_by(pair.other(serving)), "the other broker to stand by")
+    return pair
+
+
+def test_a_standby_takes_over_from_a_killed_broker_and_clients_follow(both: Pair, connect_to: Connect, queue: str) -> None:
+    active = both.serving()
+    session = connect_to(both.url).session("CLIENT")
+    producer, consumer = session.producer(queue), session.consumer(queue)
+    producer.send("{n}", count=200)
+    first = consumer.receive_many(100)
+    session.acknowledge(first[-1])
+    session.producer(f"{queue}.other").send("nobody answers an acknowledgement, but a send that is stored behind it")
+    active.broker.kill()
+    killed_s = time.monotonic()
+    assert both.serving() is both.other(active)
+    told(f"taken over {time.monotonic() - killed_s:.1f} s after the kill")
+    producer.send("after")
+    rest = consumer.receive_many(101)
+    bodies = [message.body for message in (*first, *rest)]
+    assert sorted(bodies[:-1], key=int) == [str(n) for n in range(200)]
+    assert bodies[-1] == "after"
+
+
+def test_a_broker_that_is_stopped_in_order_hands_over_at_once(both: Pair, connect_to: Connect, queue: str) -> None:
+    active = both.serving()
+    producer = connect_to(both.url).session().producer(queue)
+    producer.send("before")
+    begun_s = time.monotonic()
+    active.broker.stop()
+    stopped_s = time.monotonic()
+    assert both.serving() is both.other(active)
+    told(f"stopped in {stopped_s - begun_s:.1f} s, handed over {time.monotonic() - stopped_s:.1f} s later")
+    producer.send("after")
+    assert [message.body for message in connect_to(both.url).session().consumer(queue).receive_many(2)] == ["before", "after"]
+
+
+def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
+    both: Pair, connect_to: Connect, name: str, queue: str
+) -> None:
+    active = both.serving()
+    other = both.other(active)
+    connect_to(both.url).session().producer(queue).send("{n}", count=10)
+    # A client of the stopped broker that does not turn to another one.
+    faithful = connect_to(active.url)
+    consumer = faithful.session("CLIENT").consumer(queue)
+    assert len(consumer.receive_many(1)) == 1
+    with paused(active.broker.pid):
+        wait_for(lambda: serves(other), "the standby to take over")
+        assert other.depth(name) == 10
+        taken = connect_to(other.url).session().consumer(queue).receive_many(10)
+        assert [message.body for message in taken] == [str(n) for n in range(10)]
+        assert taken[0].redelivered
+    wait_for(lambda: Pair.stands_by(active), "the stopped broker to find out")
+    with pytest.raises(JmsError):
+        faithful.session().producer(queue).send("to a broker that is none")
+    assert serves(other)
+    assert other.depth(name) == 0
+
+
+def test_two_standbys_that_start_at_once_do_not_both_serve(both: Pair, connect_to: Connect, queue: str) -> None:
+    for system in both.systems:
+        system.broker.kill()
+    for system in both.systems:
+        system.broker.launch()
+    serving = both.serving()
+    wait_for(lambda: Pair.stands_by(both.other(serving)), "the other broker to stand by")
+    for number in range(5):
+        connect_to(both.url).session().producer(queue).send(str(number))
+    assert serves(serving)
+    assert not serves(both.other(serving))
+
+
+def test_a_second_broker_in_the_same_data_directory_is_refused(both: Pair, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    serving = both.serving()
+    twin = System(kafka.bootstrap, tmp_path, prefix="takeover", env={"BASCULE_EMBEDDED__DATA_DIR": str(serving_directory(serving))})
+    twin.broker.launch()
+    wait_for(lambda: not twin.broker.running, "the twin to end")
+    assert "another broker uses the data directory" in twin.broker.said()
+    assert serves(serving)
+
+
+def serving_directory(system: System) -> Path:
+    return system.broker.log_file.parent
+
+
+def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(both: Pair) -> None:
+    active = both.serving()
+    os.kill(active.broker.pid, signal.SIGKILL)
+    wait_for(lambda: not active.broker.running, "its end")
+    begun_s = time.monotonic()
+    active.broker.start()
+    told(f"serves again after {time.monotonic() - begun_s:.1f} s")
+    assert both.serving() is active
