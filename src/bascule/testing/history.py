@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, NamedTuple
 
 from bascule.jms.selector import compile_selector
@@ -302,29 +303,35 @@ def _check_marks(tally: Tally, history: _History) -> None:
         tally.report("redelivered-unmarked", f"second time from {place}", unmarked)
 
 
-def _ranks(history: _History, destination: str) -> dict[str, tuple[str, int, int]]:
-    """(producer, priority, rank) of the messages sent to a destination; where a move was repeated, its last one counts."""
-    found: dict[str, tuple[str, int, int]] = {}
-    number = 0
+class _Rank(NamedTuple):
+    line: tuple[
+        str, int, bool
+    ]  # producer, priority, persistence: order is kept within these alone (Jakarta Messaging 3.1, section 6.2.9.2)
+    number: int
+
+
+def _ranks(history: _History, destination: str) -> dict[str, _Rank]:
+    """The order in which messages were sent to a destination; where a move was repeated, its last one counts."""
+    found: dict[str, _Rank] = {}
+    numbers = count()
     for each in history.sends.get(destination, ()):
         if each.outcome != "fail":
             for id in each.ids:
                 facts = history.facts_of(id)
-                number += 1
                 if not facts.due_ms:
-                    found[id] = (each.client, facts.priority, number)
+                    found[id] = _Rank((each.client, facts.priority, facts.persistent), next(numbers))
     return found
 
 
-def _overtaken(ids: Iterable[str], ranks: Mapping[str, tuple[str, int, int]]) -> Iterator[str]:
-    newest: dict[tuple[str, int], int] = {}
+def _overtaken(ids: Iterable[str], ranks: Mapping[str, _Rank]) -> Iterator[str]:
+    newest: dict[tuple[str, int, bool], int] = {}
     for id in ids:
         if id in ranks:
-            producer, priority, rank = ranks[id]
-            if rank < newest.get((producer, priority), -1):
+            line, number = ranks[id]
+            if number < newest.get(line, -1):
                 yield id
             else:
-                newest[producer, priority] = rank
+                newest[line] = number
 
 
 def _check_order(tally: Tally, history: _History) -> None:
@@ -339,7 +346,7 @@ def _check_order(tally: Tally, history: _History) -> None:
         tally.report("out-of-order", f"late from {place}", late)
     for topic, divert in history.diverts.items():
         if divert.ordered:
-            ranks = {id: (producer, 0, rank) for id, (producer, _, rank) in _ranks(history, divert.source).items()}
+            ranks = {id: _Rank((line[0], 0, line[2]), number) for id, (line, number) in _ranks(history, divert.source).items()}
             tally.report("out-of-order", f"late in topic {topic}", _overtaken(divert.ids, ranks))
 
 

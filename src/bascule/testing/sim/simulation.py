@@ -1,0 +1,384 @@
+"""One simulated run: a seed draws the clients, the faults and their times; first safety, then all is healed and liveness is demanded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.matching import wants
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.core.destination import Routing
+from bascule.jms.selector import compile_selector
+from bascule.journal.records import (
+    ForeignRecord,
+    Kind,
+    Op,
+    SendFlag,
+    decode_ack,
+    decode_header,
+    decode_json,
+    decode_send,
+    entries,
+    mid_of,
+)
+from bascule.pipelines.spec import Divert, Ingress
+from bascule.testing.history import Audit, Place, Tally, check
+from bascule.testing.history import Divert as Diverted
+from bascule.testing.sim.broker import JOURNAL, Broker
+from bascule.testing.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
+from bascule.testing.sim.kafka import Kafka, ToWrite, Weather
+from bascule.testing.sim.pipelines import MakeWriter, Pipelines
+from bascule.testing.sim.world import World
+from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, decoded, position_partition
+
+#: How long things go wrong, and how soon after that all must have arrived.
+TROUBLE_MS: Final = 700.0
+HEALED_MS: Final = 12_000.0
+#: What was broken when all was healed may still end badly for so long.
+AFTERMATH_MS: Final = 600.0
+#: Nothing has happened for so long: nothing more will.
+QUIET_MS: Final = 200.0
+DEAD_LETTERS: Final = "DLQ"
+ODD: Final = "kind = 1"
+
+DIVERTS: Final = (
+    Divert("orders", "orders", "t.orders"),
+    Divert("odd", "orders", "t.odd", selector=ODD),
+    Divert("moved", "moved", "t.moved"),
+    Divert("news", "news", "t.news"),
+    Divert("away", "away", "t.away", selector=ODD, exclusive=True),
+    Divert("back", "alerts", "t.alerts"),
+)
+#: The topic of a divert is among the sources: what this bridge wrote must not come in again.
+INGRESSES: Final = (Ingress("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a run is made of; a test plants its faults here."""
+
+    make_broker: Callable[[World, Kafka, str, Policy, Diverts], Broker] = Broker
+    make_writer: MakeWriter = Writer
+    #: What is done to the run before it begins.
+    prepare: Callable[[Simulation], None] = field(default=lambda _: None)
+
+
+class Simulation:
+    """A run. ``tally`` is what the checker says of it."""
+
+    def __init__(self, seed: int, parts: Parts | None = None, *, trace: bool = False) -> None:
+        parts = parts or Parts()
+        self.seed = seed
+        world = self.world = World(seed)
+        world.trace = [] if trace else None
+        self.random = world.random
+        self.kafka = Kafka(world)
+        exclusive = [divert for divert in DIVERTS if divert.exclusive]
+        diverts = Diverts(
+            tuple(ExclusiveDivert(each.name, each.source, _matcher(each.selector)) for each in exclusive),
+            tuple(each.source for each in DIVERTS),
+        )
+        policy = Policy(AddressSettings(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
+        self.brokers = [parts.make_broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
+        self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES, parts.make_writer)
+        self.stage = Stage(world, self.brokers)
+        self.clients: list[Client] = []
+        self.ingested: list[str] = []
+        self.healed_ms = float("inf")
+        parts.prepare(self)
+
+    # -- the course of a run -----------------------------------------------------------------------------------------
+
+    def run(self) -> Tally:
+        """Trouble, healing, and the verdict."""
+        self._draw_weather()
+        self.brokers[0].launch()
+        self.pipelines.launch()
+        self._people()
+        self.world.after(self.random.random() * 40, self._trouble)
+        self.world.after(0, self._feed, 0, self.random.randint(0, 12))
+        self.world.run(self.world.now_ms + TROUBLE_MS)
+        self._heal()
+        self.world.run(self.world.now_ms + HEALED_MS, self._drained)
+        return self._judge()
+
+    def _draw_weather(self) -> None:
+        """Each seed has its own mixture of faults: many seeds have some of them alone."""
+        pick = self.random
+
+        def some(most: float) -> float:
+            return pick.random() * most if pick.random() < 0.5 else 0.0
+
+        self.kafka.weather = Weather(some(0.04), some(0.06), some(0.05), some(0.1), some(0.01), pick.choice((0.5, 2.0, 6.0)))
+        self.pipelines.reruns = some(0.4)
+        self.pipelines.zombies = some(0.4)
+        for broker in self.brokers:
+            broker.snapshot_records = pick.choice((8, 20, 1000))
+        self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
+        self.pause_ms = pick.choice((15.0, 60.0, 200.0))
+
+    def _people(self) -> None:
+        stage, pick = self.stage, self.random
+        pause_ms = pick.choice((8.0, 25.0, 60.0))
+        self.senders = [
+            Sender(stage, "s1", "orders", pick.randint(3, 14), pause_ms),
+            Sender(stage, "s2", "away", pick.randint(0, 6), pause_ms),
+            Sender(stage, "s3", "topic:news", pick.randint(0, 8), pause_ms),
+            TransactedSender(stage, "x1", ("orders", "topic:news"), pick.randint(0, 7), pause_ms),
+            TransactedSender(stage, "x2", ("orders", "alerts"), pick.randint(0, 3), pause_ms),
+        ]
+        self.takers = [
+            Taker(stage, "m1", "orders", to="moved"),
+            *([Taker(stage, "m2", "orders", to="moved")] if pick.random() < 0.4 else []),
+            Taker(stage, "t1", "moved", transacted=pick.random() < 0.5),
+            Taker(stage, "t2", "away"),
+            Taker(stage, "t3", "alerts", transacted=pick.random() < 0.5),
+            Taker(stage, "d1", "topic:news", subscription="all"),
+            Taker(stage, "d2", "topic:news", subscription="some", selector=ODD),
+            Taker(stage, "undertaker", DEAD_LETTERS),
+        ]
+
+    def _feed(self, number: int, count: int) -> None:
+        """A Kafka application writes what the ingress takes in; its aborted records do not count."""
+        if number < count:
+            id = f"k-{number}"
+            aborted = self.random.random() < 0.2
+            partition = self.kafka.partition("in.alerts")
+            transactional_id = f"application{number}"
+            producer, epoch = self.kafka.init(transactional_id)
+            self.kafka.add_partition(transactional_id, producer, epoch, partition)
+            self.kafka.produce(transactional_id, producer, epoch, partition, 0, [ToWrite(None, id.encode())])
+            self.world.after(self.random.random() * 30, lambda: self.kafka.end(transactional_id, producer, epoch, commit=not aborted))
+            if not aborted:
+                self.ingested.append(id)
+            self.world.after(self.random.random() * 80, self._feed, number + 1, count)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        if self.world.now_ms < self.healed_ms:
+            if self.troubles:
+                name = self.random.choices(list(self.troubles), list(self.troubles.values()))[0]
+                self.world.say(f"trouble: {name}")
+                TROUBLES[name](self)
+            self.world.after(self.random.random() * self.pause_ms * 2, self._trouble)
+
+    def kill_broker(self) -> None:
+        """kill -9 of a broker; the same or the other one starts."""
+        broker = self.random.choice(self.brokers)
+        broker.kill()
+        self.world.after(self.random.random() * 40, self.ensure_broker)
+
+    def take_over(self) -> None:
+        """The one that does not serve begins an epoch, as if the other were dead."""
+        for broker in self.random.sample(self.brokers, len(self.brokers)):
+            if not broker.serving:
+                if not broker.process.alive or not broker.process.stopped:
+                    broker.kill()
+                    broker.launch()
+                return
+
+    def ensure_broker(self) -> None:
+        """Somebody has to serve: what the election is for."""
+        if not any(broker.serving and broker.process.alive for broker in self.brokers) and self.world.now_ms < self.healed_ms:
+            self.take_over()
+
+    def stop_broker(self) -> None:
+        """SIGSTOP for a while, and perhaps a takeover meanwhile."""
+        process = self.random.choice(self.brokers).process
+        process.stop()
+        self.world.after(self.random.random() * 300, process.go_on)
+        if self.random.random() < 0.7:
+            self.world.after(self.random.random() * 100, self.take_over)
+
+    def cut_clients(self) -> None:
+        """Connections break."""
+        for broker in self.brokers:
+            for connection in list(broker.connections):
+                if self.random.random() < 0.6:
+                    connection.drop()
+
+    def kill_driver(self) -> None:
+        """kill -9 of the newest driver, or only one more beside it."""
+        if self.random.random() < 0.8:
+            self.pipelines.drivers[-1].kill()
+        self.pipelines.launch()
+
+    def stop_driver(self) -> None:
+        """SIGSTOP of the driver with its workers, and another one takes over."""
+        driver = self.pipelines.drivers[-1]
+        stopped = [driver.process, *(worker.process for worker in driver.workers)]
+        for process in stopped:
+            process.stop()
+        for process in stopped:
+            self.world.after(self.random.random() * 400, process.go_on)
+        if self.random.random() < 0.7:
+            self.pipelines.launch()
+
+    def kill_worker(self) -> None:
+        """kill -9 of a Spark worker."""
+        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
+        if workers:
+            self.random.choice(workers).process.kill()
+
+    def stop_worker(self) -> None:
+        """A worker stands still; Spark may try its task elsewhere."""
+        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
+        if workers:
+            process = self.random.choice(workers).process
+            process.stop()
+            self.world.after(self.random.random() * 300, process.go_on)
+
+    def change_leader(self) -> None:
+        """Kafka carries nothing out for a while."""
+        self.kafka.away_until_ms = self.world.now_ms + self.random.random() * 150
+
+    def compact(self) -> None:
+        """The log cleaner has been at the positions."""
+        for index in range(POSITION_PARTITIONS):
+            partition = self.kafka.partition(POSITIONS, index)
+            partition.compact(self.random.randint(0, partition.end))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        """No more faults, and every part runs."""
+        self.healed_ms = self.world.now_ms
+        self.world.say("healed")
+        self.kafka.weather = Weather()
+        self.kafka.away_until_ms = 0.0
+        self.pipelines.reruns = self.pipelines.zombies = 0.0
+        drivers = self.pipelines.drivers
+        for process in (*(broker.process for broker in self.brokers), *(each.process for each in drivers)):
+            if process.stopped:
+                process.go_on()
+        for driver in drivers:
+            for worker in driver.workers:
+                if worker.process.stopped:
+                    worker.process.go_on()
+        self._supervise()
+
+    def _supervise(self) -> None:
+        """What is dead is started again."""
+        drivers = self.pipelines.drivers
+        if not any(driver.process.alive and not driver.taken_over for driver in drivers):
+            self.pipelines.launch()
+        if not any(broker.process.alive and (broker.serving or broker.world.now_ms - self.healed_ms < 500) for broker in self.brokers):
+            self.take_over()
+        self.world.after(100, self._supervise)
+
+    def _drained(self) -> bool:
+        """Senders are done, pipelines at their ends, and nothing has come to anybody for a while."""
+        serving = [broker for broker in self.brokers if broker.serving]
+        since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
+        if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
+            return False
+        return not self.kafka.unfinished and all(self._position(key) >= end for key, end in self._ends())
+
+    def _ends(self) -> Iterator[tuple[str, int]]:
+        for ingress, partition in self.pipelines.sources():
+            records, _ = partition.read(0, committed=True)
+            yield self.pipelines.key(ingress, partition), records[-1].offset + 1 if records else 0
+
+    def _position(self, key: str) -> int:
+        records, _ = position_partition(self.kafka, key).read(0, committed=True)
+        found = [decoded(record.value or b"").offset for record in records if record.key == key.encode()]
+        return found[-1] if found else 0
+
+    def _judge(self) -> Tally:
+        def found(topic: str) -> list[str]:
+            return [(record.value or b"").decode() for record in self.kafka.partition(topic).read(0, committed=True)[0]]
+
+        diverted = {
+            divert.target: Diverted(
+                f"topic:{divert.source}" if divert.source == "news" else divert.source, found(divert.target),
+                divert.selector, divert.exclusive, ordered=not divert.selector,
+            )
+            for divert in DIVERTS
+        }  # fmt: skip
+        tally = check(
+            self.stage.operations,
+            diverted=diverted,
+            ingested={"alerts": self.ingested},
+            journal=self.audit(),
+            spills=dict.fromkeys(("orders", "moved", "away", "alerts", "topic:news"), (DEAD_LETTERS,)),
+            left=dict(self._left()),
+            healed_ms=self.healed_ms + AFTERMATH_MS,
+            clock_ms=0,
+        )
+        tally.report("stuck", "records that could not be carried", found("dead-letter"))
+        return tally
+
+    def _left(self) -> Iterator[tuple[str, list[str]]]:
+        for sender in self.senders:
+            if not sender.done.done:
+                yield f"{sender.name}, a sender", [sender.name]
+        for broker in self.brokers:
+            if broker.failure is not None:
+                yield f"{broker.name}, which cannot load its journal: {broker.failure}", [broker.name]
+        serving = [broker for broker in self.brokers if broker.serving]
+        for broker in serving[-1:]:
+            for queue in broker.engine.addresses.queues.values():
+                yield queue.name, [id_of(message.body or b"") for message in (*queue.untouched(), *queue.unacked())]
+        if not serving:
+            yield "front of brokers that do not serve", ["all"]
+        for key, end in self._ends():
+            if self._position(key) < end:
+                yield f"front of {key}, at {self._position(key)} of {end}", [key]
+
+    def audit(self) -> Audit:
+        """What the journal says to a reader of its own: records that are not of the newest epoch begun before them do not count."""
+        sent: dict[str, set[str]] = defaultdict(set)
+        taken: dict[Place, set[str]] = defaultdict(set)
+        names: dict[int, Place] = {}
+        ids: dict[int, str] = {}
+        epoch = last = -1
+        for record in self.kafka.partition(JOURNAL).records:
+            assert record.value is not None
+            try:
+                header = decode_header(record.value)
+            except ForeignRecord:
+                continue
+            if header.kind is Kind.EPOCH:
+                epoch = record.offset
+            if header.kind is Kind.EPOCH or header.epoch != epoch or header.sequence <= last:
+                continue
+            last = header.sequence
+            index = 0
+            for op, start, end in entries(record.value):
+                if op == Op.SEND:
+                    send = decode_send(record.value, start, end)
+                    ids[mid_of(header.sequence, index)] = id_of(send.body)
+                    index += 1
+                    if not send.flags & SendFlag.PIPELINES_ONLY:
+                        sent[f"topic:{send.address}" if send.routing == Routing.MULTICAST else send.address].add(id_of(send.body))
+                elif op == Op.ACK:
+                    queue, mids = decode_ack(record.value, start, end)
+                    taken[names[queue]] |= {ids[mid] for mid in mids if mid in ids}
+                elif op == Op.QUEUE_CREATED:
+                    said = decode_json(record.value, start, end)
+                    multicast = said["routing"] == Routing.MULTICAST
+                    names[said["id"]] = Place(f"topic:{said['address']}", said["subscription"]) if multicast else Place(said["address"])
+        return Audit(sent, taken)
+
+
+def _matcher(selector: str) -> Callable[[bytes], bool]:
+    compiled = compile_selector(selector)
+    return lambda body: wants(compiled, body)
+
+
+TROUBLES: Final[dict[str, Callable[[Simulation], None]]] = {
+    "kill broker": Simulation.kill_broker,
+    "take over": Simulation.take_over,
+    "stop broker": Simulation.stop_broker,
+    "cut clients": Simulation.cut_clients,
+    "kill driver": Simulation.kill_driver,
+    "stop driver": Simulation.stop_driver,
+    "kill worker": Simulation.kill_worker,
+    "stop worker": Simulation.stop_worker,
+    "change leader": Simulation.change_leader,
+    "compact": Simulation.compact,
+}

@@ -1,0 +1,184 @@
+"""Virtual time, a seeded scheduler, and processes that die and stop: what a simulated run is made of.
+
+Everything that happens is an event at a time; a process is a set of coroutines that wait for promises and for time. One random generator
+decides all delays and faults, so a seed repeats its run exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class TimeOut(Exception):
+    """A promise was not kept in time."""
+
+
+class Promise(Generic[T]):
+    """A value that comes later, or an error instead. The first of both counts."""
+
+    __slots__ = ("_then", "done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: T
+        self.error: Exception | None = None
+        self._then: list[Callable[[], None]] = []
+
+    def keep(self, value: T) -> None:
+        """The value is there."""
+        if not self.done:
+            self.value = value
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        """It never will be."""
+        if not self.done:
+            self.error = error
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        then, self._then = self._then, []
+        for action in then:
+            action()
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call this when the promise is done, at once if it is."""
+        if self.done:
+            action()
+        else:
+            self._then.append(action)
+
+    def result(self) -> T:
+        """Of a promise that is done."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def __await__(self) -> Generator[Promise[T], None, T]:
+        if not self.done:
+            yield self
+        return self.result()
+
+
+class World:
+    """The clock, the events to come, and chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_ms = 1_000.0
+        self.trace: list[str] | None = None
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+
+    def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Do this later."""
+        self._number += 1
+        heapq.heappush(self._events, (self.now_ms + delay_ms, self._number, action, arguments))
+
+    def run(self, until_ms: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass, up to a moment or until ``done()``; whether it is done."""
+        events = self._events
+        while events and events[0][0] <= until_ms:
+            if done():
+                return True
+            self.now_ms, _, action, arguments = heapq.heappop(events)
+            action(*arguments)
+        if not done():
+            self.now_ms = max(self.now_ms, until_ms)
+        return done()
+
+    def say(self, text: str) -> None:
+        """Note an event for whoever reads the run."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now_ms:10.2f} {text}")
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens this time."""
+        return probability > 0 and self.random.random() < probability
+
+
+class Process:
+    """Coroutines that die and stop together. A stopped one (SIGSTOP) does nothing until it goes on; what reaches it meanwhile waits."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.stopped = False
+        self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._running: dict[Coroutine[Any, Any, Any], None] = {}
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Promise[T]:
+        """Run a coroutine in this process."""
+        result: Promise[T] = Promise()
+        self._running[coroutine] = None
+        self.world.after(0, self.do, self._step, coroutine, result)
+        return result
+
+    def _step(self, coroutine: Coroutine[Any, Any, T], result: Promise[T]) -> None:
+        if coroutine not in self._running:
+            return
+        try:
+            waits_for: Promise[Any] = coroutine.send(None)
+        except StopIteration as end:
+            self._running.pop(coroutine, None)
+            result.keep(end.value)
+        except Exception as error:
+            self._running.pop(coroutine, None)
+            result.fail(error)
+        else:
+            waits_for.then(lambda: self.after(0, self._step, coroutine, result))
+
+    def do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Something happens to this process: now, when it goes on, or never."""
+        if self.stopped:
+            self._late.append((action, arguments))
+        elif self.alive:
+            action(*arguments)
+
+    def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
+        """As of the world, but for a live process."""
+        self.world.after(delay_ms, self.do, action, *arguments)
+
+    def sleep(self, delay_ms: float) -> Promise[None]:
+        """Done after so long."""
+        slept: Promise[None] = Promise()
+        self.world.after(delay_ms, slept.keep, None)
+        return slept
+
+    async def within(self, limit_ms: float, promise: Promise[T]) -> T:
+        """What the promise gives. Raises TimeOut when that takes too long."""
+        either: Promise[T] = Promise()
+        promise.then(lambda: either.fail(promise.error) if promise.error is not None else either.keep(promise.value))
+        self.world.after(limit_ms, either.fail, TimeOut(f"{limit_ms:.0f} ms"))
+        return await either
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.alive = self.stopped = False
+        self._late.clear()
+        running, self._running = list(self._running), {}
+        for coroutine in running:
+            coroutine.close()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        late, self._late = self._late, []
+        for action, arguments in late:
+            self.do(action, *arguments)
+
+
+async def gather(promises: list[Promise[T]]) -> list[T]:
+    """All their values; raises what the first of them failed with."""
+    return [await promise for promise in promises]

@@ -1,0 +1,245 @@
+"""The whole system under many seeds: no anomaly in any; and each planted fault is found, by its name.
+
+BASCULE_SIM_SEEDS asks for more seeds, BASCULE_SIM_SEED says where they begin. `python -m bascule.testing.sim SEED` repeats one and tells
+what happened in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from bascule.broker import loading as loading_module
+from bascule.broker.duplicates import DuplicateWindow
+from bascule.broker.engine import Engine
+from bascule.broker.journaling import Journaling
+from bascule.journal.fence import Fence
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output
+from bascule.pipelines.ingress import IngressEngine
+from bascule.testing.sim.broker import Broker
+from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
+from bascule.testing.sim.simulation import Parts, Simulation
+from bascule.testing.sim.world import Process
+from bascule.testing.sim.writer import Incarnation, PositionReader, Writer
+
+SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "2000"))
+FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
+TIMEOUT_S = 120 + SEEDS // 4
+#: A planted fault must show within so many runs.
+PLANTED_SEEDS = 150
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_no_seed_shows_an_anomaly() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        tally = Simulation(seed).run()
+        assert not tally.anomalies, f"`python -m bascule.testing.sim {seed}` tells how: {tally}"
+
+
+def test_a_seed_repeats_its_run() -> None:
+    first, second = Simulation(7, trace=True), Simulation(7, trace=True)
+    assert (str(first.run()), first.world.trace) == (str(second.run()), second.world.trace)
+
+
+def test_the_runs_see_trouble_of_every_kind() -> None:
+    said = []
+    for seed in range(1, 40):
+        simulation = Simulation(seed, trace=True)
+        simulation.run()
+        said += simulation.world.trace or []
+    text = "\n".join(said)
+    for trouble in (
+        "EndTxn is held up",
+        "reported failed",
+        "steps down",
+        "epoch ends",
+        "PositionMoved",
+        "PositionTaken",
+        "fenced",
+        "indeterminate",
+    ):
+        assert trouble in text, trouble
+
+
+# -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------
+
+
+class LongLivedWriter(Writer):
+    """One producer incarnation for all its transactions."""
+
+    producer: Producer | None = None
+
+    async def incarnate(self) -> Incarnation:
+        if self.producer is not None:
+            try:
+                await self.producer.end(commit=False)  # what a failed write left open
+            except KafkaFault as fault:
+                if fault.code != "invalid-state":
+                    self.producer = None
+        if self.producer is None:
+            producer = Producer(self.kafka, self.process, f"writer.{self.key}")
+            await producer.init()
+            self.producer = producer
+        return Incarnation(self.producer, await self._reader.read())
+
+
+class HastyWriter(Writer):
+    """Reads the position, and only then ends what an earlier incarnation has open."""
+
+    async def incarnate(self) -> Incarnation:
+        positions = await self._reader.read()
+        producer = Producer(self.kafka, self.process, f"writer.{self.key}")
+        await producer.init()
+        return Incarnation(producer, positions)
+
+    async def current(self) -> Position | None:
+        return (await self.incarnation()).positions.get(self.key)
+
+
+class StableReader(PositionReader):
+    """Takes the last stable offset for the end."""
+
+    async def end(self) -> int:
+        return await self.kafka.end_of(self.process, self.partition, committed=True)
+
+
+class ShortSightedWriter(Writer):
+    """Stops reading at the last stable offset."""
+
+    def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
+        super().__init__(kafka, process, key)
+        self._reader = StableReader(kafka, process, self.partition)
+
+
+class TrustingWriter(Writer):
+    """Writes again after a commit in doubt, without a look at what became of it."""
+
+    before: Position | None = None
+
+    async def incarnate(self) -> Incarnation:
+        incarnation = await super().incarnate()
+        return Incarnation(incarnation.producer, {self.key: self.before} if self.before is not None else incarnation.positions)
+
+    async def write(self, outputs: Sequence[Output], before: Position | None, after: Position) -> None:
+        self.before = before
+        await super().write(outputs, before, after)
+        self.before = None
+
+
+class FencelessBroker(Broker):
+    """Takes a gap between its records for nothing."""
+
+    def own_gap(self, start: int, end: int) -> bool:
+        return True
+
+
+class GapAppender(Appender):
+    """What it gave up it forgets, and goes on with what follows, as a client with a time limit for messages does."""
+
+    def append(self, record: ToWrite) -> None:
+        if self._kafka.world.chance(self._kafka.weather.failed_append * 5):
+            self._process.after(1, self._on_outcome, -1, "timed out")
+        else:
+            super().append(record)
+
+
+def writer(kind: type[Writer]) -> Callable[[pytest.MonkeyPatch], Parts]:
+    return lambda _: Parts(make_writer=kind)
+
+
+def fenceless_broker(_: pytest.MonkeyPatch) -> Parts:
+    return Parts(make_broker=FencelessBroker)
+
+
+def readers_without_fence(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    def admits(fence: Fence, offset: int, header: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Fence, "admits", admits)
+    return Parts()
+
+
+def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    from bascule.testing.sim import broker
+
+    monkeypatch.setattr(broker, "Appender", GapAppender)
+    return Parts()
+
+
+def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Journaling, "then", lambda _, action, *arguments: action(*arguments))
+    return Parts()
+
+
+def repeats_are_news(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(DuplicateWindow, "admit", lambda *_: True)
+    return Parts()
+
+
+def positions_of_the_ingress_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(loading_module, "decode_ingress", lambda *_: (0, 0))
+    return Parts()
+
+
+def reservations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(loading_module, "decode_reserve", lambda *_: (0, 0))
+    return Parts()
+
+
+def own_records_come_in(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    output = IngressEngine.output
+    monkeypatch.setattr(IngressEngine, "output", lambda engine, record: output(engine, record._replace(headers=[])))
+    return Parts()
+
+
+def commits_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    add_send = Journaling.add_send
+
+    def add(journaling: Journaling, entry: bytes, ids: tuple[bytes, ...]) -> int:
+        journaling.flush()
+        return add_send(journaling, entry, ids)
+
+    monkeypatch.setattr(Journaling, "add_send", add)
+    return Parts()
+
+
+def what_is_rolled_back_is_sent(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Engine, "rollback", lambda engine, transaction: engine.commit(transaction, lambda _: None))
+    return Parts()
+
+
+PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch], Parts], set[str]]] = [
+    ("a long-lived producer", writer(LongLivedWriter), {"divert-dup", "ingress-dup", "torn-tx"}),
+    ("a position read before init", writer(HastyWriter), {"divert-dup", "ingress-dup"}),
+    ("a position read to the last stable offset", writer(ShortSightedWriter), {"divert-dup", "ingress-dup"}),
+    ("no look after a commit in doubt", writer(TrustingWriter), {"divert-dup", "ingress-dup"}),
+    ("a broker that does not look into gaps", fenceless_broker, {"zombie-ack", "lost", "duplicated"}),
+    (
+        "readers that let a dead broker's records count",
+        readers_without_fence,
+        {"unexpected", "divert-dup", "duplicated", "lost", "zombie-ack"},
+    ),
+    ("appends that time out while later ones succeed", gaps, {"stuck"}),
+    ("answers before anything is stored", answers_at_once, {"lost", "zombie-ack"}),
+    ("repeats that are not recognised", repeats_are_news, {"duplicated", "divert-dup"}),
+    ("an ingress whose position is forgotten", positions_of_the_ingress_are_forgotten, {"ingress-dup"}),
+    ("reservations that are forgotten", reservations_are_forgotten, {"redelivered-unmarked"}),
+    ("an ingress that takes its own bridge's records", own_records_come_in, {"loop"}),
+    ("transactions in several records", commits_in_pieces, {"torn-tx"}),
+    ("a rollback that commits", what_is_rolled_back_is_sent, {"unexpected"}),
+]
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize(("plant", "names"), [each[1:] for each in PLANTED], ids=[each[0] for each in PLANTED])
+def test_the_simulation_finds(plant: Callable[[pytest.MonkeyPatch], Parts], names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = plant(monkeypatch)
+    found: set[str] = set()
+    for seed in range(1, PLANTED_SEEDS):
+        found |= Simulation(seed, parts).run().names
+        if found & names:
+            return
+    raise AssertionError(f"only {found} in {PLANTED_SEEDS} runs")
