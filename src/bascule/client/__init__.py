@@ -28,7 +28,7 @@ from bascule.client.errors import (
 )
 from bascule.client.factory import ConnectionFactory, connect, connect_async
 from bascule.client.message import Long, Message
-from bascule.client.session import Acknowledge
+from bascule.client.session_links import Acknowledge
 
 __all__ = [
     "Acknowledge",

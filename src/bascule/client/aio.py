@@ -21,7 +21,8 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
-from bascule.client.session import Acknowledge, OnDone, SessionState
+from bascule.client.session import OnDone, SessionState
+from bascule.client.session_links import Acknowledge
 from bascule.client.url import Plan
 from bascule.core.errors import BasculeError, InvalidInput
 

@@ -7,108 +7,27 @@ not given is the connection's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from ssl import SSLContext
 from typing import Any, Self, TypeVar
 
-from bascule.client.core import Core
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
 from bascule.client.errors import IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
-from bascule.client.pump import Pump
-from bascule.client.session import Acknowledge, OnDone, SessionState
-from bascule.client.url import Plan
+from bascule.client.session import OnDone, SessionState
+from bascule.client.session_links import Acknowledge
+from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
 from bascule.core.errors import BasculeError, InvalidInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ExceptionListener = Callable[[BasculeError], None]
-#: For threads of ours to end once they have nothing to do.
-JOIN_TIMEOUT_S = 10.0
-
-
-class ConnectionThread:
-    """A connection's own thread: an event loop that pumps the core. Operations run on the threads of the application."""
-
-    def __init__(self, core: Core, plan: Plan, tls: SSLContext | None) -> None:
-        """Start it."""
-        self.core = core
-        self._changed = threading.Condition()
-        self._pump = Pump(core, plan, tls, self._changed, self._changed.notify_all)
-        self._flush_due = False
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
-        self._stopped = False
-        self._thread = threading.Thread(target=self._serve, name=f"bascule-{core.container_id}", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
-            runner.run(self._run())
-
-    async def _run(self) -> None:
-        self._task = asyncio.create_task(self._pump.run())
-        await self._task
-        await asyncio.Event().wait()  # completions are still to be reported, until ``stop``
-
-    def run(self, operation: Operation[T]) -> T:
-        """Run an operation on this thread."""
-        with self._changed:
-            try:
-                wait = next(operation)
-                while True:
-                    self._flush()
-                    left_s = wait.until_s - self.core.clock()
-                    came = self._changed.wait_for(wait.condition, None if left_s == math.inf else max(left_s, 0.0))
-                    wait = operation.send(came)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            finally:
-                operation.close()
-                self._flush()
-                self._changed.notify_all()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call what waits for nothing."""
-        with self._changed:
-            try:
-                return function()
-            finally:
-                self._flush()
-                self._changed.notify_all()
-
-    def _flush(self) -> None:
-        if self.core.pending and not self._flush_due and not self._stopped:
-            self._flush_due = True
-            self._loop.call_soon_threadsafe(self._flush_now)
-
-    def _flush_now(self) -> None:
-        with self._changed:
-            self._flush_due = False
-        self._pump.flush()
-
-    def stop(self) -> None:
-        """End the thread, and the socket with it."""
-        with self._changed:
-            if self._stopped:
-                return
-            self._stopped = True
-        self._loop.call_soon_threadsafe(self._cancel)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(JOIN_TIMEOUT_S)
-
-    def _cancel(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
 
 
 class Context:

@@ -23,7 +23,8 @@ from bascule.client.destination import Destination
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidClientId, SecurityDenied, TimedOut, of_connection
 from bascule.client.links import Sending
 from bascule.client.operation import Operation, Wait
-from bascule.client.session import Acknowledge, SessionState
+from bascule.client.session import SessionState
+from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
 from bascule.core.errors import BasculeError, Unavailable
 

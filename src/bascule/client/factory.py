@@ -9,9 +9,10 @@ from ssl import SSLContext
 from typing import Any
 
 from bascule.client.aio import AsyncContext, ConnectionTask
-from bascule.client.blocking import ConnectionThread, Context, ExceptionListener
+from bascule.client.blocking import Context, ExceptionListener
 from bascule.client.core import Core, Settings
-from bascule.client.session import Acknowledge
+from bascule.client.session_links import Acknowledge
+from bascule.client.thread import ConnectionThread
 from bascule.client.url import Address, Plan
 
 TIMEOUT_S = 30.0

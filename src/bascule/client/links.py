@@ -32,7 +32,7 @@ from bascule.client.message import Message
 from bascule.core.errors import BasculeError
 
 if TYPE_CHECKING:
-    from bascule.client.session import SessionState, Transaction
+    from bascule.client.session_links import SessionLinks
 
 OUTCOMES: Final = tuple(Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified"))
 #: Given back after it was seen: its delivery count goes up.
@@ -50,7 +50,7 @@ class LinkState:
     #: Whether what the link leads to stays when the link is closed: a durable subscription does.
     outlives_link = False
 
-    def __init__(self, session: SessionState, name: str) -> None:
+    def __init__(self, session: SessionLinks, name: str) -> None:
         """``name`` is the same after a reconnect: durable subscriptions are known by it."""
         self.session = session
         self.name = name
@@ -112,6 +112,30 @@ class LinkState:
         self.error = self.error or error
 
 
+class Transaction:
+    """A local transaction. It is declared to the broker when the first message is sent or received in it."""
+
+    def __init__(self) -> None:
+        self.id: bytes | None = None
+        self.state = TransactionalState(b"")
+        self.accepted = TransactionalState(b"", ACCEPTED)
+        self.declaring = False
+        self.unanswered = 0
+        self.refused: BasculeError | None = None  # a message of it was not taken
+        self.lost = False  # with its connection
+
+    def declared(self, txn_id: bytes) -> None:
+        """The broker knows it."""
+        self.id = txn_id
+        self.state = TransactionalState(txn_id)
+        self.accepted = TransactionalState(txn_id, ACCEPTED)
+
+    def check(self) -> None:
+        """Raises TransactionRolledBack where it cannot be committed any more."""
+        if self.lost:
+            raise TransactionRolledBack("the connection was lost within the transaction: nothing of it happened; do its work again")
+
+
 # --- sending ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +185,7 @@ def _refusal(state: Any) -> BasculeError | None:
 class SenderState(LinkState):
     """The link of all messages to one destination. What is unanswered when the connection breaks is sent again, in order."""
 
-    def __init__(self, session: SessionState, destination: Destination, name: str) -> None:
+    def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
         super().__init__(session, name)
         self.destination = destination
         self.key = (destination.kind, destination.name)
@@ -249,7 +273,7 @@ class SenderState(LinkState):
 class TemporaryState(LinkState):
     """What keeps a temporary destination: it goes with this link, and is made anew after a reconnect, under another name."""
 
-    def __init__(self, session: SessionState, destination: Destination, name: str) -> None:
+    def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
         super().__init__(session, name)
         self.destination = destination
 
@@ -291,7 +315,7 @@ class Control:
 class CoordinatorState(LinkState):
     """The link that controls a session's transactions (AMQP 1.0 part 4)."""
 
-    def __init__(self, session: SessionState, name: str) -> None:
+    def __init__(self, session: SessionLinks, name: str) -> None:
         super().__init__(session, name)
         self._waiting: list[Control] = []
 
@@ -355,7 +379,7 @@ class Subscription(NamedTuple):
 class ConsumerState(LinkState):
     """A consumer, or a browser. ``prefetch`` messages are asked for ahead; with 0 each is asked for when it is waited for."""
 
-    def __init__(self, session: SessionState, subscription: Subscription, name: str, prefetch: int) -> None:
+    def __init__(self, session: SessionLinks, subscription: Subscription, name: str, prefetch: int) -> None:
         super().__init__(session, name)
         self.subscription = subscription
         self.outlives_link = subscription.durable
@@ -461,9 +485,3 @@ class UnsubscribingState(LinkState):
         everybodys = self.session.core.settings.client_id is None
         hints = (Symbol("shared"), Symbol("global")) if everybodys else ()
         return self.session.engine.attach_receiver(self.name, None, Target(address=self.name), desired_capabilities=hints)
-
-
-def transactional(transaction: Transaction) -> TransactionalState:
-    """Acknowledged within a transaction."""
-    assert transaction.id is not None
-    return TransactionalState(transaction.id, ACCEPTED)

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from bascule.amqp.performatives import ACCEPTED, Accepted, Declare, Declared, Discharge, Rejected, TransactionalState
-from bascule.amqp.session import Session
-from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
-from bascule.client.errors import (
-    ConnectionLost,
-    IllegalState,
-    InvalidDestination,
-    MessageRefused,
-    Refused,
-    TimedOut,
-    TransactionInDoubt,
-    TransactionRolledBack,
-)
-from bascule.client.links import (
-    FAILED,
-    UNDELIVERABLE,
-    Arrived,
-    ConsumerState,
-    Control,
-    CoordinatorState,
-    LinkState,
-    SenderState,
-    Sending,
-    Subscription,
-    TemporaryState,
-    UnsubscribingState,
-)
+from bascule.amqp.performatives import ACCEPTED, Rejected
+from bascule.client.destination import Destination, TemporaryQueue
+from bascule.client.errors import ConnectionLost, IllegalState, MessageRefused, TimedOut
+from bascule.client.links import FAILED, UNDELIVERABLE, Arrived, ConsumerState, SenderState, Sending, Subscription
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
 from bascule.client.operation import Operation, Wait
+from bascule.client.session_links import Acknowledge
+from bascule.client.transactions import Transactions
 from bascule.core.errors import BasculeError
 from bascule.jms.message import decode_message
 from bascule.jms.sections import MalformedMessage
@@ -55,169 +33,22 @@ FOREVER: Final = float("inf")
 OnDone = Callable[[Message, BasculeError | None], None]
 
 
-class Acknowledge(enum.Enum):
-    """When a message that was received is done with (Jakarta Messaging 3.1, section 6.2.10)."""
-
-    AUTO = "auto"  # when receive() returns it, or its listener returns
-    CLIENT = "client"  # when the application says so, for all received so far
-    DUPS_OK = "dups-ok"  # by and by: after a crash some come again
-    INDIVIDUAL = "individual"  # when the application says so, for each
-    TRANSACTED = "transacted"  # with context.commit(), together with what was sent
-
-
 def now_ms() -> int:
     """The time that messages carry, in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
-class Transaction:
-    """A local transaction. It is declared to the broker when the first message is sent or received in it."""
+class SessionState(Transactions):
+    """One session: what a context sends, receives and acknowledges.
 
-    def __init__(self) -> None:
-        self.id: bytes | None = None
-        self.state = TransactionalState(b"")
-        self.accepted = TransactionalState(b"", ACCEPTED)
-        self.declaring = False
-        self.unanswered = 0
-        self.refused: BasculeError | None = None  # a message of it was not taken
-        self.lost = False  # with its connection
-
-    def declared(self, txn_id: bytes) -> None:
-        """The broker knows it."""
-        self.id = txn_id
-        self.state = TransactionalState(txn_id)
-        self.accepted = TransactionalState(txn_id, ACCEPTED)
-
-    def check(self) -> None:
-        """Raises TransactionRolledBack where it cannot be committed any more."""
-        if self.lost:
-            raise TransactionRolledBack("the connection was lost within the transaction: nothing of it happened; do its work again")
-
-
-class SessionState:
-    """One session. ``acknowledging`` is how a message's own ``acknowledge`` gets here, through the face's lock."""
+    ``acknowledging`` is how a message's own ``acknowledge`` gets here, through the face's lock.
+    """
 
     def __init__(self, core: Core, mode: Acknowledge) -> None:
-        self.core = core
-        self.mode = mode
-        self.engine: Session
-        self.begun = False
-        self.started = True
-        self.closing = False
-        self.in_block = False
-        self.listening = False  # a listener has a message in its hands
-        self.unanswered = 0
-        self.error: BasculeError | None = None
-        self.senders: dict[tuple[str, str], SenderState] = {}
-        self.consumers: list[ConsumerState] = []
-        self.others: list[LinkState] = []  # temporary destinations, a subscription being deleted
-        self.coordinator: CoordinatorState | None = None
-        self.transaction = Transaction() if mode is Acknowledge.TRANSACTED else None
-        self.unacknowledged: dict[Arrived, ConsumerState] = {}
-        self.answers: ConsumerState | None = None  # to requests
+        super().__init__(core, mode)
         self.acknowledging: Callable[[Arrived], None] = self.acknowledge
-
-    # --- over reconnects ---------------------------------------------------------------------------------------------------------
-
-    def restore(self) -> None:
-        """Begin on the connection there is, with all links but those to temporary destinations that have no name yet."""
-        assert self.core.amqp is not None
-        self.engine = self.core.amqp.begin()
-        self.engine.context = self
-        for link in (*self.others, *self.senders.values(), *self.consumers):
-            if link.error is None and not self._unnamed(link):
-                link.attach()
-
-    def attach_waiting(self, destination: Destination) -> None:
-        """A temporary destination has its name: attach who waits for it."""
-        for consumer in self.consumers:
-            if consumer.subscription.destination is destination and consumer.link is None and consumer.error is None:
-                consumer.attach()
-
-    def _unnamed(self, link: LinkState) -> bool:
-        """Whether a link leads to a temporary destination that the broker has not made (again) yet."""
-        if not isinstance(link, ConsumerState):
-            return False
-        temporary = self._temporary_link(link.subscription.destination)
-        return temporary is not None and not temporary.attached
-
-    def lost(self) -> None:
-        """The connection is gone."""
-        self.begun = False
-        if self.transaction is not None and self.transaction.id is not None:
-            self.transaction.lost = True
-        for link in self._links():
-            link.lost()
-        self.coordinator = None
-        # A temporary destination of somebody else may be gone: only what is on its way there is a reason to look again.
-        self.senders = {key: each for key, each in self.senders.items() if not (each.idle and key[0].startswith("temporary"))}
-        self.others = [each for each in self.others if isinstance(each, TemporaryState) and not each.closing]
-        self.consumers = [each for each in self.consumers if not each.closing]
-        self.unacknowledged.clear()
-
-    def failed(self, error: BasculeError) -> None:
-        """There will be no other connection."""
-        for link in self._links():
-            link.failed(error)
-
-    def ended(self, error: BasculeError) -> None:
-        """The broker ended the session, or answered our end."""
-        self.begun = False
-        if not self.closing:
-            self.error = error
-        self.failed(error)
-
-    def forget(self, link: LinkState) -> None:
-        """A link is detached."""
-        if isinstance(link, SenderState):
-            self.senders.pop(link.key, None)
-        elif isinstance(link, ConsumerState):
-            if link in self.consumers:
-                self.consumers.remove(link)
-        elif link is self.coordinator:
-            self.coordinator = None
-            if self.transaction is not None and self.transaction.id is not None:
-                self.transaction.lost = True
-        elif link in self.others:
-            self.others.remove(link)
-
-    def pump(self) -> None:
-        """The socket takes more."""
-        for sender in list(self.senders.values()):
-            sender.flowed()
-
-    def _links(self) -> list[LinkState]:
-        coordinator = () if self.coordinator is None else (self.coordinator,)
-        return [*coordinator, *self.others, *self.senders.values(), *self.consumers]
-
-    # --- common ------------------------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Raises what ended the session."""
-        if self.closing:
-            raise IllegalState("the context is closed")
-        self.core.check()
-        if self.error is not None:
-            raise type(self.error)(*self.error.args)
-
-    def _attach(self, link: LinkState, what: str, until_s: float) -> Operation[None]:
-        if self.core.opened and not self._unnamed(link):
-            link.attach()
-        try:
-            yield from self.core.until(lambda: link.decided or self.error is not None, what, until_s)
-        except BaseException:
-            link.close()
-            self.forget(link)
-            raise
-        self.check()
-        if link.error is not None:
-            self.forget(link)
-            raise link.error
-
-    def _detach(self, link: LinkState, until_s: float) -> Operation[None]:
-        link.close()
-        yield from self.core.until(lambda: link.gone, f"close {link.name}", until_s)
-        self.forget(link)
+        self.answers: ConsumerState | None = None  # to requests
+        self.listening = False  # a listener has a message in its hands
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
 
@@ -236,7 +67,6 @@ class SessionState:
         self.check()
         message = Message.of(content)
         transaction = self.transaction
-        sender = yield from self._sender(destination, until_s)
         if not (repeat and message.message_id):
             stamp(message, destination, options, self.core.message_id(), now_ms())
         if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
@@ -244,9 +74,10 @@ class SessionState:
         data = encode(message)
         if transaction is not None:
             yield from self._declare(transaction, until_s)
-        yield from self.core.until(lambda: self.unanswered < SEND_WINDOW or sender.error is not None, "send", until_s)
+        yield from self.core.until(lambda: self.unanswered < SEND_WINDOW, "send", until_s)
+        sender = yield from self._sender(destination, until_s)
         if sender.error is not None:
-            raise sender.error
+            raise type(sender.error)(*sender.error.args)
         if transaction is not None:
             transaction.check()
         sending = Sending(message, data, sender, transaction)
@@ -285,8 +116,9 @@ class SessionState:
 
     def _evict(self, until_s: float) -> Operation[None]:
         if len(self.senders) >= SENDERS_MAX:
-            oldest = next((each for each in self.senders.values() if each.idle), None)
+            oldest = next((each for each in self.senders.values() if each.attached and each.idle), None)
             if oldest is not None:
+                del self.senders[oldest.key]
                 yield from self._detach(oldest, until_s)
 
     def flush(self, until_s: float) -> Operation[None]:
@@ -323,74 +155,7 @@ class SessionState:
             del self.unacknowledged[arrived]
             arrived.link.settle(arrived.delivery_id, ACCEPTED)
 
-    # --- destinations ------------------------------------------------------------------------------------------------------------
-
-    def temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
-        """Have the broker make and name a temporary destination."""
-        self.check()
-        own = self.core.own
-        link = TemporaryState(own, destination, self.core.link_name(destination.kind))
-        own.others.append(link)
-        yield from own._attach(link, f"make a {destination.kind}", until_s)
-
-    def delete_temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
-        """Delete it, and what is in it. Raises IllegalState while it has consumers of this connection."""
-        self.check()
-        if any(each.subscription.destination is destination for session in self.core.sessions for each in session.consumers):
-            raise IllegalState(f"{destination!r} has a consumer: close it first")
-        link = self._temporary_link(destination)
-        if link is None:
-            raise InvalidDestination(f"{destination!r} is not one of this connection")
-        yield from self.core.own._detach(link, until_s)
-
-    def _temporary_link(self, destination: Destination) -> TemporaryState | None:
-        others = self.core.own.others
-        return next((each for each in others if isinstance(each, TemporaryState) and each.destination is destination), None)
-
     # --- consumers ---------------------------------------------------------------------------------------------------------------
-
-    def consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, until_s: float) -> Operation[ConsumerState]:
-        """A consumer, attached. ``name`` is that of its subscription. Raises InvalidDestination, InvalidSelector, Refused."""
-        self.check()
-        destination, has_client_id = wanted.destination, self.core.settings.client_id is not None
-        if isinstance(destination, TemporaryQueue | TemporaryTopic) and self._temporary_link(destination) is None:
-            raise InvalidDestination(f"{destination!r} is not one of this connection: only the one that made it consumes from it")
-        if name is not None and not isinstance(destination, Topic):
-            raise InvalidDestination(f"{destination!r} is no topic: only topics have subscriptions")
-        if wanted.durable and not wanted.shared and not has_client_id:
-            raise IllegalState("a durable subscription that is not shared belongs to a client id: connect(..., client_id=...)")
-        link_name = self.core.link_name("consumer") if name is None else self._subscription_link(name, wanted)
-        if prefetch is None:
-            prefetch = self.core.settings.prefetch
-        consumer = ConsumerState(self, wanted, link_name, prefetch)
-        self.consumers.append(consumer)
-        yield from self._attach(consumer, f"consume from {destination.name}", until_s)
-        return consumer
-
-    def _subscription_link(self, name: str, wanted: Subscription) -> str:
-        """The link name by which brokers know a subscription: several links of one need different ones (as Qpid JMS has them)."""
-        if not wanted.shared:
-            return name
-        suffix = ("" if self.core.settings.client_id is not None else "global") + ("" if wanted.durable else "-volatile")
-        base = f"{name}|{suffix.lstrip('-')}"
-        taken = {each.name for session in self.core.sessions for each in session.consumers}
-        number = 1
-        while f"{base}{number}" in taken:
-            number += 1
-        if number == 1 and wanted.durable:
-            plain = base.rstrip("|")
-            return plain if plain not in taken else f"{base}2"
-        return f"{base}{number}"
-
-    def unsubscribe(self, name: str, until_s: float) -> Operation[None]:
-        """Delete a durable subscription. Raises InvalidDestination for one that is not there, Refused for one in use."""
-        self.check()
-        if any(each.name.partition("|")[0] == name for session in self.core.sessions for each in session.consumers):
-            raise Refused(f"subscription {name!r} has a consumer: close it first")
-        link = UnsubscribingState(self, name if self.core.settings.client_id is not None else f"{name}|global")
-        self.others.append(link)
-        yield from self._attach(link, f"unsubscribe {name}", until_s)
-        yield from self._detach(link, until_s)
 
     def close_consumer(self, consumer: ConsumerState, until_s: float) -> Operation[None]:
         """Close a consumer; what of it was received and not acknowledged can still be: the link goes with the last of it."""
@@ -452,14 +217,6 @@ class SessionState:
         self.check()
         if consumer.error is not None:
             raise type(consumer.error)(*consumer.error.args)
-
-    def _drain(self, consumer: ConsumerState, credit: int, until_s: float) -> Operation[None]:
-        """Have the broker send what it has, up to ``credit`` messages, and give the rest of the credit back."""
-        link = consumer.link
-        if link is None or not consumer.attached or not max(link.credit, credit):
-            return
-        link.flow(max(link.credit, credit), drain=True)
-        yield from self.core.until(lambda: consumer.link is not link or link.credit == 0, "drain", until_s)
 
     def _take(self, consumer: ConsumerState, outcome: Any) -> Operation[Message | None]:
         """Hand the oldest message over, acknowledged as the mode has it; None for one that has expired meanwhile, or is gone."""
@@ -573,20 +330,6 @@ class SessionState:
             if consumer.closing and consumer.link is not None and id(consumer) not in busy:
                 consumer.close()
 
-    def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
-        """No more messages come, and those that came go back unseen."""
-        for consumer in consumers:
-            consumer.suspended = True
-        for consumer in consumers:
-            yield from self._drain(consumer, 0, until_s)
-            consumer.accept_lazy()
-            consumer.give_back()
-
-    def _resume(self, consumers: list[ConsumerState]) -> None:
-        for consumer in consumers:
-            consumer.suspended = False
-            consumer.top_up()
-
     def stop(self, until_s: float) -> Operation[None]:
         """Hand over no more messages; returns when no listener has one in its hands."""
         self.check()
@@ -599,136 +342,6 @@ class SessionState:
         self.started = True
         for consumer in self.consumers:
             consumer.top_up()
-
-    # --- transactions ------------------------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """A transaction for a block. Raises IllegalState within another."""
-        self.check()
-        if self.in_block or (self.transaction is not None and self.transaction.id is not None):
-            raise IllegalState("transactions do not nest: this context has one open; another context can have its own")
-        self.in_block = True
-        if self.transaction is None:
-            self.transaction = Transaction()
-
-    def end(self, until_s: float, *, failed: bool) -> Operation[None]:
-        """The end of a block: commit, or roll back where it failed. Raises TransactionRolledBack, TransactionInDoubt."""
-        try:
-            if failed:
-                yield from self.rollback(until_s)
-                return
-            try:
-                yield from self.commit(until_s)
-            except TimedOut as error:
-                yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
-                raise TransactionRolledBack(f"{error}; rolled back") from error
-        finally:
-            self.in_block = False
-            self._next_transaction()
-
-    def _next_transaction(self) -> None:
-        self.transaction = Transaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
-
-    def commit(self, until_s: float) -> Operation[None]:
-        """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible."""
-        self.check()
-        transaction = self._open_transaction()
-        if transaction.id is None and not transaction.lost:
-            return
-        yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, "commit", until_s)
-        if transaction.refused is not None and not transaction.lost:
-            yield from self.rollback(until_s)
-            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}")
-        try:
-            transaction.check()
-            control = yield from self._discharge(transaction, until_s, fail=False)
-        finally:
-            if transaction.lost:
-                self._next_transaction()
-        self._next_transaction()
-        try:
-            yield from self.core.until(lambda: control.done, "commit", until_s)
-        except BasculeError as error:
-            raise TransactionInDoubt(f"commit without an answer: {error}") from error
-        if control.lost:
-            raise TransactionInDoubt("the connection was lost before the commit was answered")
-        if not isinstance(control.outcome, Accepted):
-            raise TransactionRolledBack(f"the broker rolled back: {_reason(control.outcome)}")
-
-    def rollback(self, until_s: float) -> Operation[None]:
-        """Undo the transaction: its sends are gone, what was received in it comes again."""
-        self.check()
-        transaction = self._open_transaction()
-        for sender in self.senders.values():
-            for sending in [each for each in sender.queue if each.transaction is transaction]:
-                sender.withdraw(sending)
-        if transaction.id is None or transaction.lost:
-            self._next_transaction()
-            return
-        consumers = list(self.consumers)
-        try:
-            yield from self._suspend(consumers, until_s)
-            control = yield from self._discharge(transaction, until_s, fail=True)
-            yield from self.core.until(lambda: control.done, "rollback", until_s)
-        except TransactionRolledBack:
-            pass  # by the end of the connection
-        except TimedOut:
-            if self.coordinator is not None:
-                self.coordinator.close()  # the end of its link rolls it back whenever the broker hears of it
-            raise
-        finally:
-            self._next_transaction()
-            self._resume(consumers)
-
-    def _open_transaction(self) -> Transaction:
-        if self.transaction is None:
-            raise IllegalState("no transaction: connect(..., acknowledge=Acknowledge.TRANSACTED), or context.transaction()")
-        return self.transaction
-
-    def _declare(self, transaction: Transaction, until_s: float) -> Operation[None]:
-        """Make the transaction known to the broker, if it is not."""
-        if transaction.declaring:  # by another task
-            yield from self.core.until(lambda: not transaction.declaring, "begin a transaction", until_s)
-        if transaction.id is not None:
-            transaction.check()
-            return
-        transaction.declaring = True
-        try:
-            while transaction.id is None:
-                coordinator = yield from self._coordinator(until_s)
-                control = coordinator.send(Declare())
-                yield from self.core.until(partial(getattr, control, "done"), "begin a transaction", until_s)
-                if isinstance(control.outcome, Declared):
-                    transaction.declared(control.outcome.txn_id)
-                elif not control.lost:
-                    raise Refused(f"no transaction: {_reason(control.outcome)}")
-        finally:
-            transaction.declaring = False
-
-    def _coordinator(self, until_s: float) -> Operation[CoordinatorState]:
-        """The link that controls transactions, ready to send."""
-        while True:
-            current = self.coordinator
-            if current is None:
-                yield from self.core.until(lambda: self.begun, "begin a transaction", until_s)
-                if self.coordinator is None:
-                    self.coordinator = CoordinatorState(self, self.core.link_name("coordinator"))
-                    self.coordinator.attach()
-            elif current.usable:
-                return current
-            else:
-                yield from self.core.until(partial(self._coordinator_settled, current), "begin a transaction", until_s)
-                if current.error is not None:
-                    raise current.error
-
-    def _coordinator_settled(self, coordinator: CoordinatorState) -> bool:
-        return coordinator.usable or coordinator.error is not None or self.coordinator is not coordinator
-
-    def _discharge(self, transaction: Transaction, until_s: float, *, fail: bool) -> Operation[Control]:
-        coordinator = yield from self._coordinator(until_s)
-        transaction.check()
-        assert transaction.id is not None
-        return coordinator.send(Discharge(transaction.id, fail))
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
 
@@ -749,8 +362,3 @@ class SessionState:
                 self.core.sessions.remove(self)
             if not self.core.sessions:
                 yield from self.core.close(until_s)
-
-
-def _reason(outcome: Any) -> str:
-    error = outcome.error if isinstance(outcome, Rejected) else None
-    return str(error.exception()) if error is not None else type(outcome).__name__.lower()

@@ -1,0 +1,251 @@
+"""The links of a session over all reconnects: attached, lost, attached again; temporary destinations and subscriptions."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from bascule.amqp.session import Session
+from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
+from bascule.client.errors import IllegalState, InvalidDestination, Refused
+from bascule.client.links import (
+    Arrived,
+    ConsumerState,
+    CoordinatorState,
+    LinkState,
+    SenderState,
+    Subscription,
+    TemporaryState,
+    Transaction,
+    UnsubscribingState,
+)
+from bascule.client.operation import Operation
+from bascule.core.errors import BasculeError
+
+if TYPE_CHECKING:
+    from bascule.client.core import Core
+
+
+class Acknowledge(enum.Enum):
+    """When a message that was received is done with (Jakarta Messaging 3.1, section 6.2.10)."""
+
+    AUTO = "auto"  # when receive() returns it, or its listener returns
+    CLIENT = "client"  # when the application says so, for all received so far
+    DUPS_OK = "dups-ok"  # by and by: after a crash some come again
+    INDIVIDUAL = "individual"  # when the application says so, for each
+    TRANSACTED = "transacted"  # with context.commit(), together with what was sent
+
+
+class SessionLinks:
+    """What a session keeps when its connection goes, and how it gets it back."""
+
+    def __init__(self, core: Core, mode: Acknowledge) -> None:
+        self.core = core
+        self.mode = mode
+        self.engine: Session
+        self.begun = False
+        self.started = True
+        self.closing = False
+        self.in_block = False
+        self.unanswered = 0
+        self.error: BasculeError | None = None
+        self.senders: dict[tuple[str, str], SenderState] = {}
+        self.consumers: list[ConsumerState] = []
+        self.others: list[LinkState] = []  # temporary destinations, a subscription being deleted
+        self.coordinator: CoordinatorState | None = None
+        self.transaction = Transaction() if mode is Acknowledge.TRANSACTED else None
+        self.unacknowledged: dict[Arrived, ConsumerState] = {}
+
+    # --- over reconnects ---------------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Begin on the connection there is, with all links but those to temporary destinations that have no name yet."""
+        assert self.core.amqp is not None
+        self.engine = self.core.amqp.begin()
+        self.engine.context = self
+        for link in (*self.others, *self.senders.values(), *self.consumers):
+            if link.error is None and not self._unnamed(link):
+                link.attach()
+
+    def attach_waiting(self, destination: Destination) -> None:
+        """A temporary destination has its name: attach who waits for it."""
+        for consumer in self.consumers:
+            if consumer.subscription.destination is destination and consumer.link is None and consumer.error is None:
+                consumer.attach()
+
+    def _unnamed(self, link: LinkState) -> bool:
+        """Whether a link leads to a temporary destination that the broker has not made (again) yet."""
+        if not isinstance(link, ConsumerState):
+            return False
+        temporary = self._temporary_link(link.subscription.destination)
+        return temporary is not None and not temporary.attached
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.begun = False
+        if self.transaction is not None and self.transaction.id is not None:
+            self.transaction.lost = True
+        for link in self._links():
+            link.lost()
+        self.coordinator = None
+        # A temporary destination of somebody else may be gone: only what is on its way there is a reason to look again.
+        self.senders = {key: each for key, each in self.senders.items() if not (each.idle and key[0].startswith("temporary"))}
+        self.others = [each for each in self.others if isinstance(each, TemporaryState) and not each.closing]
+        self.consumers = [each for each in self.consumers if not each.closing]
+        self.unacknowledged.clear()
+
+    def failed(self, error: BasculeError) -> None:
+        """There will be no other connection."""
+        for link in self._links():
+            link.failed(error)
+
+    def ended(self, error: BasculeError) -> None:
+        """The broker ended the session, or answered our end."""
+        self.begun = False
+        if not self.closing:
+            self.error = error
+        self.failed(error)
+
+    def forget(self, link: LinkState) -> None:
+        """A link is detached."""
+        if isinstance(link, SenderState):
+            if self.senders.get(link.key) is link:
+                del self.senders[link.key]
+        elif isinstance(link, ConsumerState):
+            if link in self.consumers:
+                self.consumers.remove(link)
+        elif link is self.coordinator:
+            self.coordinator = None
+            if self.transaction is not None and self.transaction.id is not None:
+                self.transaction.lost = True
+        elif link in self.others:
+            self.others.remove(link)
+
+    def pump(self) -> None:
+        """The socket takes more."""
+        for sender in list(self.senders.values()):
+            sender.flowed()
+
+    def _links(self) -> list[LinkState]:
+        coordinator = () if self.coordinator is None else (self.coordinator,)
+        return [*coordinator, *self.others, *self.senders.values(), *self.consumers]
+
+    # --- common ------------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises what ended the session."""
+        if self.closing:
+            raise IllegalState("the context is closed")
+        self.core.check()
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)
+
+    def _attach(self, link: LinkState, what: str, until_s: float) -> Operation[None]:
+        if self.core.opened and not self._unnamed(link):
+            link.attach()
+        try:
+            yield from self.core.until(lambda: link.decided or self.error is not None, what, until_s)
+        except BaseException:
+            link.close()
+            self.forget(link)
+            raise
+        self.check()
+        if link.error is not None:
+            self.forget(link)
+            raise link.error
+
+    def _detach(self, link: LinkState, until_s: float) -> Operation[None]:
+        link.close()
+        yield from self.core.until(lambda: link.gone or not self.begun, f"close {link.name}", until_s)
+        self.forget(link)
+
+    # --- destinations ------------------------------------------------------------------------------------------------------------
+
+    def temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
+        """Have the broker make and name a temporary destination."""
+        self.check()
+        own = self.core.own
+        link = TemporaryState(own, destination, self.core.link_name(destination.kind))
+        own.others.append(link)
+        yield from own._attach(link, f"make a {destination.kind}", until_s)
+
+    def delete_temporary(self, destination: TemporaryQueue | TemporaryTopic, until_s: float) -> Operation[None]:
+        """Delete it, and what is in it. Raises IllegalState while it has consumers of this connection."""
+        self.check()
+        if any(each.subscription.destination is destination for session in self.core.sessions for each in session.consumers):
+            raise IllegalState(f"{destination!r} has a consumer: close it first")
+        link = self._temporary_link(destination)
+        if link is None:
+            raise InvalidDestination(f"{destination!r} is not one of this connection")
+        yield from self.core.own._detach(link, until_s)
+
+    def _temporary_link(self, destination: Destination) -> TemporaryState | None:
+        others = self.core.own.others
+        return next((each for each in others if isinstance(each, TemporaryState) and each.destination is destination), None)
+
+    def consumer(self, wanted: Subscription, name: str | None, prefetch: int | None, until_s: float) -> Operation[ConsumerState]:
+        """A consumer, attached. ``name`` is that of its subscription. Raises InvalidDestination, InvalidSelector, Refused."""
+        self.check()
+        destination, has_client_id = wanted.destination, self.core.settings.client_id is not None
+        if isinstance(destination, TemporaryQueue | TemporaryTopic) and self._temporary_link(destination) is None:
+            raise InvalidDestination(f"{destination!r} is not one of this connection: only the one that made it consumes from it")
+        if name is not None and not isinstance(destination, Topic):
+            raise InvalidDestination(f"{destination!r} is no topic: only topics have subscriptions")
+        if wanted.durable and not wanted.shared and not has_client_id:
+            raise IllegalState("a durable subscription that is not shared belongs to a client id: connect(..., client_id=...)")
+        link_name = self.core.link_name("consumer") if name is None else self._subscription_link(name, wanted)
+        if prefetch is None:
+            prefetch = self.core.settings.prefetch
+        consumer = ConsumerState(self, wanted, link_name, prefetch)
+        self.consumers.append(consumer)
+        yield from self._attach(consumer, f"consume from {destination.name}", until_s)
+        return consumer
+
+    def _subscription_link(self, name: str, wanted: Subscription) -> str:
+        """The link name by which brokers know a subscription: several links of one need different ones (as Qpid JMS has them)."""
+        if not wanted.shared:
+            return name
+        everybodys = "" if self.core.settings.client_id is not None else "global"
+        kind = everybodys if wanted.durable else f"{everybodys}-volatile".lstrip("-")
+        taken = {each.name for session in self.core.sessions for each in session.consumers}
+        number = 1
+        while True:
+            suffix = kind if wanted.durable and number == 1 else f"{kind}{number}"
+            link_name = f"{name}|{suffix}" if suffix else name
+            if link_name not in taken:
+                return link_name
+            number += 1
+
+    def unsubscribe(self, name: str, until_s: float) -> Operation[None]:
+        """Delete a durable subscription. Raises InvalidDestination for one that is not there, Refused for one in use."""
+        self.check()
+        if any(each.name.partition("|")[0] == name for session in self.core.sessions for each in session.consumers):
+            raise Refused(f"subscription {name!r} has a consumer: close it first")
+        link = UnsubscribingState(self, name if self.core.settings.client_id is not None else f"{name}|global")
+        self.others.append(link)
+        yield from self._attach(link, f"unsubscribe {name}", until_s)
+        yield from self._detach(link, until_s)
+
+    # --- credit ---------------------------------------------------------------------------------------------------------------------
+
+    def _drain(self, consumer: ConsumerState, credit: int, until_s: float) -> Operation[None]:
+        """Have the broker send what it has, up to ``credit`` messages, and give the rest of the credit back."""
+        link = consumer.link
+        if link is None or not consumer.attached or not max(link.credit, credit):
+            return
+        link.flow(max(link.credit, credit), drain=True)
+        yield from self.core.until(lambda: consumer.link is not link or link.credit == 0, "drain", until_s)
+
+    def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
+        """No more messages come, and those that came go back unseen."""
+        for consumer in consumers:
+            consumer.suspended = True
+        for consumer in consumers:
+            yield from self._drain(consumer, 0, until_s)
+            consumer.accept_lazy()
+            consumer.give_back()
+
+    def _resume(self, consumers: list[ConsumerState]) -> None:
+        for consumer in consumers:
+            consumer.suspended = False
+            consumer.top_up()

@@ -1,0 +1,150 @@
+"""Local transactions of a session (AMQP 1.0 part 4)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from bascule.amqp.performatives import Accepted, Declare, Declared, Discharge, Rejected
+from bascule.client.errors import IllegalState, Refused, TimedOut, TransactionInDoubt, TransactionRolledBack
+from bascule.client.links import Control, CoordinatorState, Transaction
+from bascule.client.operation import Operation
+from bascule.client.session_links import Acknowledge, SessionLinks
+from bascule.core.errors import BasculeError
+
+
+class Transactions(SessionLinks):
+    """Begins transactions, commits them and rolls them back. One at a time."""
+
+    def begin(self) -> None:
+        """A transaction for a block. Raises IllegalState within another."""
+        self.check()
+        if self.in_block or (self.transaction is not None and self.transaction.id is not None):
+            raise IllegalState("transactions do not nest: this context has one open; another context can have its own")
+        self.in_block = True
+        if self.transaction is None:
+            self.transaction = Transaction()
+
+    def end(self, until_s: float, *, failed: bool) -> Operation[None]:
+        """The end of a block: commit, or roll back where it failed. Raises TransactionRolledBack, TransactionInDoubt."""
+        try:
+            if failed:
+                yield from self.rollback(until_s)
+                return
+            try:
+                yield from self.commit(until_s)
+            except TimedOut as error:
+                yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
+                raise TransactionRolledBack(f"{error}; rolled back") from error
+        finally:
+            self.in_block = False
+            self._next_transaction()
+
+    def _next_transaction(self) -> None:
+        self.transaction = Transaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
+
+    def commit(self, until_s: float) -> Operation[None]:
+        """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible."""
+        self.check()
+        transaction = self._open_transaction()
+        if transaction.id is None and not transaction.lost:
+            return
+        yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, "commit", until_s)
+        if transaction.refused is not None and not transaction.lost:
+            yield from self.rollback(until_s)
+            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}")
+        try:
+            transaction.check()
+            control = yield from self._discharge(transaction, until_s, fail=False)
+        finally:
+            if transaction.lost:
+                self._next_transaction()
+        self._next_transaction()
+        try:
+            yield from self.core.until(lambda: control.done, "commit", until_s)
+        except BasculeError as error:
+            raise TransactionInDoubt(f"commit without an answer: {error}") from error
+        if control.lost:
+            raise TransactionInDoubt("the connection was lost before the commit was answered")
+        if not isinstance(control.outcome, Accepted):
+            raise TransactionRolledBack(f"the broker rolled back: {_reason(control.outcome)}")
+
+    def rollback(self, until_s: float) -> Operation[None]:
+        """Undo the transaction: its sends are gone, what was received in it comes again."""
+        self.check()
+        transaction = self._open_transaction()
+        for sender in self.senders.values():
+            for sending in [each for each in sender.queue if each.transaction is transaction]:
+                sender.withdraw(sending)
+        if transaction.id is None or transaction.lost:
+            self._next_transaction()
+            return
+        consumers = list(self.consumers)
+        try:
+            yield from self._suspend(consumers, until_s)
+            control = yield from self._discharge(transaction, until_s, fail=True)
+            yield from self.core.until(lambda: control.done, "rollback", until_s)
+        except TransactionRolledBack:
+            pass  # by the end of the connection
+        except TimedOut:
+            if self.coordinator is not None:
+                self.coordinator.close()  # the end of its link rolls it back whenever the broker hears of it
+            raise
+        finally:
+            self._next_transaction()
+            self._resume(consumers)
+
+    def _open_transaction(self) -> Transaction:
+        if self.transaction is None:
+            raise IllegalState("no transaction: connect(..., acknowledge=Acknowledge.TRANSACTED), or context.transaction()")
+        return self.transaction
+
+    def _declare(self, transaction: Transaction, until_s: float) -> Operation[None]:
+        """Make the transaction known to the broker, if it is not."""
+        if transaction.declaring:  # by another task
+            yield from self.core.until(lambda: not transaction.declaring, "begin a transaction", until_s)
+        if transaction.id is not None:
+            transaction.check()
+            return
+        transaction.declaring = True
+        try:
+            while transaction.id is None:
+                coordinator = yield from self._coordinator(until_s)
+                control = coordinator.send(Declare())
+                yield from self.core.until(partial(getattr, control, "done"), "begin a transaction", until_s)
+                if isinstance(control.outcome, Declared):
+                    transaction.declared(control.outcome.txn_id)
+                elif not control.lost:
+                    raise Refused(f"no transaction: {_reason(control.outcome)}")
+        finally:
+            transaction.declaring = False
+
+    def _coordinator(self, until_s: float) -> Operation[CoordinatorState]:
+        """The link that controls transactions, ready to send."""
+        while True:
+            current = self.coordinator
+            if current is None:
+                yield from self.core.until(lambda: self.begun, "begin a transaction", until_s)
+                if self.coordinator is None:
+                    self.coordinator = CoordinatorState(self, self.core.link_name("coordinator"))
+                    self.coordinator.attach()
+            elif current.usable:
+                return current
+            else:
+                yield from self.core.until(partial(self._coordinator_settled, current), "begin a transaction", until_s)
+                if current.error is not None:
+                    raise current.error
+
+    def _coordinator_settled(self, coordinator: CoordinatorState) -> bool:
+        return coordinator.usable or coordinator.error is not None or self.coordinator is not coordinator
+
+    def _discharge(self, transaction: Transaction, until_s: float, *, fail: bool) -> Operation[Control]:
+        coordinator = yield from self._coordinator(until_s)
+        transaction.check()
+        assert transaction.id is not None
+        return coordinator.send(Discharge(transaction.id, fail))
+
+
+def _reason(outcome: Any) -> str:
+    error = outcome.error if isinstance(outcome, Rejected) else None
+    return str(error.exception()) if error is not None else type(outcome).__name__.lower()
