@@ -26,6 +26,7 @@ _PASSING = frozenset(
         KafkaError._TIMED_OUT,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
+        KafkaError._NOENT,  # no leader is known yet
     }
 )
 

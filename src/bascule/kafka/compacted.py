@@ -1,0 +1,212 @@
+"""A compacted topic as a table: appended to by many, and read to its end as of now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from bascule.core.errors import Unavailable
+from bascule.kafka.history import partition_offsets, passing
+from bascule.kafka.log import APPEND_SETTINGS, POLL_S
+
+#: After this time an append is reported in doubt: it may still be stored.
+APPEND_TIMEOUT_S = 30.0
+#: A transaction that was left open ends after ``transaction.timeout.ms`` at the latest: wait somewhat longer than that.
+READ_TIMEOUT_S = 90.0
+#: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
+HELD_UP_S = 1.0
+
+#: What one of Bascule's tables is created with.
+TABLE_CONFIG: Mapping[str, str] = {
+    "cleanup.policy": "compact",
+    "unclean.leader.election.enable": "false",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": "3600000",
+}
+
+
+class Outgoing(NamedTuple):
+    """A record to write. ``value`` None deletes a table's key; ``partition`` -1 is chosen by the key, ``timestamp_ms`` 0 by the client."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - nobody changes it
+    partition: int = -1
+    timestamp_ms: int = 0
+
+
+def hand_over(producer: Producer, record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:
+    """``produce`` for an Outgoing."""
+    producer.produce(
+        record.topic,
+        record.value,
+        record.key,
+        record.partition,
+        on_delivery=delivered,
+        timestamp=record.timestamp_ms,
+        headers=list(record.headers),
+    )
+
+
+class Stored(NamedTuple):
+    """What a key has."""
+
+    value: bytes
+    partition: int
+    offset: int
+
+
+class Appender:
+    """Appends single records, each acknowledged by all replicas. Safe for threads."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._settings = {**kafka, **APPEND_SETTINGS, "partitioner": "murmur2_random", "message.timeout.ms": int(APPEND_TIMEOUT_S * 1000)}
+        self._producer: Producer | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+
+    def append(self, record: Outgoing) -> Future[int]:
+        """Sends a record off; gives its offset. The future raises Unavailable where it may be stored or not."""
+        future: Future[int] = Future()
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                future.set_result(message.offset() or 0)
+            else:
+                future.set_exception(Unavailable(f"{record.topic}: {error.str()}"))
+
+        try:
+            hand_over(self._client(), record, delivered)
+        except (BufferError, KafkaException) as error:
+            if isinstance(error, KafkaException) and error.args[0].fatal():
+                self._drop()
+            future.set_exception(Unavailable(f"{record.topic}: {error}"))
+        return future
+
+    def close(self) -> None:
+        """Waits for what is under way, and frees the client."""
+        self._drop()
+
+    def _client(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(self._settings)
+                threading.Thread(target=self._poll, args=(self._producer,), name="bascule-appender", daemon=True).start()
+            return self._producer
+
+    def _drop(self) -> None:
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.flush(APPEND_TIMEOUT_S)
+
+    def _poll(self, producer: Producer) -> None:
+        while self._producer is producer:
+            producer.poll(POLL_S)
+
+
+class TableReader:
+    """The newest records of partitions of a compacted topic, by key. Each read goes on where the last one stopped. Safe for threads."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
+        self._at = [TopicPartition(topic, partition) for partition in partitions]
+        self._admin = AdminClient(dict(kafka))
+        self._consumer = Consumer(
+            {
+                **kafka,
+                "group.id": "bascule.table.unused",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 10,
+                "check.crcs": True,
+            }
+        )
+        self._reached: dict[int, int] = {}
+        self._table: dict[bytes, Stored] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
+    ) -> dict[bytes, Stored]:
+        """All that was stored when the call began: up to the high watermark, not only to the last stable offset.
+
+        An open transaction in the way is waited for; ``held_up`` is called when that takes long, with what stands before it.
+        Raises Unavailable when the end is not reached in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._begin(timeout_s)
+            # The consumer's own query would answer the last stable offset, since it reads committed records only.
+            ends = partition_offsets(self._admin, self._at, OffsetSpec.latest(), timeout_s)
+            self._reach(ends, deadline, held_up)
+            return dict(self._table)
+
+    def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
+        """All records up to ``offset``, included, and maybe more: one that the caller knows to be stored. Raises Unavailable."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._begin(timeout_s)
+            self._reach({partition: offset + 1}, deadline, None)
+            return dict(self._table)
+
+    def close(self) -> None:
+        """Frees the client."""
+        with self._lock:
+            self._consumer.close()
+
+    def _begin(self, timeout_s: float) -> None:
+        if not self._reached:
+            self._reached = partition_offsets(self._admin, self._at, OffsetSpec.earliest(), timeout_s)
+            self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
+
+    def _reach(self, ends: Mapping[int, int], deadline: float, held_up: Callable[[Mapping[bytes, Stored]], None] | None) -> None:
+        patient_until = time.monotonic() + HELD_UP_S
+        while any(self._reached[partition] < end for partition, end in ends.items()):
+            if held_up is not None and time.monotonic() > patient_until:
+                held_up(self._table)
+                held_up = None
+            message = self._consumer.poll(min(HELD_UP_S, max(0.0, deadline - time.monotonic())))
+            if message is not None:
+                self._take(message)
+            if time.monotonic() >= deadline:
+                raise Unavailable(f"{self._at[0].topic} could not be read to its end: a transaction stayed open, or Kafka is away")
+
+    def _take(self, message: Message) -> None:
+        failure = message.error()
+        if failure is not None and passing(failure):
+            return
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        if failure is None:
+            key, value = message.key(), message.value()
+            if value is None:
+                self._table.pop(bytes(key or b""), None)
+            else:
+                self._table[bytes(key or b"")] = Stored(bytes(value), partition, offset)
+            self._reached[partition] = offset + 1
+        elif failure.code() == KafkaError._PARTITION_EOF:
+            self._reached[partition] = max(self._reached[partition], offset)
+        else:
+            raise Unavailable(f"{self._at[0].topic} is not readable: {failure.str()}")
+
+
+def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
+    """Deletes a topic's records before an offset of each partition; what fails is done by the next one."""
+    admin = AdminClient(dict(kafka))  # kept: without it the futures never end
+    asked = admin.delete_records(
+        [TopicPartition(topic, partition, end) for partition, end in ends.items()], request_timeout=APPEND_TIMEOUT_S
+    )
+    for future in asked.values():
+        with suppress(KafkaException):
+            future.result()

@@ -1,0 +1,188 @@
+"""Kafka transactions that check a table before they write: each with a producer incarnation of its own (see ``transactional``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from bascule.core.errors import Unavailable
+from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
+
+#: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
+TRANSACTION_TIMEOUT_MS = 15_000
+COORDINATOR_TIMEOUT_S = 20.0
+#: A transaction is tried again with a new incarnation for this long, then reported.
+TRANSACT_DEADLINE_S = 20.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+#: The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
+SETTLE_S = 0.02
+#: Delivery failures that lie in the record, or in what is allowed: trying again cannot help.
+_REFUSED = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+_log = logging.getLogger("bascule.kafka.slot")
+_log.addHandler(logging.NullHandler())
+
+
+class Refused(Unavailable):
+    """Kafka does not take a record of the transaction; nothing of it was written."""
+
+
+class Slot:
+    """A transactional id, and the partition of a table that all transactions under it write to.
+
+    Whoever comes later under the same id ends what is open and fences who came before. So a record of the table that is found after that
+    can be taken away by one of them only: ``transact`` is a compare-and-set for all processes.
+    """
+
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        transactional_id: str,
+        topic: str,
+        partition: int,
+        *,
+        ahead: bool = True,
+        held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
+    ) -> None:
+        """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``."""
+        self._ahead = ahead
+        self._topic = topic
+        self._settings = {
+            "partitioner": "murmur2_random",
+            "linger.ms": 0,
+            "message.max.bytes": 70_000_000,
+            "reconnect.backoff.ms": 10,
+            "socket.nagle.disable": True,
+            **kafka,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "enable.idempotence": True,
+            "acks": "all",
+        }
+        self._held_up = held_up
+        self._reader = TableReader(kafka, topic, [partition])
+        self._next: Future[Producer] | None = None
+        self._spent: Producer | None = None
+        self._turn = threading.Lock()
+
+    def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
+        """Writes what ``make`` gives for the table as it is, all or nothing; nothing at all where it gives nothing.
+
+        After a failure, or a commit whose outcome is in doubt, ``make`` is asked again with the table as it is then.
+        Raises Refused, or Unavailable when Kafka does not come back in time.
+        """
+        deadline = time.monotonic() + TRANSACT_DEADLINE_S
+        pause_s = FIRST_PAUSE_S
+        with self._turn:
+            while True:
+                producer = self._incarnation(deadline)
+                outgoing = make(self._reader.read(held_up=self._held_up))
+                if not outgoing:
+                    return
+                refused: list[KafkaError] = []
+                try:
+                    self._write(producer, outgoing, refused)
+                except (KafkaException, BufferError) as error:
+                    self._drop()
+                    if refused:
+                        raise Refused(f"a record was refused: {refused[0].str()}") from error
+                    if time.monotonic() + pause_s > deadline:
+                        raise Unavailable(f"Kafka did not commit for {TRANSACT_DEADLINE_S:.0f} s: {error}") from error
+                    _log.debug("tried again: %s", error)
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    self._drop()
+                    if self._ahead:
+                        self.prepare()
+                    return
+
+    def prepare(self) -> None:
+        """Starts the next incarnation in the background; a no-op when there is one."""
+        if self._next is None:
+            self._next = Future()
+            threading.Thread(target=self._settle, args=(self._next,), name="bascule-slot", daemon=True).start()
+
+    def close(self) -> None:
+        """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""
+        with self._turn:
+            if self._next is not None:
+                with suppress(KafkaException, Unavailable):
+                    self._next.result(COORDINATOR_TIMEOUT_S)
+            self._next = self._spent = None
+            self._reader.close()
+
+    def _write(self, producer: Producer, outgoing: Sequence[Outgoing], refused: list[KafkaError]) -> None:
+        def report(error: KafkaError | None, _message: object) -> None:
+            if error is not None and error.code() in _REFUSED:
+                refused.append(error)
+
+        producer.begin_transaction()
+        for record in outgoing:
+            while True:
+                try:
+                    hand_over(producer, record, report)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+                except KafkaException as error:
+                    report(error.args[0], None)
+                    raise
+        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+
+    def _incarnation(self, deadline: float) -> Producer:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            self.prepare()
+            assert self._next is not None
+            try:
+                return self._next.result()
+            except (KafkaException, Unavailable) as error:
+                self._next = None
+                if time.monotonic() + pause_s > deadline:
+                    raise Unavailable(f"no transaction can be started: {error}") from error
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _settle(self, future: Future[Producer]) -> None:
+        try:
+            future.set_result(self._incarnate())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _incarnate(self) -> Producer:
+        if self._spent is not None:
+            self._spent = None
+            time.sleep(SETTLE_S)
+        producer = Producer(self._settings, logger=_log)
+        # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again: twice, since the bootstrap
+        # connection is replaced after the first answer.
+        for _ in range(2):
+            producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
+        producer.init_transactions(COORDINATOR_TIMEOUT_S)
+        return producer
+
+    def _drop(self) -> None:
+        """Ends the present incarnation; its client is freed by the thread that makes the next one."""
+        if self._next is not None and self._next.done() and self._next.exception() is None:
+            self._spent = self._next.result()
+            self._spent.purge()
+        self._next = None

@@ -1,0 +1,445 @@
+"""Kafka as a resource. What a branch sends goes to a side topic at once, and to its own topics when the branch commits.
+
+    side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
+    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know
+
+Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
+topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
+theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. Branches that end at
+the same time share a transaction. A record XID never expires; XID/started does, and messages that no record needs are deleted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, trim
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.slot import Refused, Slot
+from bascule.kafka.transactional import end_open_transactions
+from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
+from bascule.xa.log import Outcome
+from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa.xid import Xid
+
+PREFIX = "bascule.xa"
+#: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
+PARTITIONS = 16
+SIDE_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "unclean.leader.election.enable": "false"}
+#: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
+SLOTS = 2
+#: A process has one of so many identities on its host, so that Kafka has few transactional ids to remember. To share one only costs time.
+IDENTITIES = 64
+#: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.
+KEPT_BYTES_MAX = 16 << 20
+#: A branch must be prepared within this time; messages of branches that were not are deleted long after it.
+PREPARE_WITHIN_S = 3600.0
+UNPREPARED_KEPT_S = 24 * 3600.0
+#: The side topic is looked at so often for messages that nobody needs.
+TRIM_INTERVAL_S = 600.0
+#: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
+RECORD_OVERHEAD_BYTES = 200
+
+XID_HEADER = "bascule.xa"
+TARGET_HEADER = "bascule.xa.target"
+STARTED = b"/started"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The log's record of a prepared branch: where its messages are (``last`` included), and the transactional id that finishes it."""
+
+    slot: str
+    partition: int
+    first: int
+    last: int
+    count: int
+    at_ms: int
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Prepared:
+        """What ``encode`` gave. Raises ResourceError."""
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as error:
+            raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a branch of this process has sent."""
+
+    slot: int
+    started_s: float  # monotonic
+    offsets: list[Future[int]] = field(default_factory=list)
+    messages: list[Outgoing] | None = field(default_factory=list)
+    size_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Ending:
+    """A prepared branch that waits for a transaction to end it."""
+
+    xid: Xid
+    outcome: Outcome
+    messages: list[Outgoing] | None
+    done: bool = False
+    tried: bool = False
+    error: BasculeError | None = None
+
+
+class KafkaBranch:
+    """The handle: sends records. For one thread at a time."""
+
+    def __init__(self, send: Callable[[Outgoing], None]) -> None:
+        self._send = send
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """A record of the transaction; readers with ``read_committed`` see all of them at once, or none.
+
+        ``value`` None is a tombstone; ``partition`` -1 is chosen by the key as Java's client does; ``timestamp_ms`` 0 is the commit's time.
+        Raises InvalidInput for a topic that is not there, or a record that is too large for it.
+        """
+        self._send(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
+
+
+class KafkaResource:
+    """A Kafka cluster. Safe for threads; topics ``PREFIX.side`` and ``PREFIX.log`` are created by the first branch."""
+
+    def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = PREFIX, instance: str | None = None) -> None:
+        """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""
+        self.name = name
+        self._kafka = {"log_level": 3, **kafka}
+        self._side, self._log = f"{prefix}.side", f"{prefix}.log"
+        instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
+        self._slot_ids = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]
+        self._side_partition = _partition(instance)
+        self._branches = Branches()
+        self._sent: dict[Xid, _Sent] = {}
+        self._waiting: dict[str, list[_Ending]] = {}
+        self._lock = threading.Lock()
+        self._next_slot = itertools.cycle(range(SLOTS))
+        self._clients: _Clients | None = None
+
+    def start(self, xid: Xid, *, timeout_s: float) -> KafkaBranch:  # noqa: ARG002 - its time is PREPARE_WITHIN_S
+        """See Resource. The handle sends."""
+        self._branches.check(xid, Call.START)
+        slot = next(self._next_slot)
+        with self._open().slot(self._slot_ids[slot], own=True) as at:
+            at.prepare()
+        self._sent[xid] = _Sent(slot, time.monotonic())
+        self._branches.move(xid, State.ACTIVE)
+        return KafkaBranch(lambda record: self._send(xid, record))
+
+    def end(self, xid: Xid, *, success: bool) -> None:
+        """See Resource."""
+        self._branches.move(xid, self._branches.check(xid, Call.END if success else Call.END_FAILED))
+
+    def prepare(self, xid: Xid) -> Vote:
+        """See Resource."""
+        after = self._branches.check(xid, Call.PREPARE)
+        if not self._sent[xid].offsets:
+            self._gone(xid)
+            return Vote.READ_ONLY
+        self._store(xid)
+        self._branches.move(xid, after)
+        return Vote.YES
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Resource. One-phase saves the manager's log, not this one: it tells what became of a commit in doubt."""
+        if one_phase:
+            self._branches.check(xid, Call.COMMIT_ONE_PHASE)
+            if self._sent[xid].offsets:
+                self._store(xid)
+                self._finish(xid, Outcome.COMMIT)
+            self._gone(xid)
+            return
+        if self._branches.state(xid) is not State.NONE:
+            self._branches.check(xid, Call.COMMIT)
+        self._finish(xid, Outcome.COMMIT)
+        self._gone(xid)
+
+    def rollback(self, xid: Xid) -> None:
+        """See Resource."""
+        state = self._branches.state(xid)
+        if state in (State.NONE, State.PREPARED):
+            self._finish(xid, Outcome.ROLLBACK)
+        elif self._sent[xid].offsets:
+            self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
+        self._gone(xid)
+
+    def recover(self) -> Sequence[Xid]:
+        """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
+        clients = self._open()
+        table = self._table()
+        with clients.trimming:
+            if time.monotonic() > clients.trim_again_s:
+                clients.trim_again_s = time.monotonic() + TRIM_INTERVAL_S
+                self._clean(table)
+        return [Xid.parse(key.decode()) for key in table if not key.endswith(STARTED)]
+
+    def started(self) -> dict[Xid, float]:
+        """Branches that send and are not prepared, by their age in seconds."""
+        now_s = time.time()
+        entries = {key.removesuffix(STARTED): stored for key, stored in self._table().items() if key.endswith(STARTED)}
+        return {Xid.parse(key.decode()): now_s - json.loads(stored.value)["at_ms"] / 1000 for key, stored in entries.items()}
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource."""
+        raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
+
+    def close(self) -> None:
+        """Frees the clients. Prepared branches stay as they are."""
+        with self._lock:
+            clients, self._clients = self._clients, None
+        if clients is not None:
+            clients.close()
+
+    def _send(self, xid: Xid, record: Outgoing) -> None:
+        if self._branches.state(xid) is not State.ACTIVE:
+            raise OutOfOrder(f"send: branch {xid} is {self._branches.state(xid).value}")
+        clients, sent = self._open(), self._sent[xid]
+        size_bytes = clients.check(record)
+        if not sent.offsets:
+            started = json.dumps({"at_ms": _now_ms(), "slot": self._slot_ids[sent.slot]}).encode()
+            clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._log_partition(xid)))
+        ours = [(XID_HEADER, _key(xid)), (TARGET_HEADER, json.dumps([record.topic, record.partition, record.timestamp_ms]).encode())]
+        on_side = Outgoing(self._side, record.key, record.value, [*ours, *record.headers], self._side_partition)
+        sent.offsets.append(clients.appender.append(on_side))
+        sent.size_bytes += size_bytes
+        if sent.size_bytes > KEPT_BYTES_MAX:
+            sent.messages = None
+        elif sent.messages is not None:
+            sent.messages.append(record)
+
+    def _store(self, xid: Xid) -> None:
+        """Makes the branch prepared, in the log. Whatever it raises, the branch may be rolled back."""
+        clients, sent = self._open(), self._sent[xid]
+        slot = self._slot_ids[sent.slot]
+        try:
+            offsets = [each.result() for each in sent.offsets]
+            record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
+            clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=_partition(slot))).result()
+        except Unavailable as error:
+            # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
+            self._branches.move(xid, State.PREPARED)
+            raise ResourceFailed(f"{self.name}: {error}") from error
+        self._branches.move(xid, State.PREPARED)
+        if time.monotonic() - sent.started_s > PREPARE_WITHIN_S:
+            self.rollback(xid)
+            raise BranchRolledBack(f"{xid} was not prepared within {PREPARE_WITHIN_S:g} s", Code.XA_RBTIMEOUT)
+
+    def _finish(self, xid: Xid, outcome: Outcome) -> None:
+        """Ends a prepared branch, together with others that wait for the same transactional id."""
+        sent = self._sent.get(xid)
+        slot = self._slot_ids[sent.slot] if sent else self._slot_of(xid)
+        mine = _Ending(xid, outcome, sent.messages if sent else None)
+        clients = self._open()
+        with self._lock:
+            self._waiting.setdefault(slot, []).append(mine)
+        with clients.turn(slot):
+            if not mine.done:
+                with self._lock:
+                    batch = self._waiting.pop(slot)
+                self._end(slot, batch)
+        if mine.error is not None:
+            if isinstance(mine.error, UnknownXid):
+                self._gone(xid)
+            raise mine.error
+
+    def _end(self, slot: str, batch: list[_Ending]) -> None:
+        try:
+            with self._open().slot(slot, own=slot in self._slot_ids) as at:
+                at.transact(lambda table: [record for each in batch for record in self._ended(each, table)])
+        except Refused as error:
+            if len(batch) > 1:  # it is one of them; the others shall not wait for it
+                for each in batch:
+                    self._end(slot, [each])
+                return
+            batch[0].error = ResourceError(f"{self.name}: {batch[0].xid}: {error}")
+        except Exception as error:
+            for each in batch:
+                each.error = each.error or ResourceFailed(f"{self.name}: {error}")
+        for each in batch:
+            each.done = True
+
+    def _ended(self, each: _Ending, table: Mapping[bytes, Stored]) -> list[Outgoing]:
+        """The records that end a branch, given the log as it is now; none where it has ended."""
+        each.error = None
+        key = _key(each.xid)
+        if (stored := table.get(key)) is None:
+            if not each.tried:
+                each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
+            return []
+        each.tried = True  # if it is gone the next time, our own transaction has done it, or somebody else's after ours failed
+        copies: list[Outgoing] = []
+        if each.outcome is Outcome.COMMIT:
+            try:
+                copies = each.messages if each.messages is not None else self._read_back(each.xid, Prepared.decode(stored.value))
+            except BasculeError as error:
+                each.error = error if isinstance(error, ResourceError) else ResourceFailed(f"{self.name}: {error}")
+                return []
+        return [
+            *copies,
+            Outgoing(self._log, key, None, partition=stored.partition),
+            Outgoing(self._log, key + STARTED, None, partition=stored.partition),
+        ]
+
+    def _read_back(self, xid: Xid, prepared: Prepared) -> list[Outgoing]:
+        copies = []
+        for record in TopicHistory(self._kafka, self._side, prepared.partition).records(prepared.first, prepared.last + 1):
+            headers: Any = record.headers() or []
+            if len(headers) >= 2 and headers[0] == (XID_HEADER, _key(xid)):
+                topic, partition, timestamp_ms = json.loads(headers[1][1])
+                copies.append(Outgoing(topic, record.key(), record.value(), headers[2:], partition, timestamp_ms))
+        if len(copies) != prepared.count:
+            raise ResourceError(f"{self.name}: of {prepared.count} messages of {xid} only {len(copies)} are in {self._side}")
+        return copies
+
+    def _slot_of(self, xid: Xid) -> str:
+        """The transactional id that a branch of another process says it is to be ended with."""
+        if (stored := self._table().get(_key(xid))) is None:
+            raise UnknownXid(f"{self.name} has no prepared branch {xid}")
+        return Prepared.decode(stored.value).slot
+
+    def _table(self) -> dict[bytes, Stored]:
+        try:
+            return self._open().reader.read(held_up=self._end_transactions)
+        except Unavailable as error:
+            raise ResourceFailed(f"{self.name}: {error}") from error
+
+    def _end_transactions(self, table: Mapping[bytes, Stored]) -> None:
+        """Somebody died in the middle of one, under an id that its branches name."""
+        ids = {json.loads(stored.value)["slot"] for stored in table.values()}
+        end_open_transactions(self._kafka, ids.difference(self._slot_ids))
+
+    def _clean(self, table: Mapping[bytes, Stored]) -> None:
+        """Deletes the messages that no prepared branch needs, and what is left of branches that were never prepared."""
+        old_ms = _now_ms() - int(UNPREPARED_KEPT_S * 1000)
+        needed: dict[int, int] = {}
+        for key, stored in table.items():
+            if not key.endswith(STARTED):
+                prepared = Prepared.decode(stored.value)
+                needed[prepared.partition] = min(prepared.first, needed.get(prepared.partition, prepared.first))
+            elif json.loads(stored.value)["at_ms"] < old_ms:
+                self._open().appender.append(Outgoing(self._log, key, None, partition=stored.partition))
+        with suppress(Unavailable):
+            young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(PARTITIONS)}
+            trim(self._kafka, self._side, {at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
+
+    def _log_partition(self, xid: Xid) -> int:
+        return _partition(self._slot_ids[self._sent[xid].slot])
+
+    def _gone(self, xid: Xid) -> None:
+        self._branches.move(xid, State.NONE)
+        self._sent.pop(xid, None)
+
+    def _open(self) -> _Clients:
+        with self._lock:
+            if self._clients is None:
+                try:
+                    self._clients = _Clients(self._kafka, self._side, self._log, self._end_transactions)
+                except Unavailable as error:
+                    raise ResourceFailed(f"{self.name}: {error}") from error
+            return self._clients
+
+
+class _Clients:
+    """What is connected to Kafka."""
+
+    def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
+        self._kafka, self._log, self._held_up = kafka, log, held_up
+        self._topics = Topics(kafka)
+        there = self._topics.partitions()
+        for topic, config in ((side, SIDE_CONFIG), (log, dict(TABLE_CONFIG))):
+            if topic not in there:
+                self._topics.create(topic, PARTITIONS, config)
+        self.appender = Appender(kafka)
+        self.reader = TableReader(kafka, log, range(PARTITIONS))
+        self.trimming = threading.Lock()
+        self.trim_again_s = time.monotonic() + TRIM_INTERVAL_S
+        self._limits: dict[str, int] = {}
+        self._slots: dict[str, Slot] = {}
+        self._turns: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def check(self, record: Outgoing) -> int:
+        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes."""
+        if (limit := self._limits.get(record.topic)) is None:
+            if record.topic not in self._topics.partitions():
+                raise InvalidInput(f"topic {record.topic!r} does not exist")
+            limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
+        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
+        if size_bytes > limit:
+            raise InvalidInput(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
+        return size_bytes
+
+    @contextmanager
+    def slot(self, transactional_id: str, *, own: bool) -> Iterator[Slot]:
+        """The one for an id; that of another process is closed again."""
+        if not own:
+            slot = self._slot(transactional_id, ahead=False)
+            try:
+                yield slot
+            finally:
+                slot.close()
+            return
+        with self._lock:
+            if transactional_id not in self._slots:
+                self._slots[transactional_id] = self._slot(transactional_id, ahead=True)
+        yield self._slots[transactional_id]
+
+    def turn(self, transactional_id: str) -> threading.Lock:
+        """Whoever has it ends the branches that wait for the id."""
+        with self._lock:
+            return self._turns.setdefault(transactional_id, threading.Lock())
+
+    def _slot(self, transactional_id: str, *, ahead: bool) -> Slot:
+        partition = _partition(transactional_id)
+        return Slot(self._kafka, transactional_id, self._log, partition, ahead=ahead, held_up=self._held_up)
+
+    def close(self) -> None:
+        """Frees them."""
+        for slot in self._slots.values():
+            slot.close()
+        self.appender.close()
+        self.reader.close()
+
+
+def _key(xid: Xid) -> bytes:
+    return str(xid).encode()
+
+
+def _partition(name: str) -> int:
+    return zlib.crc32(name.encode()) % PARTITIONS
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,266 @@
+"""Kafka as a resource: a branch's messages appear all at once, exactly once, whoever finishes it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.scenarios.topics import Reader, create, produce
+
+from bascule.core.errors import InvalidInput
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.xa import Vote, Xid
+from bascule.xa import kafka as module
+from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.xid import branch, new_gtrid
+
+TIMEOUT_S = 30.0
+Make = Callable[..., KafkaResource]
+
+
+@pytest.fixture
+def make(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Make]:
+    """Makes the resource as each process would; all share the side topic and the log."""
+    made: list[KafkaResource] = []
+
+    def make(instance: str = "one") -> KafkaResource:
+        settings = {"bootstrap.servers": kafka.bootstrap}
+        made.append(KafkaResource("kafka", settings, prefix=f"{topic_prefix}.xa", instance=instance))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, topic_prefix: str) -> str:
+    create(kafka.bootstrap, topic_prefix)
+    return topic_prefix
+
+
+def new_xid() -> Xid:
+    return branch(new_gtrid("test", 0), "kafka")
+
+
+def prepared(resource: KafkaResource, topic: str, *values: str) -> Xid:
+    xid = new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    for value in values:
+        handle.send(topic, value.encode())
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.YES
+    return xid
+
+
+def committed(kafka: EmbeddedKafka, topic: str) -> list[str]:
+    """What a reader gets, up to a record that comes after everything else."""
+    produce(kafka.bootstrap, topic, ["last"])
+    reader = Reader(kafka.bootstrap, topic)
+    try:
+        return reader.read_until("last")[:-1]
+    finally:
+        reader.close()
+
+
+def test_a_prepared_branch_commits_in_the_process_that_made_it(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resource = make()
+    xid = prepared(resource, topic, "a", "b", "c")
+    assert resource.recover() == [xid]
+    resource.commit(xid)
+    assert resource.recover() == []
+    with pytest.raises(UnknownXid):
+        resource.commit(xid)
+    assert committed(kafka, topic) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_another_process_finishes_a_prepared_branch_once(make: Make, kafka: EmbeddedKafka, topic: str, finish: str) -> None:
+    first, second, third = make("one"), make("two"), make("three")
+    xid = prepared(first, topic, "a", "b")
+    assert second.recover() == third.recover() == [xid]
+    getattr(second, finish)(xid)
+    for other in (first, second, third):
+        with pytest.raises(UnknownXid):
+            getattr(other, finish)(xid)
+    assert third.recover() == []
+    assert committed(kafka, topic) == (["a", "b"] if finish == "commit" else [])
+
+
+def test_several_processes_at_once_commit_a_branch_once(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resources = [make(str(number)) for number in range(3)]
+    xids = [prepared(resources[0], topic, f"{number}a", f"{number}b") for number in range(4)]
+    answers: list[str] = []
+
+    def commit(resource: KafkaResource, xid: Xid) -> None:
+        try:
+            resource.commit(xid)
+            answers.append("committed")
+        except UnknownXid:
+            answers.append("gone")
+
+    threads = [threading.Thread(target=commit, args=(resource, xid)) for resource in resources for xid in xids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 12
+    assert resources[1].recover() == []
+    assert sorted(committed(kafka, topic)) == sorted(f"{number}{letter}" for number in range(4) for letter in "ab")
+
+
+def test_nothing_is_seen_before_the_commit_nor_after_a_rollback(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resource = make()
+    undone = new_xid()
+    resource.start(undone, timeout_s=TIMEOUT_S).send(topic, b"undone")
+    resource.rollback(undone)
+    given_up = prepared(resource, topic, "given up")
+    waiting = prepared(resource, topic, "waiting")
+    resource.rollback(given_up)
+    assert resource.recover() == [waiting]
+    assert committed(kafka, topic) == []
+    resource.commit(waiting)
+
+
+def test_a_branch_that_sent_nothing_votes_read_only(make: Make) -> None:
+    resource, xid = make(), new_xid()
+    resource.start(xid, timeout_s=TIMEOUT_S)
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.READ_ONLY
+    with pytest.raises(UnknownXid):
+        resource.commit(xid)
+
+
+def test_a_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resource = make()
+    for number in range(3):
+        xid = new_xid()
+        resource.start(xid, timeout_s=TIMEOUT_S).send(topic, str(number).encode())
+        resource.end(xid, success=True)
+        resource.commit(xid, one_phase=True)
+    assert resource.recover() == []
+    assert committed(kafka, topic) == ["0", "1", "2"]
+
+
+def test_a_record_arrives_as_it_was_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    first, second = make("one"), make("two")
+    expected = []
+    for finisher in (first, second):  # from memory, and from the side topic
+        xid = new_xid()
+        handle = first.start(xid, timeout_s=TIMEOUT_S)
+        handle.send(topic, b"value", b"key", headers=[("one", b"1"), ("none", None), ("one", b"2")], timestamp_ms=1234567890123)
+        handle.send(topic, None, b"gone", partition=0)
+        first.end(xid, success=True)
+        first.prepare(xid)
+        finisher.commit(xid)
+        expected += [(b"value", b"key", [("one", b"1"), ("none", None), ("one", b"2")], 1234567890123), (None, b"gone", None, None)]
+    produce(kafka.bootstrap, topic, ["last"])
+    reader = Reader(kafka.bootstrap, topic)
+    found = []
+    while len(found) < 4:
+        for record in reader._consumer.consume(10, 1):
+            found.append((record.value(), record.key(), record.headers(), record.timestamp()[1]))
+    reader.close()
+    assert [each[:3] for each in found[:4]] == [each[:3] for each in expected]
+    assert [found[0][3], found[2][3]] == [1234567890123, 1234567890123]
+
+
+def test_what_a_topic_would_not_take_is_refused_when_it_is_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    small = f"{topic}.small"
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(small, 1, {"max.message.bytes": "2000"})
+    resource, xid = make(), new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        handle.send(f"{topic}.missing", b"value")
+    with pytest.raises(InvalidInput, match=r"too large for topic .* which takes 2000"):
+        handle.send(small, b"v" * 2000)
+    handle.send(small, b"v" * 1700)
+    resource.end(xid, success=True)
+    resource.commit(xid, one_phase=True)
+
+
+def test_calls_out_of_order_are_refused(make: Make, topic: str) -> None:
+    resource, xid = make(), new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    handle.send(topic, b"value")
+    with pytest.raises(DuplicateXid):
+        resource.start(xid, timeout_s=TIMEOUT_S)
+    for call in (lambda: resource.prepare(xid), lambda: resource.commit(xid), lambda: resource.commit(xid, one_phase=True)):
+        with pytest.raises(OutOfOrder):
+            call()
+    resource.end(xid, success=True)
+    with pytest.raises(OutOfOrder):
+        handle.send(topic, b"late")
+    with pytest.raises(OutOfOrder):
+        resource.commit(xid)
+    resource.rollback(xid)
+    with pytest.raises(UnknownXid):
+        resource.end(xid, success=True)
+    with pytest.raises(UnknownXid):
+        resource.rollback(xid)
+
+
+def test_a_large_branch_is_read_back_from_the_side_topic(
+    make: Make, kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES_MAX", 1000)
+    resource = make()
+    values = [f"{number}".rjust(100) for number in range(300)]
+    other = prepared(resource, topic, "between")
+    resource.commit(prepared(resource, topic, *values))
+    resource.rollback(other)
+    assert committed(kafka, topic) == values
+
+
+def test_branches_at_once_share_transactions_and_keep_apart(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resource = make()
+    failed: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(5):
+                xid = prepared(resource, topic, *(f"{thread}.{number}.{part}" for part in range(3)))
+                (resource.commit if number % 2 == 0 else resource.rollback)(xid)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert resource.recover() == []
+    found = committed(kafka, topic)
+    assert sorted(found) == sorted(f"{thread}.{number}.{part}" for thread in range(8) for number in (0, 2, 4) for part in range(3))
+    for start in range(0, len(found), 3):  # each branch in one piece, in its order
+        assert [value.rpartition(".")[2] for value in found[start : start + 3]] == ["0", "1", "2"]
+
+
+def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = make()
+    started = new_xid()
+    resource.start(started, timeout_s=TIMEOUT_S).send(topic, b"value")
+    kept = prepared(resource, topic, "kept")
+    assert resource.recover() == [kept]
+    assert set(resource.started()) >= {started}
+    monkeypatch.setattr(module, "UNPREPARED_KEPT_S", -1.0)
+    sweeper = make("sweeper")
+    monkeypatch.setattr(module, "TRIM_INTERVAL_S", -1.0)
+    assert sweeper.recover() == [kept]
+    deadline = threading.Event()
+    for _ in range(100):
+        if started not in sweeper.started():
+            break
+        deadline.wait(0.1)
+    assert started not in sweeper.started()
+    sweeper.commit(kept)  # its messages were not swept
+
+
+def test_a_process_has_its_own_transactional_ids_by_default() -> None:
+    resource = KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"})
+    assert all(str(os.getpid() % module.IDENTITIES) in each for each in resource._slot_ids)
