@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ def obliging(connection: Connection, event: Any) -> None:
 
 
 @contextmanager
-def server(*reactions: React) -> Iterator[str]:
+def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Its URL. One connection after the other, on a thread of its own, each with its reaction; one that raises OSError cuts it."""
     mechanisms: dict[str, Callable[[], ServerMechanism]] = {
         "PLAIN": lambda: PlainServer(password_check({"ann": "hush"})),
@@ -60,15 +61,19 @@ def server(*reactions: React) -> Iterator[str]:
                 connection = Connection(Role.SERVER, container_id="server", sasl=SaslServer(mechanisms), require_sasl=True)
                 with peer:
                     try:
+                        if tls is not None:
+                            peer = tls.wrap_socket(peer, server_side=True)
                         while not connection.closed and (data := peer.recv(65536)):
                             for event in connection.receive(data, time.monotonic()):
                                 react(connection, event)
                             peer.sendall(connection.data_to_send())
                     except OSError:
                         pass
+                    finally:
+                        peer.close()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"amqp://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'amqp' if tls is None else 'amqps'}://127.0.0.1:{listener.getsockname()[1]}"
         thread.join(10)
         assert not thread.is_alive()

@@ -1,0 +1,41 @@
+"""amqps: a broker whose certificate is trusted is talked to, another one is not."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.unit.client.server import obliging, server
+
+from bascule.client import Queue, connect
+from bascule.core.errors import Unavailable
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """For 127.0.0.1, signed by itself, with its key."""
+    file = tmp_path / "broker.pem"
+    subject = ("-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1")
+    command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", *subject)
+    subprocess.run([*command, "-keyout", file, "-out", tmp_path / "certificate"], check=True, capture_output=True)
+    file.write_text(file.read_text() + (tmp_path / "certificate").read_text())
+    return file
+
+
+def of_broker(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def test_a_trusted_broker_takes_messages_over_tls(certificate: Path) -> None:
+    trusting = ssl.create_default_context(cafile=certificate)
+    with server(obliging, tls=of_broker(certificate)) as url, connect(url, tls=trusting) as context:
+        assert context.producer(Queue("q")).send_many(["x" * 100_000] * 20) == 20
+
+
+def test_a_broker_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
+    with server(obliging, tls=of_broker(certificate)) as url, pytest.raises(Unavailable, match="certificate"):
+        connect(url)
