@@ -159,6 +159,11 @@ class TableReader:
             self._reach({partition: offset + 1}, deadline, None)
             return dict(self._table)
 
+    def known(self) -> dict[bytes, Stored]:
+        """What the last read found."""
+        with self._lock:
+            return dict(self._table)
+
     def close(self) -> None:
         """Frees the client."""
         with self._lock:

@@ -53,8 +53,8 @@ class Pass:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to be tried again."""
-        return not self.unreachable and not self.failed and all(step.action is not Action.WAIT for step in self.steps)
+        """Whether the next pass would find nothing: decisions are forgotten by the pass after the one that carried them out."""
+        return not self.unreachable and not self.failed and all(step.action is Action.FORGET for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

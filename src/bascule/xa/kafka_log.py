@@ -1,0 +1,97 @@
+"""The decision log in a compacted Kafka topic of one partition: the first decision in the order of the offsets stands.
+
+Each entry has a key of its own, so compaction takes none away that was not deleted, and the order never changes. To decide is to append,
+and to read up to one's own record. No Kafka transaction and no fence is needed: any number of processes may decide at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bascule.core.errors import Unavailable
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import APPEND_TIMEOUT_S, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
+from bascule.xa.log import Decision, Entry, Heuristic, LogState, decode, encode
+from bascule.xa.xid import Xid
+
+TOPIC = "bascule.xa.decisions"
+
+
+class KafkaLog:
+    """A decision log for managers on any number of machines. The topic is created by the first call."""
+
+    def __init__(self, kafka: Mapping[str, Any], *, topic: str = TOPIC) -> None:
+        """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
+        self._kafka = {"log_level": 3, **kafka}
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._open: tuple[Appender, TableReader] | None = None
+
+    def decide(self, decision: Decision) -> Decision:
+        """See DecisionLog."""
+        table = self._append(decision)
+        mine = _prefix(decision)
+        found = sorted((stored.offset, stored.value) for key, stored in table.items() if key.startswith(mine))
+        # Gone again already: another process has seen it and finished what it says.
+        first = decode(found[0][1]) if found else decision
+        assert isinstance(first, Decision)
+        return first
+
+    def read(self) -> LogState:
+        """See DecisionLog."""
+        _, reader = self._clients()
+        state = LogState()
+        for stored in sorted(reader.read().values(), key=lambda stored: stored.offset):
+            state.add(decode(stored.value))
+        return state
+
+    def record(self, heuristic: Heuristic) -> None:
+        """See DecisionLog."""
+        self._append(heuristic)
+
+    def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See DecisionLog. Nobody waits for it."""
+        try:
+            self._delete([gtrid + b"#" for gtrid in gtrids])
+        except Unavailable:
+            return  # it comes back, and is forgotten then
+
+    def forget_heuristic(self, xid: Xid) -> None:
+        """See DecisionLog."""
+        self._delete([str(xid).encode() + b"#"])
+
+    def close(self) -> None:
+        """Waits for what is under way, and frees the clients."""
+        with self._lock:
+            opened, self._open = self._open, None
+        if opened is not None:
+            for client in opened:
+                client.close()
+
+    def _append(self, entry: Entry) -> dict[bytes, Stored]:
+        """The table as it is once the entry is in it."""
+        appender, reader = self._clients()
+        key = _prefix(entry) + uuid.uuid4().hex.encode()
+        offset = appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
+        return reader.reach(0, offset, APPEND_TIMEOUT_S)
+
+    def _delete(self, prefixes: list[bytes]) -> None:
+        appender, reader = self._clients()
+        for key in [key for key in reader.known() if key.startswith(tuple(prefixes))]:
+            appender.append(Outgoing(self._topic, key, None, partition=0))
+
+    def _clients(self) -> tuple[Appender, TableReader]:
+        with self._lock:
+            if self._open is None:
+                topics = Topics(self._kafka)
+                if self._topic not in topics.partitions():
+                    topics.create(self._topic, 1, dict(TABLE_CONFIG))
+                self._open = Appender(self._kafka), TableReader(self._kafka, self._topic, [0])
+            return self._open
+
+
+def _prefix(entry: Entry) -> bytes:
+    return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"

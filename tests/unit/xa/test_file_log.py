@@ -1,0 +1,172 @@
+"""The decision log in a file: what was answered is there, whatever was cut off behind it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.xa import file_log
+from bascule.xa.errors import Code
+from bascule.xa.file_log import FileLog
+from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
+from bascule.xa.xid import Xid, branch
+
+
+def decision(number: int, outcome: Outcome = Outcome.COMMIT, by: str = "host/1") -> Decision:
+    return Decision(f"shop/{number}".encode(), outcome, ("db", "kafka"), 1_790_000_000_000 + number, by)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "shop.xalog"
+
+
+def test_a_decision_is_there_after_the_process_has_gone(path: Path) -> None:
+    assert FileLog(path).decide(decision(1)) == decision(1)
+    assert FileLog(path).read().decisions == {b"shop/1": decision(1)}
+
+
+def test_the_first_decision_stands_for_every_process(path: Path) -> None:
+    first, second = FileLog(path), FileLog(path)
+    rolled_back = decision(1, Outcome.ROLLBACK, "recoverer")
+    assert first.decide(rolled_back) == rolled_back
+    assert second.decide(decision(1)) == rolled_back
+    assert first.decide(decision(1)) == rolled_back
+    assert FileLog(path).read().decisions == {b"shop/1": rolled_back}
+
+
+def test_what_is_forgotten_goes_with_the_next_decision_or_at_the_end(path: Path) -> None:
+    log = FileLog(path)
+    for number in (1, 2, 3):
+        log.decide(decision(number))
+    log.forget([b"shop/1", b"shop/unknown"])
+    log.decide(decision(4))
+    assert set(FileLog(path).read().decisions) == {b"shop/2", b"shop/3", b"shop/4"}
+    log.forget([b"shop/3"])
+    log.close()
+    assert set(FileLog(path).read().decisions) == {b"shop/2", b"shop/4"}
+
+
+def test_a_heuristic_is_kept_until_it_is_forgotten(path: Path) -> None:
+    log = FileLog(path)
+    heuristic = Heuristic(branch(b"shop/1", "db"), Code.XA_HEURRB, Outcome.COMMIT, "by hand: ü", 1)
+    log.record(heuristic)
+    assert FileLog(path).read().heuristics == {heuristic.xid: heuristic}
+    log.forget_heuristic(heuristic.xid)
+    assert FileLog(path).read().heuristics == {}
+
+
+def test_a_torn_tail_is_cut_off_wherever_it_is_torn(path: Path) -> None:
+    log = FileLog(path)
+    log.decide(decision(1))
+    whole = path.stat().st_size
+    log.decide(decision(2))
+    log.close()
+    data = path.read_bytes()
+    for cut in range(whole, len(data)):
+        for rest in (b"", b"\0" * 50):
+            path.write_bytes(data[:cut] + rest)
+            again = FileLog(path)
+            assert set(again.read().decisions) == {b"shop/1"}
+            again.decide(decision(3))
+            again.close()
+            assert set(FileLog(path).read().decisions) == {b"shop/1", b"shop/3"}
+
+
+def test_damage_before_the_end_is_named_and_not_read_over(path: Path) -> None:
+    log = FileLog(path)
+    for number in (1, 2, 3):
+        log.decide(decision(number))
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"commit", b"Commit") + lines[2])
+    with pytest.raises(LogDamaged, match=f"damaged at byte {len(lines[0])}"):
+        FileLog(path).read()
+
+
+def test_it_is_written_anew_when_most_of_it_counts_no_more_and_others_follow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 20)
+    log, other = FileLog(path), FileLog(path)
+    other.decide(decision(0))
+    sizes = []
+    for number in range(1, 100):
+        log.decide(decision(number))
+        log.forget([f"shop/{number}".encode()])
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 40 * 200
+    assert set(other.read().decisions) == {b"shop/0", b"shop/99"}
+    other.decide(decision(200))
+    assert set(log.read().decisions) >= {b"shop/0", b"shop/200"}
+
+
+def test_threads_share_writes_and_each_gets_its_own_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FileLog(path)
+    synced = []
+    sync = os.fdatasync
+    monkeypatch.setattr(file_log.os, "fdatasync", lambda file: (synced.append(1), sync(file)))
+    answers: dict[int, Decision] = {}
+
+    def decide(number: int) -> None:
+        answers[number] = log.decide(decision(number % 50, by=str(number)))
+
+    threads = [threading.Thread(target=decide, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 100
+    stands = FileLog(path).read().decisions
+    assert all(answer == stands[f"shop/{number % 50}".encode()] for number, answer in answers.items())
+    assert len(synced) <= 100
+
+
+DECIDE_ALL = """
+import sys
+from pathlib import Path
+from bascule.xa.file_log import FileLog
+from bascule.xa.log import Decision, Outcome
+log = FileLog(Path(sys.argv[1]))
+for number in range(50):
+    print(log.decide(Decision(b"shop/%d" % number, Outcome.COMMIT, (), 0, sys.argv[2])).by)
+"""
+
+
+def test_processes_agree_on_each_decision(path: Path) -> None:
+    command = [sys.executable, "-c", DECIDE_ALL, str(path)]
+    processes = [subprocess.Popen([*command, by], stdout=subprocess.PIPE, text=True) for by in ("one", "two")]
+    first, second = (process.communicate(timeout=50)[0].splitlines() for process in processes)
+    assert len(first) == 50
+    assert first == second
+
+
+def test_after_a_failed_sync_nothing_more_is_decided_by_this_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FileLog(path)
+    log.decide(decision(1))
+
+    def fail(_file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(file_log.os, "fdatasync", fail)
+        with pytest.raises(Unavailable, match="Input/output error"):
+            log.decide(decision(2))
+    with pytest.raises(Unavailable, match="could not be written before"):
+        log.decide(decision(3))
+    assert FileLog(path).decide(decision(3)) == decision(3)
+
+
+def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        FileLog(tmp_path / "file" / "log").read()
+
+
+def test_an_xid_is_its_text() -> None:
+    for xid in (branch(b"shop/1", "db"), Xid(0, bytes(range(64)), b""), Xid(2**31 - 1, b":/%", b":")):
+        assert Xid.parse(str(xid)) == xid

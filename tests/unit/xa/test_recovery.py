@@ -1,0 +1,160 @@
+"""What recovery does with what it finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.xa.errors import Code, ResourceFailed, UnknownXid
+from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
+from bascule.xa.recovery import Action, Recoverer, View, now_ms, plan
+from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, new_gtrid
+
+NOW_MS = 1_790_000_000_000
+LATER_MS = NOW_MS + 60_000
+
+
+def view(branches: dict[str, list[Xid]], *decisions: Decision, live: tuple[bytes, ...] = (), now: int = NOW_MS) -> View:
+    state = LogState({each.gtrid: each for each in decisions})
+    return View(branches, state, state, live, now)
+
+
+def decision(gtrid: bytes, outcome: Outcome = Outcome.COMMIT, resources: tuple[str, ...] = ("db",), at_ms: int = NOW_MS) -> Decision:
+    return Decision(gtrid, outcome, resources, at_ms, "host/1")
+
+
+def actions(made: list) -> list[tuple[Action, str]]:
+    return [(step.action, step.resource) for step in made]
+
+
+def test_a_gtrid_says_whose_it_is_and_until_when() -> None:
+    gtrid = new_gtrid("shop", LATER_MS)
+    assert manager_of(branch(gtrid, "db")) == "shop"
+    assert deadline_ms_of(gtrid) == LATER_MS
+    assert len(gtrid) <= 64
+    assert manager_of(Xid(1, gtrid, b"db")) is None
+    assert manager_of(Xid(branch(gtrid, "db").format_id, b"shop/other", b"db")) is None
+
+
+def test_a_branch_follows_the_decision_and_is_rolled_back_without_one() -> None:
+    decided, given_up, unknown = (new_gtrid("shop", LATER_MS) for _ in range(3))
+    branches = {"db": [branch(each, "db") for each in (decided, given_up, unknown)]}
+    made = plan("shop", view(branches, decision(decided), decision(given_up, Outcome.ROLLBACK)), patient=False)
+    assert actions(made) == [(Action.COMMIT, "db"), (Action.ROLLBACK, "db"), (Action.ROLLBACK, "db")]
+    assert [step.why.partition(",")[0] for step in made] == ["the log says commit", "the log says rollback", "the log has no decision"]
+
+
+def test_branches_of_others_are_not_touched() -> None:
+    ours = branch(new_gtrid("shop", LATER_MS), "db")
+    foreign = [branch(new_gtrid("shop2", LATER_MS), "db"), ours._replace(format_id=1), ours._replace(bqual=b"other"), Xid(1, b"x", b"")]
+    assert plan("shop", view({"db": foreign}), patient=False) == []
+
+
+def test_what_this_process_is_at_work_on_is_not_touched() -> None:
+    gtrid = new_gtrid("shop", LATER_MS)
+    assert plan("shop", view({"db": [branch(gtrid, "db")]}, live=(gtrid,)), patient=False) == []
+    assert plan("shop", view({"db": []}, decision(gtrid), live=(gtrid,)), patient=False) == []
+
+
+def test_a_patient_recoverer_waits_for_the_deadline_and_not_for_what_is_decided() -> None:
+    gtrid, decided = new_gtrid("shop", LATER_MS), new_gtrid("shop", LATER_MS)
+    branches = {"db": [branch(gtrid, "db"), branch(decided, "db")]}
+    made = plan("shop", view(branches, decision(decided)), patient=True)
+    assert actions(made) == [(Action.WAIT, "db"), (Action.COMMIT, "db")]
+    assert "60 s left" in made[0].why
+    made = plan("shop", view(branches, decision(decided), now=LATER_MS), patient=True)
+    assert actions(made) == [(Action.ROLLBACK, "db"), (Action.COMMIT, "db")]
+
+
+def test_a_commit_is_forgotten_when_each_of_its_resources_has_been_asked_and_lists_it_no_more() -> None:
+    gtrid = new_gtrid("shop", LATER_MS)
+    committed = decision(gtrid, resources=("db", "kafka"))
+    assert actions(plan("shop", view({"db": [], "kafka": []}, committed), patient=False)) == [(Action.FORGET, "")]
+    assert plan("shop", view({"db": []}, committed), patient=False) == []  # kafka does not answer
+    made = plan("shop", view({"db": [], "kafka": [branch(gtrid, "kafka")]}, committed), patient=False)
+    assert actions(made) == [(Action.COMMIT, "kafka")]
+
+
+def test_a_commit_that_was_stored_after_the_resources_were_asked_is_not_forgotten() -> None:
+    gtrid = new_gtrid("shop", LATER_MS)
+    seen = View({"db": []}, LogState(), LogState({gtrid: decision(gtrid)}), (), NOW_MS)
+    assert plan("shop", seen, patient=False) == []
+
+
+def test_a_rollback_is_remembered_for_a_day() -> None:
+    old = decision(new_gtrid("shop", 0), Outcome.ROLLBACK, at_ms=NOW_MS - int(ROLLBACK_KEPT_S * 1000) - 1)
+    young = decision(new_gtrid("shop", 0), Outcome.ROLLBACK)
+    made = plan("shop", view({"db": []}, old, young), patient=False)
+    assert [(step.action, step.xid.gtrid) for step in made] == [(Action.FORGET, old.gtrid)]
+
+
+@pytest.fixture
+def durable() -> DurableBranches:
+    return DurableBranches()
+
+
+def recoverer(log: ModelLog, *resources: ModelResource, patient: bool = False) -> Recoverer:
+    return Recoverer("shop", log, resources, by="test", patient=patient)
+
+
+def test_a_resource_that_is_down_does_not_hold_up_the_others_and_is_named(durable: DurableBranches) -> None:
+    xid = branch(new_gtrid("shop", 0), "up")
+    durable.prepared[xid] = ["work"]
+
+    def fail(_point: str) -> None:
+        raise ResourceFailed("no route")
+
+    done = recoverer(ModelLog(), ModelResource("up", durable), ModelResource("down", watch=fail)).run()
+    assert done.unreachable == {"down": "XAER_RMFAIL: no route"}
+    assert not done.finished
+    assert durable.prepared == {}
+
+
+def test_nothing_is_done_without_the_log(durable: DurableBranches) -> None:
+    durable.prepared[branch(new_gtrid("shop", 0), "db")] = ["work"]
+
+    def fail(_point: str) -> None:
+        raise Unavailable("no log")
+
+    with pytest.raises(Unavailable):
+        recoverer(ModelLog(watch=fail), ModelResource("db", durable)).run()
+    assert durable.prepared
+
+
+def test_to_look_changes_nothing(durable: DurableBranches) -> None:
+    xid = branch(new_gtrid("shop", 0), "db")
+    durable.prepared[xid] = ["work"]
+    log = ModelLog()
+    look = recoverer(log, ModelResource("db", durable)).look()
+    assert actions(look.steps) == [(Action.ROLLBACK, "db")]
+    assert log.durable.decisions == {}
+    assert durable.prepared == {xid: ["work"]}
+
+
+@pytest.mark.parametrize("wanted", list(Outcome))
+def test_the_operator_finishes_a_transaction_in_all_resources(wanted: Outcome) -> None:
+    gtrid = new_gtrid("shop", now_ms() + 60_000)
+    stores = [DurableBranches({branch(gtrid, name): ["work"]}) for name in ("one", "two")]
+    resources = [ModelResource(name, store) for name, store in zip(("one", "two"), stores, strict=True)]
+    assert recoverer(ModelLog(), *resources, patient=True).finish_now(branch(gtrid, "one"), wanted) is wanted
+    assert [store.prepared for store in stores] == [{}, {}]
+    assert [store.committed for store in stores] == ([["work"], ["work"]] if wanted is Outcome.COMMIT else [[], []])
+
+
+def test_the_operator_cannot_go_against_what_the_log_says(durable: DurableBranches) -> None:
+    gtrid = new_gtrid("shop", 0)
+    durable.prepared[branch(gtrid, "db")] = ["work"]
+    log = ModelLog(LogState({gtrid: decision(gtrid)}))
+    assert recoverer(log, ModelResource("db", durable)).finish_now(branch(gtrid, "db"), Outcome.ROLLBACK) is Outcome.COMMIT
+    assert durable.committed == ["work"]
+
+
+def test_what_is_not_recorded_cannot_be_forgotten() -> None:
+    xid = branch(new_gtrid("shop", 0), "db")
+    log = ModelLog()
+    with pytest.raises(UnknownXid, match="no heuristic outcome is recorded"):
+        recoverer(log, ModelResource("db")).forget(xid)
+    log.record(Heuristic(xid, Code.XA_HEURHAZ, Outcome.COMMIT, "text", NOW_MS))
+    recoverer(log).forget(xid)  # also of a resource that is there no more
+    assert log.durable.heuristics == {}

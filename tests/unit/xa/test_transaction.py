@@ -1,0 +1,372 @@
+"""What an application sees of a transaction: outcomes, the current one, time, and what is told again later."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.testing.xa import Checked, ModelLog, ModelResource
+from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa import manager as module
+from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
+from bascule.xa.log import Outcome
+from bascule.xa.recovery import Action
+from bascule.xa.transaction import Status
+
+WAIT_S = 10.0
+
+
+class Down:
+    """Watches a model: what is listed fails."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Exception] = {}
+        self.seen: list[str] = []
+
+    def __call__(self, point: str) -> None:
+        self.seen.append(point)
+        if point in self.calls:
+            raise self.calls[point]
+
+
+@pytest.fixture
+def down() -> Down:
+    return Down()
+
+
+@pytest.fixture
+def one(down: Down) -> ModelResource:
+    return ModelResource("one", watch=down)
+
+
+@pytest.fixture
+def two(down: Down) -> ModelResource:
+    return ModelResource("two", watch=down)
+
+
+@pytest.fixture
+def log(down: Down) -> ModelLog:
+    return ModelLog(watch=down)
+
+
+@pytest.fixture
+def manager(log: ModelLog, one: ModelResource, two: ModelResource) -> Iterator[TransactionManager]:
+    with TransactionManager("shop", log, [one, two]) as manager:
+        yield manager
+
+
+def spend(transaction: Transaction, *resources: ModelResource, then: Callable[[], None] = lambda: None) -> None:
+    with transaction:
+        for resource in resources:
+            transaction.enlist(resource).append("a" if resource.name == "one" else "b")
+        then()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def test_what_is_written_in_a_with_block_is_committed_everywhere(
+    manager: TransactionManager, one: ModelResource, two: ModelResource
+) -> None:
+    with manager.begin() as transaction:
+        transaction.enlist(one).append("a")
+        manager.enlist(two).append("b")
+        manager.enlist(one).append("c")
+    assert transaction.status is Status.COMMITTED
+    assert (one.durable.committed, two.durable.committed) == (["a", "c"], ["b"])
+
+
+def test_an_exception_rolls_back_and_passes_on(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+    def fail() -> None:
+        raise KeyError("mine")
+
+    transaction = manager.begin()
+    with pytest.raises(KeyError, match="mine"):
+        spend(transaction, one, two, then=fail)
+    assert transaction.status is Status.ROLLED_BACK
+    assert one.durable.committed == two.durable.committed == []
+
+
+def test_a_resource_that_votes_no_rolls_all_back_with_the_reason(
+    manager: TransactionManager, one: ModelResource, two: ModelResource
+) -> None:
+    two.vote = "no"
+    with pytest.raises(TransactionRolledBack, match="XA_RBROLLBACK: two votes no"):
+        spend(manager.begin(), one, two)
+    assert one.durable.prepared == {}
+    assert one.durable.committed == []
+
+
+def test_one_resource_alone_commits_in_one_phase_without_the_log(manager: TransactionManager, one: ModelResource, down: Down) -> None:
+    with manager.begin() as transaction:
+        transaction.enlist(one).append("a")
+    assert "one.prepare.before" not in down.seen
+    assert "log.decide.before" not in down.seen
+    assert one.durable.committed == ["a"]
+
+
+def test_the_last_of_many_read_only_ones_commits_in_one_phase(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down
+) -> None:
+    one.vote = "read-only"
+    with manager.begin() as transaction:
+        transaction.enlist(one)
+        transaction.enlist(two).append("b")
+    assert "two.prepare.before" not in down.seen
+    assert "log.decide.before" not in down.seen
+    assert two.durable.committed == ["b"]
+
+
+def test_a_rollback_needs_no_log(manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down) -> None:
+    transaction = manager.begin()
+    transaction.enlist(one)
+    transaction.enlist(two)
+    transaction.rollback()
+    assert "log.decide.before" not in down.seen
+
+
+def test_a_transaction_that_is_over_takes_no_more(manager: TransactionManager, one: ModelResource) -> None:
+    with manager.begin() as transaction:
+        pass
+    for call in (transaction.commit, transaction.rollback, transaction.set_rollback_only, lambda: transaction.enlist(one)):
+        with pytest.raises(OutOfOrder, match="is committed"):
+            call()
+
+
+def test_a_transaction_marked_for_rollback_does_not_commit(manager: TransactionManager, one: ModelResource) -> None:
+    transaction = manager.begin()
+    with pytest.raises(TransactionRolledBack, match="marked"):
+        spend(transaction, one, then=transaction.set_rollback_only)
+    assert one.durable.committed == []
+
+
+def test_a_transaction_that_took_too_long_rolls_back(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+    transaction = manager.begin(timeout_s=0.01)
+    transaction.enlist(one).append("a")
+    while time.monotonic() <= transaction._deadline:
+        threading.Event().wait(0.005)
+    with pytest.raises(TransactionTimedOut, match=r"longer than 0\.01 s"):
+        transaction.enlist(two)
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    late = manager.begin(timeout_s=0)
+    with pytest.raises(TransactionTimedOut):
+        late.enlist(one)
+    assert one.durable.committed == []
+
+
+def test_a_resource_that_does_not_start_rolls_the_transaction_back(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down
+) -> None:
+    down.calls["two.start.before"] = ResourceFailed("down")
+    transaction = manager.begin()
+    with pytest.raises(ResourceFailed):
+        spend(transaction, one, two)
+    assert transaction.status is Status.ROLLED_BACK
+    assert one.durable.committed == []
+
+
+def test_what_is_decided_is_told_later_to_a_resource_that_was_down(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, log: ModelLog
+) -> None:
+    down.calls["two.commit.before"] = ResourceFailed("down")
+    with manager.begin() as transaction:
+        transaction.enlist(one).append("a")
+        transaction.enlist(two).append("b")
+    assert transaction.status is Status.COMMITTED
+    assert transaction.unfinished == {"two": "XAER_RMFAIL: down"}
+    assert two.durable.committed == []
+    down.calls.clear()
+    wait_until(lambda: not (log.durable.decisions))
+    assert two.durable.committed == ["b"]
+    assert log.durable.decisions == {}
+
+
+@pytest.mark.parametrize(("point", "committed"), [("log.decide.before", []), ("log.decide.after", ["a"])])
+def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, point: str, committed: list[str]
+) -> None:
+    down.calls[point] = Unavailable("the disk")
+    transaction = manager.begin()
+    with pytest.raises(TransactionInDoubt, match="is prepared, and its decision may be stored or not: the disk"):
+        spend(transaction, one, two)
+    assert transaction.status is Status.IN_DOUBT
+    down.calls.clear()
+    wait_until(lambda: not (one.durable.prepared or two.durable.prepared))
+    assert one.durable.committed == committed
+    assert bool(two.durable.committed) is bool(committed)
+
+
+def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: TransactionManager, one: ModelResource, down: Down) -> None:
+    down.calls["one.commit.after"] = ResourceFailed("gone")
+    with pytest.raises(TransactionInDoubt), manager.begin() as transaction:
+        transaction.enlist(one)
+    down.calls["one.commit.after"] = ResourceError("no")
+    with pytest.raises(TransactionRolledBack), manager.begin() as transaction:
+        transaction.enlist(one)
+
+
+@pytest.mark.parametrize(("code", "split"), [("XA_HEURCOM", False), ("XA_HEURRB", True), ("XA_HEURMIX", True), ("XA_HEURHAZ", True)])
+def test_a_heuristic_outcome_is_recorded_and_raised_if_it_differs(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, down: Down, log: ModelLog, code: str, split: bool
+) -> None:
+    def force(point: str) -> None:
+        if point == "log.decide.after":
+            two.force(next(iter(two.durable.prepared)), Code[code])
+
+    log._watch = force
+    transaction = manager.begin()
+    transaction.enlist(one).append("a")
+    transaction.enlist(two).append("b")
+    if split:
+        with pytest.raises(HeuristicOutcome) as raised:
+            transaction.commit()
+        assert raised.value.branches[0].endswith(":two")
+    else:
+        transaction.commit()
+    assert one.durable.committed == ["a"]
+    (xid,) = log.durable.heuristics
+    assert log.durable.heuristics[xid].wanted is Outcome.COMMIT
+    steps = manager.recoverer().look().steps
+    assert [step.action for step in steps] == [Action.WAIT]  # for the operator
+    manager.recoverer().forget(xid)
+    assert log.durable.heuristics == two.durable.heuristic == {}
+    assert manager.recoverer().look().steps == []
+
+
+def test_only_resources_of_the_manager_take_part(manager: TransactionManager, one: ModelResource) -> None:
+    with manager.begin() as transaction:
+        for stranger in (ModelResource("stranger"), ModelResource("one")):
+            with pytest.raises(InvalidInput, match="recovery could not reach it"):
+                transaction.enlist(stranger)
+        transaction.enlist(one)
+        with pytest.raises(InvalidInput):
+            transaction.enlist(ModelResource("one"))
+
+
+def test_there_is_one_current_transaction_for_each_thread(manager: TransactionManager, one: ModelResource) -> None:
+    with pytest.raises(NoTransaction):
+        manager.enlist(one)
+    seen = []
+
+    def other() -> None:
+        with pytest.raises(NoTransaction):
+            seen.append(manager.current)
+        with manager.begin() as mine:
+            seen.append(manager.current is mine)
+
+    with manager.begin() as transaction:
+        assert manager.current is transaction
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with pytest.raises(OutOfOrder, match="do not nest"), manager.begin():
+            pass
+        with manager.suspended() as aside:
+            assert aside is transaction
+            with manager.begin() as inner:
+                assert manager.current is inner
+        assert manager.current is transaction
+    assert seen == [True]
+
+
+def test_tasks_have_transactions_of_their_own(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
+    @manager.transactional()
+    async def work(number: int) -> None:
+        manager.enlist(one).append(f"a{number}")
+        await asyncio.sleep(0)
+        manager.enlist(two).append(f"b{number}")
+
+    async def main() -> None:
+        await asyncio.gather(*(work(number) for number in range(10)))
+
+    asyncio.run(main())
+    assert sorted(one.durable.committed) == sorted(f"a{number}" for number in range(10))
+    assert sorted(two.durable.committed) == sorted(f"b{number}" for number in range(10))
+
+
+def test_a_transactional_function_is_tried_again_after_a_rollback(
+    manager: TransactionManager, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
+    attempts = []
+
+    @manager.transactional(attempts=3)
+    def work() -> str:
+        attempts.append(1)
+        manager.enlist(one).append("a")
+        manager.enlist(two).append("b")
+        two.vote = "yes" if len(attempts) == 3 else "no"
+        return "done"
+
+    assert work() == "done"
+    assert len(attempts) == 3
+    assert one.durable.committed == ["a"]
+
+
+def test_a_transactional_function_gives_up_and_never_repeats_what_is_in_doubt(
+    manager: TransactionManager, one: ModelResource, down: Down, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
+    attempts = []
+
+    @manager.transactional(attempts=3)
+    def work(error: Exception | None) -> None:
+        attempts.append(1)
+        manager.enlist(one)
+        if error is not None:
+            raise error
+
+    with pytest.raises(BranchRolledBack):
+        work(BranchRolledBack("as a database would"))
+    assert len(attempts) == 3
+    with pytest.raises(KeyError):
+        work(KeyError("mine"))
+    assert len(attempts) == 4
+    down.calls["one.commit.after"] = ResourceFailed("gone")
+    with pytest.raises(TransactionInDoubt):
+        work(None)
+    assert len(attempts) == 5
+
+
+def test_a_manager_works_only_while_it_is_open(log: ModelLog, one: ModelResource) -> None:
+    manager = TransactionManager("shop", log, [one])
+    with pytest.raises(OutOfOrder, match="not open"):
+        manager.begin()
+    with manager:
+        with pytest.raises(OutOfOrder, match="is open"):
+            manager.open()
+        with manager.begin():
+            pass
+    with pytest.raises(OutOfOrder):
+        manager.begin()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 32, "ü"])
+def test_names_that_do_not_fit_an_xid_are_refused(log: ModelLog, name: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot be the name"):
+        TransactionManager(name, log, [])
+
+
+def test_two_resources_of_one_name_are_refused(log: ModelLog) -> None:
+    with pytest.raises(InvalidInput, match="same name"):
+        TransactionManager("shop", log, [ModelResource("one"), ModelResource("one")])
+
+
+def test_the_order_of_calls_is_legal(log: ModelLog, one: ModelResource, two: ModelResource) -> None:
+    first, second = Checked(one), Checked(two)
+    with TransactionManager("shop", log, [first, second]) as manager:
+        for ending in ("commit", "rollback"):
+            transaction = manager.begin()
+            transaction.enlist(first)
+            transaction.enlist(second)
+            getattr(transaction, ending)()
