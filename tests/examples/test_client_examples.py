@@ -48,6 +48,7 @@ def test_the_blocks_of_the_guide_do_what_they_show(system: System) -> None:
 @pytest.mark.parametrize(
     ("example", "shown"),
     [
+        ("orders.py", "10 stored\n" + "".join(f"order {n} {{'number': {n}, 'region': 'EU'}}\n" for n in range(1, 10, 2))),
         ("client_transfer.py", "order 0, checked\norder 1, checked\norder 2, checked\n"),
         ("client_requests.py", "{'item': 'apple', 'price': 12.5}\nno price for the moon\n"),
         ("client_asyncio.py", "attic 24.8\ncellar 24.9\n"),
