@@ -128,7 +128,10 @@ class TransactionalWriter:
             self._drop()
 
     def prepare(self) -> None:
-        """Starts the next incarnation in the background; a no-op when there is one."""
+        """Starts the next incarnation in the background; a no-op when there is one.
+
+        For who will write again: it ends what any other writer under the same id has begun.
+        """
         if self._next is not None:
             return
         future: Future[_Incarnation] = Future()
@@ -191,7 +194,6 @@ class TransactionalWriter:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._careful = False
         self._drop()
-        self.prepare()
 
     def abandon(self) -> None:
         """Aborts the transaction that was begun ahead, if any: it will not be completed."""

@@ -167,6 +167,7 @@ class Carrier:
         while True:
             try:
                 self._writer.write(self._outputs, self.position, after)
+                self._writer.prepare()
                 break
             except Unwritable as refused:
                 self._replace(refused)

@@ -48,6 +48,7 @@ class Positions:
         for topic, (partitions, config) in wanted.items():
             if topic not in there:
                 self.topics.create(topic, partitions, config, replication_factor=pipelines.replication_factor)
+        self.topics.await_visible(wanted)
         policy = self.topics.config(pipelines.positions_topic).get("cleanup.policy")
         if policy != "compact":
             raise PositionLost(f"topic {pipelines.positions_topic!r} has cleanup.policy={policy!r}, which deletes positions; set 'compact'")

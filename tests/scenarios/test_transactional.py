@@ -1,0 +1,117 @@
+"""The exactly-once writer on a real Kafka: what is begun ahead of its write counts once or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import KafkaError
+from tests.scenarios.topics import Reader
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable, end_open_transactions
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Pipelines
+
+KEY = "divert:a/journal/0"
+BEGIN, MIDDLE, END = (Position("journal", "id", 0, offset) for offset in (0, 5, 9))
+RECORD_BYTES_MAX = 2000
+
+
+class Place:
+    """A position, and a topic beside it."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.bootstrap, self.topic = kafka.bootstrap, f"{prefix}.out"
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        Topics(self.pipelines.kafka).create(self.topic, 1, {"max.message.bytes": str(RECORD_BYTES_MAX)})
+        Positions(self.pipelines, "").prepare_topics()
+        with closing(self.writer()) as writer:
+            writer.write([], None, BEGIN)
+
+    def writer(self) -> TransactionalWriter:
+        return Positions(self.pipelines, "").writer(KEY)
+
+    def outputs(self, *values: str) -> list[Output]:
+        return [Output(self.topic, None, value.encode(), []) for value in values]
+
+    def values(self, last: str, *, committed: bool = True) -> list[str]:
+        with closing(Reader(self.bootstrap, self.topic, committed=committed)) as reader:
+            return reader.read_until(last)
+
+
+@pytest.fixture
+def place(kafka: EmbeddedKafka, topic_prefix: str) -> Place:
+    return Place(kafka, topic_prefix)
+
+
+@pytest.fixture
+def writer(place: Place) -> Iterator[TransactionalWriter]:
+    with closing(place.writer()) as writer:
+        assert writer.current() == BEGIN
+        yield writer
+
+
+def test_what_is_handed_over_ahead_is_written_once(place: Place, writer: TransactionalWriter) -> None:
+    outputs = place.outputs("1", "2")
+    writer.ahead(outputs, BEGIN)
+    outputs += place.outputs("3")
+    writer.ahead(outputs, BEGIN)
+    outputs += place.outputs("4")
+    writer.write(outputs, BEGIN, MIDDLE)
+    assert place.values("4", committed=False) == ["1", "2", "3", "4"]
+    assert writer.current() == MIDDLE
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_was_begun_and_given_up_is_not_there(place: Place, writer: TransactionalWriter, in_order: bool) -> None:
+    writer.ahead(place.outputs("1", "2"), BEGIN)
+    if in_order:
+        writer.abandon()
+    assert writer.current() == BEGIN
+    writer.ahead(place.outputs("1"), BEGIN)
+    writer.write(place.outputs("1", "2", "3"), BEGIN, MIDDLE)
+    assert place.values("3") == ["1", "2", "3"]
+    assert writer.current() == MIDDLE
+
+
+def test_nothing_is_begun_from_another_position(place: Place, writer: TransactionalWriter) -> None:
+    writer.ahead(place.outputs("1"), MIDDLE)
+    with pytest.raises(PositionMoved):
+        writer.write(place.outputs("1"), MIDDLE, END)
+    writer.write(place.outputs("2"), BEGIN, MIDDLE)
+    assert place.values("2", committed=False) == ["2"]
+
+
+def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(place: Place, writer: TransactionalWriter) -> None:
+    outputs = place.outputs("1", "x" * 2 * RECORD_BYTES_MAX, "3")
+    writer.ahead(outputs, BEGIN)
+    with pytest.raises(Unwritable) as refused:
+        writer.write(outputs, BEGIN, MIDDLE)
+    assert {at: fault.code() for at, fault in refused.value.faults.items()} == {1: KafkaError.MSG_SIZE_TOO_LARGE}
+    writer.write(place.outputs("1", "2", "3"), BEGIN, MIDDLE)
+    assert place.values("3") == ["1", "2", "3"]
+
+
+def test_a_twin_that_was_faster_leaves_nothing_to_do(place: Place, writer: TransactionalWriter) -> None:
+    writer.ahead(place.outputs("1", "2"), BEGIN)
+    with closing(place.writer()) as twin:
+        assert twin.current() == BEGIN
+        twin.write(place.outputs("1", "2", "3"), BEGIN, MIDDLE)
+    with pytest.raises(PositionMoved) as moved:
+        writer.write(place.outputs("1", "2", "3"), BEGIN, END)
+    assert moved.value.found == MIDDLE
+    assert place.values("3") == ["1", "2", "3"]
+
+
+def test_what_a_killed_writer_has_left_open_is_ended(place: Place, writer: TransactionalWriter) -> None:
+    writer.ahead(place.outputs("1", "2"), BEGIN)
+    assert place.values("2", committed=False) == ["1", "2"]
+    end_open_transactions(place.pipelines.kafka, [place.pipelines.transactional_id(KEY)])
+    # Seen at once by who reads committed records only: its transaction is behind those of the other.
+    with closing(TransactionalWriter(place.pipelines.kafka, "another", place.pipelines.positions_topic, "another")) as another:
+        another.write(place.outputs("3"), None, BEGIN)
+    assert place.values("3") == ["3"]
