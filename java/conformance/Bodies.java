@@ -30,7 +30,8 @@ final class Bodies extends Suite {
             message.setText(null);
             Check.none(c.through(message).getText());
         });
-        it("text.unicode", c -> Check.equal("żółć \u0000 \t\n 𝄞 \uFFFD", c.through(c.text("żółć \u0000 \t\n 𝄞 \uFFFD")).getText()));
+        it("text.unicode", c ->
+                Check.equal("żółć \u0000 \t\n 𝄞 \uFFFD", c.through(c.text("żółć \u0000 \t\n 𝄞 \uFFFD")).getText()));
         it("text.of-64-ki", c -> {
             String text = "0123456789abcdef".repeat(4096);
             Check.equal(text, c.through(c.text(text)).getText());
@@ -150,7 +151,8 @@ final class Bodies extends Suite {
         it("map.names", c -> {
             MapMessage sent = c.tools().createMapMessage();
             for (String name : List.of("a", "b c", "ż", "JMSType")) sent.setString(name, name);
-            Check.equal(Set.of("a", "b c", "ż", "JMSType"), Set.copyOf(Collections.list((java.util.Enumeration<?>) c.through(sent).getMapNames())));
+            Check.equal(Set.of("a", "b c", "ż", "JMSType"),
+                    Set.copyOf(Collections.list((java.util.Enumeration<?>) c.through(sent).getMapNames())));
         });
         it("map.item-exists", c -> {
             MapMessage sent = c.tools().createMapMessage();
@@ -301,14 +303,19 @@ final class Bodies extends Suite {
             Message sent = c.tools().createMessage();
             sent.setStringProperty("a", "b");
             Message got = c.through(sent);
-            Check.that(!(got instanceof TextMessage || got instanceof BytesMessage || got instanceof MapMessage), "a plain message, but " + got.getClass());
+            Check.that(!(got instanceof TextMessage || got instanceof BytesMessage || got instanceof MapMessage),
+                    "a plain message, but " + got.getClass());
             Check.equal("b", got.getStringProperty("a"));
         });
         it("message.kind-stays", c -> {
             Session s = c.tools();
-            List<Message> messages = List.of(s.createTextMessage(), s.createBytesMessage(), s.createMapMessage(), s.createStreamMessage(), s.createObjectMessage());
-            List<Class<?>> kinds = List.of(TextMessage.class, BytesMessage.class, MapMessage.class, StreamMessage.class, ObjectMessage.class);
-            for (int i = 0; i < messages.size(); i++) Check.that(kinds.get(i).isInstance(c.through(messages.get(i))), "a " + kinds.get(i).getSimpleName());
+            List<Message> messages = List.of(s.createTextMessage(), s.createBytesMessage(), s.createMapMessage(), s.createStreamMessage(),
+                    s.createObjectMessage());
+            List<Class<?>> kinds = List.of(TextMessage.class, BytesMessage.class, MapMessage.class, StreamMessage.class,
+                    ObjectMessage.class);
+            for (int i = 0; i < messages.size(); i++) {
+                Check.that(kinds.get(i).isInstance(c.through(messages.get(i))), "a " + kinds.get(i).getSimpleName());
+            }
         });
         it("body.of-text", c -> {
             Message got = c.through(c.text("x"));

@@ -39,6 +39,7 @@ final class Check {
 
     private static String said(Object value) {
         String text = value instanceof byte[] bytes ? java.util.HexFormat.of().formatHex(bytes) : String.valueOf(value);
-        return (value == null ? "" : value.getClass().getSimpleName() + " ") + (text.length() > 200 ? text.substring(0, 200) + "..." : text);
+        String shown = text.length() > 200 ? text.substring(0, 200) + "..." : text;
+        return value == null ? shown : value.getClass().getSimpleName() + " " + shown;
     }
 }

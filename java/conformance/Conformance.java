@@ -45,8 +45,8 @@ public final class Conformance {
     }
 
     static List<Suite> suites() {
-        return List.of(new Bodies(), new Conversions(), new Headers(), new Properties(), new Selectors(), new Queues(), new Topics(), new Acknowledging(),
-                new Transactions(), new Delivery(), new Connections(), new Simplified(), new Large());
+        return List.of(new Bodies(), new Conversions(), new Headers(), new Properties(), new Selectors(), new Queues(), new Topics(),
+                new Acknowledging(), new Transactions(), new Delivery(), new Connections(), new Simplified(), new Large());
     }
 
     final Map<String, String> options;
@@ -89,7 +89,8 @@ public final class Conformance {
             body.cancel(true);
         } catch (ExecutionException failed) {
             Throwable cause = failed.getCause();
-            message = (cause instanceof Check.Failed ? "" : cause.getClass().getSimpleName() + ": ") + cause.getMessage() + at(cause.getStackTrace());
+            String kind = cause instanceof Check.Failed ? "" : cause.getClass().getSimpleName() + ": ";
+            message = kind + cause.getMessage() + at(cause.getStackTrace());
         } catch (InterruptedException interrupted) {
             throw new java.lang.IllegalStateException(interrupted);
         }
@@ -106,14 +107,15 @@ public final class Conformance {
     static String at(StackTraceElement[] trace) {
         for (StackTraceElement each : trace) {
             String type = each.getClassName();
-            if (type.indexOf('.') < 0 && !type.startsWith("Case") && !type.startsWith("Check")) return " (" + each.getFileName() + ":" + each.getLineNumber() + ")";
+            boolean ours = type.indexOf('.') < 0 && !type.startsWith("Case") && !type.startsWith("Check");
+            if (ours) return " (" + each.getFileName() + ":" + each.getLineNumber() + ")";
         }
         return "";
     }
 
     static synchronized void report(String id, String message, long ms) {
-        StringBuilder line = new StringBuilder("{\"id\":\"").append(id).append("\",\"ok\":").append(message == null).append(",\"ms\":").append(ms);
-        line.append(",\"message\":\"");
+        StringBuilder line = new StringBuilder("{\"id\":\"").append(id).append("\",\"ok\":").append(message == null);
+        line.append(",\"ms\":").append(ms).append(",\"message\":\"");
         for (char each : (message == null ? "" : message).toCharArray()) {
             if (each == '"' || each == '\\') line.append('\\').append(each);
             else if (each < ' ' || each > '~') line.append(String.format("\\u%04x", (int) each));

@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
+import org.apache.qpid.jms.JmsConnectionFactory;
 
 /** Connections and sessions: identity, security, starting and stopping, closing, temporary destinations, failover addresses. */
 final class Connections extends Suite {
@@ -48,11 +49,25 @@ final class Connections extends Suite {
             Connection connection = c.keep(c.factory().createConnection());
             Check.fails(InvalidClientIDException.class, () -> connection.setClientID(""));
         });
+        it("connection.factory-and-destinations-by-jndi", c -> {
+            java.util.Hashtable<String, String> environment = new java.util.Hashtable<>();
+            environment.put("java.naming.factory.initial", "org.apache.qpid.jms.jndi.JmsInitialContextFactory");
+            environment.put("connectionfactory.broker", c.url);
+            environment.put("queue.q", c.name);
+            environment.put("topic.t", c.name);
+            javax.naming.Context context = new javax.naming.InitialContext(environment);
+            Connection connection = c.keep(((ConnectionFactory) context.lookup("broker")).createConnection());
+            connection.start();
+            Case.send(connection.createSession(), (Destination) context.lookup("q"), "x");
+            Case.getsJust(c.session().createConsumer(c.queue()), "x");
+            Check.equal(c.topic(), context.lookup("t"));
+        });
         it("connection.metadata", c -> {
             ConnectionMetaData metadata = c.connection().getMetaData();
             Check.that(metadata.getJMSMajorVersion() >= 2, "JMS 2 or later");
             Check.that(!metadata.getJMSProviderName().isEmpty() && !metadata.getProviderVersion().isEmpty(), "a provider with a version");
-            Check.that(metadata.getJMSVersion().startsWith(metadata.getJMSMajorVersion() + "." + metadata.getJMSMinorVersion()), "version and parts agree");
+            Check.that(metadata.getJMSVersion().startsWith(metadata.getJMSMajorVersion() + "." + metadata.getJMSMinorVersion()),
+                    "version and parts agree");
         });
         it("connection.many-at-once", c -> {
             List<Connection> connections = new ArrayList<>();
@@ -84,19 +99,19 @@ final class Connections extends Suite {
 
     void security() {
         it("security.user-with-the-password", c -> {
-            Connection connection = c.keep(new org.apache.qpid.jms.JmsConnectionFactory(c.url).createConnection(c.user(), c.user()));
+            Connection connection = c.keep(new JmsConnectionFactory(c.url).createConnection(c.user(), c.user()));
             connection.start();
         });
         it("security.wrong-password", c -> refused(c, c.user(), "wrong"));
         it("security.unknown-user", c -> refused(c, "nobody", "wrong"));
-        it("security.anonymous-where-allowed", c -> c.keep(new org.apache.qpid.jms.JmsConnectionFactory(c.url).createConnection()).start());
+        it("security.anonymous-where-allowed", c -> c.keep(new JmsConnectionFactory(c.url).createConnection()).start());
         it("security.plain-asked-for", c -> c.connect("amqp.saslMechanisms=PLAIN"));
         it("security.mechanism-that-is-not-offered", c -> Check.fails(JMSException.class, () -> c.connect("amqp.saslMechanisms=XOAUTH2")));
     }
 
     static void refused(Case c, String user, String password) {
         Check.fails(JMSSecurityException.class, () -> {
-            try (Connection connection = new org.apache.qpid.jms.JmsConnectionFactory(c.url).createConnection(user, password)) {
+            try (Connection connection = new JmsConnectionFactory(c.url).createConnection(user, password)) {
                 connection.start();
             }
         });
@@ -213,7 +228,8 @@ final class Connections extends Suite {
                 }
             });
             receiver.start();
-            Case.until("the receiver to wait", () -> receiver.getState() == Thread.State.WAITING || receiver.getState() == Thread.State.TIMED_WAITING);
+            Case.until("the receiver to wait", () -> receiver.getState() == Thread.State.WAITING
+                    || receiver.getState() == Thread.State.TIMED_WAITING);
             connection.close();
             receiver.join(Case.WAIT_MS);
             Check.none(got.get());
@@ -239,6 +255,24 @@ final class Connections extends Suite {
             closer.start();
             Check.none(consumer.receive());
             closer.join();
+        });
+        it("close.of-a-consumer-waits-for-its-listener", c -> {
+            MessageConsumer consumer = c.session().createConsumer(c.queue());
+            CountDownLatch running = new CountDownLatch(1);
+            boolean[] ended = new boolean[1];
+            consumer.setMessageListener(message -> {
+                running.countDown();
+                try {
+                    Delivery.pause(150);
+                } catch (InterruptedException ignored) {
+                    Thread.currentThread().interrupt();
+                }
+                ended[0] = true;
+            });
+            c.send(c.queue(), "x");
+            Check.that(running.await(Case.WAIT_MS, TimeUnit.MILLISECONDS), "the listener runs");
+            consumer.close();
+            Check.that(ended[0], "the listener had returned before close did");
         });
         it("close.gives-queue-and-subscription-names-free", c -> {
             for (int i = 0; i < 5; i++) {
@@ -418,15 +452,16 @@ final class Connections extends Suite {
             Check.equal(c.name, connection.getClientID());
         });
         it("failover.gives-up-after-its-attempts", c ->
-                Check.fails(JMSException.class, () -> failing(c, "amqp://127.0.0.1:1", "?failover.startupMaxReconnectAttempts=1&failover.maxReconnectAttempts=1")));
+                Check.fails(JMSException.class, () ->
+                        failing(c, "amqp://127.0.0.1:1", "?failover.startupMaxReconnectAttempts=1&failover.maxReconnectAttempts=1")));
         it("failover.wrong-password-is-told-at-once", c -> Check.fails(JMSSecurityException.class, () -> {
-            org.apache.qpid.jms.JmsConnectionFactory factory = new org.apache.qpid.jms.JmsConnectionFactory("failover:(" + c.url + ")?failover.maxReconnectAttempts=3");
+            JmsConnectionFactory factory = new JmsConnectionFactory("failover:(" + c.url + ")?failover.maxReconnectAttempts=3");
             try (Connection connection = factory.createConnection(c.user(), "wrong")) {
                 connection.start();
             }
         }));
         it("connection.refused-address", c -> Check.fails(JMSException.class, () -> {
-            try (Connection connection = new org.apache.qpid.jms.JmsConnectionFactory("amqp://127.0.0.1:1").createConnection()) {
+            try (Connection connection = new JmsConnectionFactory("amqp://127.0.0.1:1").createConnection()) {
                 connection.start();
             }
         }));
@@ -440,7 +475,8 @@ final class Connections extends Suite {
     }
 
     static Connection failing(Case c, String addresses, String options) throws JMSException {
-        Connection connection = c.keep(new org.apache.qpid.jms.JmsConnectionFactory("failover:(" + addresses + ")" + options).createConnection(c.user(), c.user()));
+        Connection connection = c.keep(new JmsConnectionFactory("failover:(" + addresses + ")" + options)
+                .createConnection(c.user(), c.user()));
         connection.start();
         return connection;
     }

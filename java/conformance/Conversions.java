@@ -3,7 +3,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** Which type can be read as which: properties (table 3-2), map and stream bodies (table 3-7). The broker must keep the type that was set. */
+/**
+ * Which type can be read as which: properties (table 3-2), map and stream bodies (table 3-7).
+ * The broker must keep the type that was set.
+ */
 final class Conversions extends Suite {
     interface Getter {
         Object get(String name) throws JMSException;
@@ -70,7 +73,9 @@ final class Conversions extends Suite {
             StreamMessage message = c.tools().createStreamMessage();
             message.writeString(null);
             Map<String, Reader> readers = stream(c.through(message));
-            for (String type : List.of("byte", "short", "int", "long")) Check.fails(NumberFormatException.class, () -> readers.get(type).read());
+            for (String type : List.of("byte", "short", "int", "long")) {
+                Check.fails(NumberFormatException.class, () -> readers.get(type).read());
+            }
             Check.fails(NullPointerException.class, () -> readers.get("float").read());
             Check.fails(NullPointerException.class, () -> readers.get("char").read());
             Check.equal(false, readers.get("boolean").read());
@@ -79,7 +84,9 @@ final class Conversions extends Suite {
 
     /** A value that is not there is read as each primitive type's valueOf(null) would have it. */
     static void missing(Map<String, Getter> getters) throws JMSException {
-        for (String type : List.of("byte", "short", "int", "long")) Check.fails(NumberFormatException.class, () -> getters.get(type).get("p"));
+        for (String type : List.of("byte", "short", "int", "long")) {
+            Check.fails(NumberFormatException.class, () -> getters.get(type).get("p"));
+        }
         for (String type : List.of("float", "double")) Check.fails(NullPointerException.class, () -> getters.get(type).get("p"));
         Check.equal(false, getters.get("boolean").get("p"));
         Check.none(getters.get("String").get("p"));

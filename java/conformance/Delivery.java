@@ -321,6 +321,17 @@ final class Delivery extends Suite {
             Case.until("a completion", () -> completed.size() == 1);
             Case.getsJust(c.session().createConsumer(c.queue()), "x");
         });
+        it("async.refused-is-told-to-the-listener", c -> {
+            Connection owner = c.connect();
+            String name = owner.createSession().createTemporaryQueue().getQueueName();
+            owner.close();
+            Queue gone = c.tools().createQueue(name); // the client would not send to the temporary queue itself
+            MessageProducer producer = c.tools().createProducer(null);
+            List<Message> completed = Collections.synchronizedList(new ArrayList<>());
+            producer.send(gone, c.text("x"), new Completions(completed));
+            Case.until("an answer", () -> completed.size() == 1);
+            Check.none(completed.get(0));
+        });
         it("async.without-a-listener-is-refused", c ->
                 Check.fails(IllegalArgumentException.class, () -> c.tools().createProducer(c.queue()).send(c.text("x"), null)));
         it("async.callback-may-not-close-its-own-session", c -> {
@@ -410,7 +421,8 @@ final class Delivery extends Suite {
     void producing() {
         it("producer.defaults", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());
-            Check.equal(List.of(DeliveryMode.PERSISTENT, 4, 0L, 0L), List.of(producer.getDeliveryMode(), producer.getPriority(), producer.getTimeToLive(), producer.getDeliveryDelay()));
+            Check.equal(List.of(DeliveryMode.PERSISTENT, 4, 0L, 0L),
+                    List.of(producer.getDeliveryMode(), producer.getPriority(), producer.getTimeToLive(), producer.getDeliveryDelay()));
             Check.equal(c.queue(), producer.getDestination());
         });
         it("producer.arguments-of-the-send-win", c -> {
@@ -423,7 +435,9 @@ final class Delivery extends Suite {
         });
         it("producer.persistent-and-not-to-one-queue", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());
-            for (int i = 0; i < 20; i++) producer.send(c.text("" + i), i % 2 == 0 ? DeliveryMode.PERSISTENT : DeliveryMode.NON_PERSISTENT, 4, 0);
+            for (int i = 0; i < 20; i++) {
+                producer.send(c.text("" + i), i % 2 == 0 ? DeliveryMode.PERSISTENT : DeliveryMode.NON_PERSISTENT, 4, 0);
+            }
             List<Integer> even = new ArrayList<>(), odd = new ArrayList<>();
             MessageConsumer consumer = c.session().createConsumer(c.queue());
             for (int i = 0; i < 20; i++) {

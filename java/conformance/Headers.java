@@ -46,7 +46,8 @@ final class Headers extends Suite {
     }
 
     void ids() {
-        it("header.message-id-begins-with-id", c -> Check.that(c.through(c.text("x")).getJMSMessageID().startsWith("ID:"), "an id that begins with ID:"));
+        it("header.message-id-begins-with-id", c ->
+                Check.that(c.through(c.text("x")).getJMSMessageID().startsWith("ID:"), "an id that begins with ID:"));
         it("header.message-id-is-the-senders", c -> {
             Message message = c.text("x");
             message.setJMSMessageID("ID:mine");
@@ -123,7 +124,8 @@ final class Headers extends Suite {
             Check.equal("car", c.through(message).getJMSType());
         });
         it("header.type-none", c -> Check.none(c.through(c.text("x")).getJMSType()));
-        it("header.delivery-mode-persistent-by-default", c -> Check.equal(DeliveryMode.PERSISTENT, c.through(c.text("x")).getJMSDeliveryMode()));
+        it("header.delivery-mode-persistent-by-default", c ->
+                Check.equal(DeliveryMode.PERSISTENT, c.through(c.text("x")).getJMSDeliveryMode()));
         it("header.delivery-mode-of-the-producer", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());
             producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
@@ -239,9 +241,11 @@ final class Headers extends Suite {
             session.createProducer(c.queue()).send(message);
             Check.equal(c.user(), Case.one(session.createConsumer(c.queue())).getStringProperty("JMSXUserID"));
         });
-        it("jmsx.delivery-count-is-there", c -> Check.that(c.through(c.text("x")).propertyExists("JMSXDeliveryCount"), "JMSXDeliveryCount exists"));
+        it("jmsx.delivery-count-is-there", c ->
+                Check.that(c.through(c.text("x")).propertyExists("JMSXDeliveryCount"), "JMSXDeliveryCount exists"));
         it("jmsx.names-that-the-connection-supports", c -> {
-            Set<Object> names = new HashSet<>(java.util.Collections.list((java.util.Enumeration<?>) c.connection().getMetaData().getJMSXPropertyNames()));
+            Set<Object> names = new HashSet<>(java.util.Collections.list((java.util.Enumeration<?>) c.connection().getMetaData()
+                    .getJMSXPropertyNames()));
             Check.that(names.containsAll(Set.of("JMSXDeliveryCount", "JMSXGroupID", "JMSXGroupSeq")), "the mandatory names, got " + names);
         });
         it("jmsx.reply-to-group-id-of-amqp", c -> {

@@ -22,7 +22,7 @@ final class Large extends Suite {
             for (int i = 0; i < 8; i++) producer.send(random(session, MIB, i));
             session.commit();
             MessageConsumer consumer = session.createConsumer(c.queue());
-            for (int i = 0; i < 8; i++) Check.that(java.util.Arrays.equals(content(MIB, i), Case.one(consumer).getBody(byte[].class)), "message " + i + " as it was sent");
+            for (int i = 0; i < 8; i++) Check.equal(content(MIB, i), Case.one(consumer).getBody(byte[].class));
             session.rollback();
             for (int i = 0; i < 8; i++) Check.equal((long) MIB, ((BytesMessage) Case.one(consumer)).getBodyLength());
             session.commit();
@@ -51,13 +51,19 @@ final class Large extends Suite {
             Session session = c.session();
             List<MessageConsumer> consumers = new ArrayList<>();
             for (int i = 0; i < 300; i++) consumers.add(session.createConsumer(c.queue("" + i)));
-            for (int i = 0; i < 300; i++) session.createProducer(c.queue("" + i)).send(session.createTextMessage("" + i), DeliveryMode.NON_PERSISTENT, 4, 0);
+            for (int i = 0; i < 300; i++) {
+                MessageProducer producer = session.createProducer(c.queue("" + i));
+                producer.send(session.createTextMessage("" + i), DeliveryMode.NON_PERSISTENT, 4, 0);
+            }
             for (int i = 0; i < 300; i++) Case.gets(consumers.get(i), "" + i);
         });
         alone("many.listeners-share-a-backlog", 60, c -> {
             c.sendNumbered(c.queue(), 2000);
             AtomicInteger got = new AtomicInteger();
-            for (int i = 0; i < 8; i++) c.connect("jms.prefetchPolicy.all=20").createSession().createConsumer(c.queue()).setMessageListener(message -> got.incrementAndGet());
+            for (int i = 0; i < 8; i++) {
+                MessageConsumer consumer = c.connect("jms.prefetchPolicy.all=20").createSession().createConsumer(c.queue());
+                consumer.setMessageListener(message -> got.incrementAndGet());
+            }
             Case.until("2000 messages", () -> got.get() >= 2000);
             Check.equal(2000, got.get());
         });

@@ -39,7 +39,8 @@ final class Properties extends Suite {
             for (String name : List.of("a", "_b", "$c", "żółć", "camelCase9")) message.setIntProperty(name, 1);
             Set<Object> names = new HashSet<>(Collections.list((Enumeration<?>) c.through(message).getPropertyNames()));
             Check.that(names.containsAll(Set.of("a", "_b", "$c", "żółć", "camelCase9")), "all names, got " + names);
-            Check.that(names.stream().allMatch(name -> !name.toString().startsWith("JMS") || name.toString().startsWith("JMSX")), "no header field among " + names);
+            Check.that(names.stream().allMatch(name -> !name.toString().startsWith("JMS") || name.toString().startsWith("JMSX")),
+                    "no header field among " + names);
         });
         it("property.exists", c -> {
             Message message = c.text("x");

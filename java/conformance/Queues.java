@@ -7,6 +7,7 @@ import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 
 /** Queues: order, competing consumers, ways to receive, browsers. */
@@ -42,7 +43,8 @@ final class Queues extends Suite {
         it("queue.order-within-a-priority", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());
             for (int i = 0; i < 12; i++) producer.send(c.text(i % 3 + "." + i), DeliveryMode.PERSISTENT, i % 3 + 3, 0);
-            Case.getsJust(c.session().createConsumer(c.queue()), "2.2", "2.5", "2.8", "2.11", "1.1", "1.4", "1.7", "1.10", "0.0", "0.3", "0.6", "0.9");
+            Case.getsJust(c.session().createConsumer(c.queue()), "2.2", "2.5", "2.8", "2.11", "1.1", "1.4", "1.7", "1.10", "0.0", "0.3",
+                    "0.6", "0.9");
         });
         it("queue.keeps-what-comes-while-nobody-listens", c -> {
             c.send(c.queue(), "waits");
@@ -75,7 +77,10 @@ final class Queues extends Suite {
             int count = 0;
             for (int idle = 0; count < 60 && idle < 50; idle++) {
                 for (MessageConsumer each : consumers) {
-                    for (Message message; (message = each.receive(20)) != null; count++, idle = 0) taken.add(Integer.valueOf(Case.textOf(message)));
+                    for (Message message; (message = each.receive(20)) != null; count++) {
+                        taken.add(Integer.valueOf(Case.textOf(message)));
+                        idle = 0;
+                    }
                 }
             }
             Check.equal(60, count);
@@ -93,7 +98,8 @@ final class Queues extends Suite {
             Case.nothing(second);
         });
         it("queue.slow-consumer-holds-no-other-back", c -> {
-            MessageConsumer slow = c.connect("jms.prefetchPolicy.all=1").createSession(Session.CLIENT_ACKNOWLEDGE).createConsumer(c.queue());
+            MessageConsumer slow = c.connect("jms.prefetchPolicy.all=1").createSession(Session.CLIENT_ACKNOWLEDGE)
+                    .createConsumer(c.queue());
             c.sendNumbered(c.queue(), 1);
             Case.one(slow);
             MessageConsumer quick = c.connect("jms.prefetchPolicy.all=1").createSession().createConsumer(c.queue());
@@ -103,7 +109,8 @@ final class Queues extends Suite {
             Check.equal(19, taken); // one at most was sent ahead to the slow one
         });
         it("queue.prefetch-of-100-is-not-exceeded", c -> {
-            MessageConsumer holder = c.connect("jms.prefetchPolicy.all=100").createSession(Session.CLIENT_ACKNOWLEDGE).createConsumer(c.queue());
+            MessageConsumer holder = c.connect("jms.prefetchPolicy.all=100").createSession(Session.CLIENT_ACKNOWLEDGE)
+                    .createConsumer(c.queue());
             c.sendNumbered(c.queue(), 150);
             MessageConsumer rest = c.session().createConsumer(c.queue());
             for (int i = 0; i < 50; i++) Case.one(rest);
@@ -189,13 +196,15 @@ final class Queues extends Suite {
                 }
             });
             receiver.start();
-            Case.until("the receiver to wait", () -> receiver.getState() == Thread.State.WAITING || receiver.getState() == Thread.State.TIMED_WAITING);
+            Case.until("the receiver to wait", () -> receiver.getState() == Thread.State.WAITING
+                    || receiver.getState() == Thread.State.TIMED_WAITING);
             consumer.close();
             receiver.join(Case.WAIT_MS);
             Check.none(got.get());
         });
         it("receive.local-only-looks-at-what-was-prefetched", c -> {
-            MessageConsumer consumer = c.connect("jms.receiveNoWaitLocalOnly=true", "jms.receiveLocalOnly=true").createSession().createConsumer(c.queue());
+            MessageConsumer consumer = c.connect("jms.receiveNoWaitLocalOnly=true", "jms.receiveLocalOnly=true").createSession()
+                    .createConsumer(c.queue());
             c.send(c.queue(), "x");
             Case.until("the message to be prefetched", () -> "x".equals(Case.textOf(consumer.receiveNoWait())));
         });
@@ -217,7 +226,7 @@ final class Queues extends Suite {
         it("listener.of-a-session-run-one-at-a-time", c -> {
             Connection connection = c.keep(c.factory().createConnection());
             Session session = connection.createSession();
-            java.util.concurrent.atomic.AtomicInteger running = new java.util.concurrent.atomic.AtomicInteger(), most = new java.util.concurrent.atomic.AtomicInteger();
+            AtomicInteger running = new AtomicInteger(), most = new AtomicInteger();
             CountDownLatch done = new CountDownLatch(20);
             for (String each : List.of("one", "two")) {
                 session.createConsumer(c.queue(each)).setMessageListener(message -> {
@@ -257,6 +266,8 @@ final class Queues extends Suite {
             Case.until("a second delivery", () -> got.size() == 2);
             Check.equal(got.get(0).getJMSMessageID(), got.get(1).getJMSMessageID());
         });
+        it("listener.that-throws-in-client-acknowledge-gets-the-next", c -> throwing(c, Session.CLIENT_ACKNOWLEDGE));
+        it("listener.that-throws-in-a-transaction-gets-the-next", c -> throwing(c, Session.SESSION_TRANSACTED));
         it("listener.may-send-and-commit", c -> {
             Session session = c.session(Session.SESSION_TRANSACTED);
             MessageProducer answers = session.createProducer(c.queue("answers"));
@@ -282,6 +293,24 @@ final class Queues extends Suite {
             Case.getsJust(c.session().createConsumer(c.queue()), "after");
             Check.equal(List.of("before"), got);
         });
+    }
+
+    /** The next message comes, and the one that failed with the session. */
+    static void throwing(Case c, int mode) throws Exception {
+        List<String> got = Collections.synchronizedList(new ArrayList<>());
+        Connection connection = c.connect();
+        connection.createSession(mode).createConsumer(c.queue()).setMessageListener(message -> {
+            try {
+                got.add(Case.textOf(message));
+            } catch (JMSException error) {
+                throw new java.lang.IllegalStateException(error);
+            }
+            if (got.size() == 1) throw new IllegalArgumentException("on purpose");
+        });
+        c.send(c.queue(), "0", "1");
+        Case.until("the second message", () -> got.equals(List.of("0", "1")));
+        connection.close();
+        Case.gets(c.session().createConsumer(c.queue()), "0", "1");
     }
 
     static void listen(MessageConsumer consumer, List<String> into) throws JMSException {
@@ -377,8 +406,25 @@ final class Queues extends Suite {
             QueueSession session = connection.createQueueSession(false, Session.AUTO_ACKNOWLEDGE);
             session.createSender(c.queue()).send(session.createTextMessage("x"));
             Case.getsJust(session.createReceiver(c.queue()), "x");
-            Check.fails(jakarta.jms.IllegalStateException.class, () -> session.createDurableSubscriber(c.topic(), "s"));
-            Check.fails(jakarta.jms.IllegalStateException.class, session::createTemporaryTopic);
+            for (Check.Action each : List.<Check.Action>of(() -> session.createDurableSubscriber(c.topic(), "s"),
+                    () -> session.createDurableConsumer(c.topic(), "s"),
+                    () -> session.createSharedConsumer(c.topic(), "s"), () -> session.createSharedDurableConsumer(c.topic(), "s"),
+                    session::createTemporaryTopic, () -> session.createTopic("t"), () -> session.unsubscribe("s"))) {
+                Check.fails(jakarta.jms.IllegalStateException.class, each);
+            }
+        });
+        it("connection-consumer.of-a-queue", c -> {
+            List<String> got = Collections.synchronizedList(new ArrayList<>());
+            connectionConsumer(c, got, (connection, pool) -> connection.createConnectionConsumer(c.queue(), "n > 0", pool, 1));
+            c.sendNumbered(c.queue(), 3);
+            Case.until("two messages", () -> got.equals(List.of("1", "2")));
+        });
+        it("connection-consumer.of-a-shared-durable-subscription", c -> {
+            List<String> got = Collections.synchronizedList(new ArrayList<>());
+            connectionConsumer(c, got, (connection, pool) ->
+                    connection.createSharedDurableConnectionConsumer(c.topic(), c.name, null, pool, 1));
+            c.send(c.topic(), "0", "1");
+            Case.until("two messages", () -> got.equals(List.of("0", "1")));
         });
         it("queue.requestor", c -> {
             QueueConnection connection = c.keep(c.factory().createQueueConnection());
@@ -397,9 +443,38 @@ final class Queues extends Suite {
         });
     }
 
+    interface Consuming {
+        ConnectionConsumer by(Connection connection, ServerSessionPool pool) throws JMSException;
+    }
+
+    /** An application server of one session. */
+    static void connectionConsumer(Case c, List<String> got, Consuming consuming) throws JMSException {
+        Connection connection = c.connect();
+        Session session = connection.createSession();
+        session.setMessageListener(message -> {
+            try {
+                got.add(Case.textOf(message));
+            } catch (JMSException error) {
+                got.add(error.toString());
+            }
+        });
+        consuming.by(connection, () -> new ServerSession() {
+            @Override
+            public Session getSession() {
+                return session;
+            }
+
+            @Override
+            public void start() {
+                session.run();
+            }
+        });
+    }
+
     void groups() {
         it("group.goes-to-one-consumer", c -> {
-            MessageConsumer first = c.connect().createSession().createConsumer(c.queue()), second = c.connect().createSession().createConsumer(c.queue());
+            MessageConsumer first = c.connect().createSession().createConsumer(c.queue());
+            MessageConsumer second = c.connect().createSession().createConsumer(c.queue());
             sendGroups(c, 20, "g");
             String[] all = Case.numbers(0, 20);
             Message one = first.receive(Case.SILENCE_MS);
@@ -408,7 +483,8 @@ final class Queues extends Suite {
             Case.nothing(other);
         });
         it("group.several-are-spread-and-each-is-kept-together", c -> {
-            MessageConsumer first = c.connect().createSession().createConsumer(c.queue()), second = c.connect().createSession().createConsumer(c.queue());
+            MessageConsumer first = c.connect().createSession().createConsumer(c.queue());
+            MessageConsumer second = c.connect().createSession().createConsumer(c.queue());
             sendGroups(c, 24, "g0", "g1", "g2", "g3");
             List<String> one = groupsOf(first), two = groupsOf(second);
             Check.equal(24, one.size() + two.size());
@@ -426,7 +502,8 @@ final class Queues extends Suite {
             Case.getsJust(second, "2");
         });
         it("group.does-not-hold-back-what-has-none", c -> {
-            MessageConsumer owner = c.connect("jms.prefetchPolicy.all=1").createSession(Session.CLIENT_ACKNOWLEDGE).createConsumer(c.queue());
+            MessageConsumer owner = c.connect("jms.prefetchPolicy.all=1").createSession(Session.CLIENT_ACKNOWLEDGE)
+                    .createConsumer(c.queue());
             sendGroups(c, 1, "g");
             Case.one(owner);
             MessageConsumer free = c.connect("jms.prefetchPolicy.all=1").createSession().createConsumer(c.queue());

@@ -256,7 +256,8 @@ final class Selectors extends Suite {
             Case.getsJust(c.session().createConsumer(c.queue()), "0", "1", "2", "3");
         });
         it("selector.two-consumers-take-each-their-own", c -> {
-            MessageConsumer even = c.session().createConsumer(c.queue(), "n = 0 OR n = 2"), odd = c.session().createConsumer(c.queue(), "n = 1 OR n = 3");
+            MessageConsumer even = c.session().createConsumer(c.queue(), "n = 0 OR n = 2");
+            MessageConsumer odd = c.session().createConsumer(c.queue(), "n = 1 OR n = 3");
             c.sendNumbered(c.queue(), 4);
             Case.getsJust(odd, "1", "3");
             Case.getsJust(even, "0", "2");

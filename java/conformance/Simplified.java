@@ -5,6 +5,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import org.apache.qpid.jms.JmsConnectionFactory;
 
 /** The simplified API of JMS 2.0: JMSContext, JMSProducer, JMSConsumer. */
 final class Simplified extends Suite {
@@ -68,7 +69,8 @@ final class Simplified extends Suite {
         });
         it("context.metadata", c -> Check.that(c.context().getMetaData().getJMSMajorVersion() >= 2, "JMS 2 or later"));
         it("context.wrong-password", c ->
-                Check.fails(JMSSecurityRuntimeException.class, () -> new org.apache.qpid.jms.JmsConnectionFactory(c.url).createContext(c.user(), "wrong").start()));
+                Check.fails(JMSSecurityRuntimeException.class, () -> new JmsConnectionFactory(c.url).createContext(c.user(), "wrong")
+                        .start()));
         it("context.closed", c -> {
             JMSContext context = c.context();
             context.close();
@@ -77,7 +79,8 @@ final class Simplified extends Suite {
         });
         it("context.creates-each-kind-of-message", c -> {
             JMSContext context = c.context();
-            List<Message> made = List.of(context.createMessage(), context.createTextMessage("x"), context.createBytesMessage(), context.createMapMessage(),
+            List<Message> made = List.of(context.createMessage(), context.createTextMessage("x"), context.createBytesMessage(),
+                    context.createMapMessage(),
                     context.createStreamMessage(), context.createObjectMessage("x"));
             JMSProducer producer = context.createProducer();
             for (Message each : made) producer.send(c.queue(), each);
@@ -100,7 +103,8 @@ final class Simplified extends Suite {
     void producers() {
         it("producer-of-context.bodies", c -> {
             JMSProducer producer = c.context().createProducer();
-            producer.send(c.queue(), "text").send(c.queue(), new byte[] {1, 2}).send(c.queue(), Map.of("a", 1)).send(c.queue(), (Serializable) 7);
+            producer.send(c.queue(), "text").send(c.queue(), new byte[] {1, 2}).send(c.queue(), Map.of("a", 1))
+                    .send(c.queue(), (Serializable) 7);
             JMSConsumer consumer = c.context().createConsumer(c.queue());
             Check.equal("text", consumer.receiveBody(String.class, Case.WAIT_MS));
             Check.equal(new byte[] {1, 2}, consumer.receiveBody(byte[].class, Case.WAIT_MS));
@@ -109,16 +113,19 @@ final class Simplified extends Suite {
         });
         it("producer-of-context.null-bodies", c -> {
             JMSProducer producer = c.context().createProducer();
-            producer.send(c.queue(), (String) null).send(c.queue(), (byte[]) null).send(c.queue(), (Map<String, Object>) null).send(c.queue(), (Serializable) null);
+            producer.send(c.queue(), (String) null).send(c.queue(), (byte[]) null).send(c.queue(), (Map<String, Object>) null)
+                    .send(c.queue(), (Serializable) null);
             MessageConsumer consumer = c.session().createConsumer(c.queue());
             for (int i = 0; i < 4; i++) Check.none(Case.one(consumer).getBody(Object.class));
         });
         it("producer-of-context.options-and-properties", c -> {
-            JMSProducer producer = c.context().createProducer().setPriority(8).setDeliveryMode(DeliveryMode.NON_PERSISTENT).setTimeToLive(60_000)
-                    .setProperty("s", "x").setProperty("n", 7).setProperty("b", true).setJMSType("t").setJMSCorrelationID("c").setJMSReplyTo(c.queue("reply"));
+            JMSProducer producer = c.context().createProducer().setPriority(8).setDeliveryMode(DeliveryMode.NON_PERSISTENT)
+                    .setTimeToLive(60_000).setProperty("s", "x").setProperty("n", 7).setProperty("b", true)
+                    .setJMSType("t").setJMSCorrelationID("c").setJMSReplyTo(c.queue("reply"));
             producer.send(c.queue(), "body");
             Message got = Case.one(c.session().createConsumer(c.queue()));
-            Check.equal(List.of(8, DeliveryMode.NON_PERSISTENT, got.getJMSTimestamp() + 60_000), List.of(got.getJMSPriority(), got.getJMSDeliveryMode(), got.getJMSExpiration()));
+            Check.equal(List.of(8, DeliveryMode.NON_PERSISTENT, got.getJMSTimestamp() + 60_000),
+                    List.of(got.getJMSPriority(), got.getJMSDeliveryMode(), got.getJMSExpiration()));
             Check.equal(List.of("x", 7, true), List.of(got.getStringProperty("s"), got.getIntProperty("n"), got.getBooleanProperty("b")));
             Check.equal(List.of("t", "c", c.queue("reply")), List.of(got.getJMSType(), got.getJMSCorrelationID(), got.getJMSReplyTo()));
         });
@@ -130,15 +137,19 @@ final class Simplified extends Suite {
             message.setJMSType("message");
             context.createProducer().setProperty("a", "producer").setJMSType("producer").send(c.queue(), message);
             Message got = Case.one(c.session().createConsumer(c.queue()));
-            Check.equal(List.of("producer", "message", "producer"), List.of(got.getStringProperty("a"), got.getStringProperty("b"), got.getJMSType()));
+            Check.equal(List.of("producer", "message", "producer"),
+                    List.of(got.getStringProperty("a"), got.getStringProperty("b"), got.getJMSType()));
         });
         it("producer-of-context.every-property-type", c -> {
-            c.context().createProducer().setProperty("boolean", true).setProperty("byte", (byte) 1).setProperty("short", (short) 2).setProperty("int", 3)
-                    .setProperty("long", 4L).setProperty("float", 5.5f).setProperty("double", 6.5).setProperty("string", "7").setProperty("object", (Object) 8)
+            c.context().createProducer().setProperty("boolean", true).setProperty("byte", (byte) 1).setProperty("short", (short) 2)
+                    .setProperty("int", 3).setProperty("long", 4L).setProperty("float", 5.5f).setProperty("double", 6.5)
+                    .setProperty("string", "7").setProperty("object", (Object) 8)
                     .send(c.queue(), "x");
             Message got = Case.one(c.session().createConsumer(c.queue()));
             List<Object> values = new ArrayList<>();
-            for (String name : List.of("boolean", "byte", "short", "int", "long", "float", "double", "string", "object")) values.add(got.getObjectProperty(name));
+            for (String name : List.of("boolean", "byte", "short", "int", "long", "float", "double", "string", "object")) {
+                values.add(got.getObjectProperty(name));
+            }
             Check.equal(List.of(true, (byte) 1, (short) 2, 3, 4L, 5.5f, 6.5, "7", 8), values);
         });
         it("producer-of-context.clear-properties", c -> {
@@ -186,13 +197,16 @@ final class Simplified extends Suite {
             Check.equal("x", Case.textOf(got));
             Check.that(!got.getJMSRedelivered(), "not redelivered");
         });
+        it("consumer-of-context.receive-body-of-wrong-type-in-client-acknowledge", c -> wrongType(c, JMSContext.CLIENT_ACKNOWLEDGE));
+        it("consumer-of-context.receive-body-of-wrong-type-in-a-transaction", c -> wrongType(c, JMSContext.SESSION_TRANSACTED));
         it("consumer-of-context.receive-body-no-wait", c -> {
             JMSConsumer consumer = c.context().createConsumer(c.queue());
             Check.none(consumer.receiveBodyNoWait(String.class));
             c.send(c.queue(), "x");
             Check.equal("x", consumer.receiveBodyNoWait(String.class));
         });
-        it("consumer-of-context.receive-body-after-its-time", c -> Check.none(c.context().createConsumer(c.queue()).receiveBody(String.class, 50)));
+        it("consumer-of-context.receive-body-after-its-time", c ->
+                Check.none(c.context().createConsumer(c.queue()).receiveBody(String.class, 50)));
         it("consumer-of-context.stream-body-is-refused", c -> {
             JMSContext context = c.context();
             StreamMessage message = context.createStreamMessage();
@@ -229,6 +243,20 @@ final class Simplified extends Suite {
             consumer.close();
             Check.fails(IllegalStateRuntimeException.class, consumer::receiveNoWait);
         });
+    }
+
+    /** The message counts as delivered, and comes again when the application says so. */
+    static void wrongType(Case c, int mode) throws JMSException {
+        JMSContext context = c.context(mode);
+        JMSConsumer consumer = context.createConsumer(c.queue());
+        c.send(c.queue(), "0", "1");
+        Check.fails(MessageFormatRuntimeException.class, () -> consumer.receiveBody(Map.class, Case.WAIT_MS));
+        Check.equal("1", consumer.receiveBody(String.class, Case.WAIT_MS));
+        if (mode == JMSContext.SESSION_TRANSACTED) context.rollback();
+        else context.recover();
+        Message again = consumer.receive(Case.WAIT_MS);
+        Check.equal("0", Case.textOf(again));
+        Check.that(again.getJMSRedelivered(), "marked as redelivered");
     }
 
     void acknowledging() {
@@ -288,7 +316,8 @@ final class Simplified extends Suite {
             Check.fails(InvalidDestinationRuntimeException.class, () -> context.unsubscribe("s"));
         });
         it("context.shared-consumer", c -> {
-            JMSConsumer one = c.context().createSharedConsumer(c.topic(), c.name), two = c.context().createSharedConsumer(c.topic(), c.name);
+            JMSConsumer one = c.context().createSharedConsumer(c.topic(), c.name);
+            JMSConsumer two = c.context().createSharedConsumer(c.topic(), c.name);
             c.send(c.topic(), "x");
             Message first = one.receive(Case.SILENCE_MS), second = two.receive(Case.SILENCE_MS);
             Check.that((first == null) != (second == null), "one of the two got it");

@@ -91,8 +91,10 @@ final class Topics extends Suite {
             message.setIntProperty("n", 1);
             session.createPublisher(c.topic()).publish(message);
             Case.getsJust(subscriber, "x");
-            Check.fails(jakarta.jms.IllegalStateException.class, () -> session.createBrowser(c.queue()));
-            Check.fails(jakarta.jms.IllegalStateException.class, session::createTemporaryQueue);
+            for (Check.Action each : List.<Check.Action>of(() -> session.createBrowser(c.queue()), () -> session.createQueue("q"),
+                    session::createTemporaryQueue)) {
+                Check.fails(jakarta.jms.IllegalStateException.class, each);
+            }
         });
         it("topic.requestor", c -> {
             TopicConnection connection = c.keep(c.factory().createTopicConnection());
@@ -237,11 +239,13 @@ final class Topics extends Suite {
     }
 
     void shared() {
-        it("shared.consumers-share-the-messages", c -> shares(c, c.connect("jms.prefetchPolicy.all=1").createSession().createSharedConsumer(c.topic(), c.name),
+        it("shared.consumers-share-the-messages", c ->
+                shares(c, c.connect("jms.prefetchPolicy.all=1").createSession().createSharedConsumer(c.topic(), c.name),
                 c.connect("jms.prefetchPolicy.all=1").createSession().createSharedConsumer(c.topic(), c.name)));
         it("shared.of-a-client-id", c -> {
             Connection client = c.connectAs(c.name);
-            shares(c, client.createSession().createSharedConsumer(c.topic(), "s"), client.createSession().createSharedConsumer(c.topic(), "s"));
+            shares(c, client.createSession().createSharedConsumer(c.topic(), "s"), client.createSession()
+                    .createSharedConsumer(c.topic(), "s"));
         });
         it("shared.client-ids-keep-subscriptions-apart", c -> {
             MessageConsumer one = c.connectAs(c.name + ".1").createSession().createSharedConsumer(c.topic(), "s");
@@ -258,7 +262,8 @@ final class Topics extends Suite {
             Case.getsJust(own, "x");
         });
         it("shared.ends-with-its-last-consumer", c -> {
-            MessageConsumer one = c.session().createSharedConsumer(c.topic(), c.name), two = c.session().createSharedConsumer(c.topic(), c.name);
+            MessageConsumer one = c.session().createSharedConsumer(c.topic(), c.name);
+            MessageConsumer two = c.session().createSharedConsumer(c.topic(), c.name);
             one.close();
             c.send(c.topic(), "x");
             Case.gets(two, "x");
@@ -317,7 +322,8 @@ final class Topics extends Suite {
 
     void sharedDurables() {
         it("shared-durable.consumers-share-the-messages", c -> {
-            Session one = c.connect("jms.prefetchPolicy.all=1").createSession(), two = c.connect("jms.prefetchPolicy.all=1").createSession();
+            Session one = c.connect("jms.prefetchPolicy.all=1").createSession();
+            Session two = c.connect("jms.prefetchPolicy.all=1").createSession();
             shares(c, one.createSharedDurableConsumer(c.topic(), c.name), two.createSharedDurableConsumer(c.topic(), c.name));
         });
         it("shared-durable.outlives-its-consumers", c -> {
@@ -384,7 +390,8 @@ final class Topics extends Suite {
             Check.fails(JMSException.class, () -> session.createDurableConsumer(c.topic(), "s"));
         });
         it("shared-durable.and-shared-of-one-name-are-apart", c -> {
-            MessageConsumer durable = c.session().createSharedDurableConsumer(c.topic(), c.name), shared = c.session().createSharedConsumer(c.topic(), c.name);
+            MessageConsumer durable = c.session().createSharedDurableConsumer(c.topic(), c.name);
+            MessageConsumer shared = c.session().createSharedConsumer(c.topic(), c.name);
             c.send(c.topic(), "x");
             Case.getsJust(durable, "x");
             Case.getsJust(shared, "x");

@@ -75,7 +75,9 @@ final class Transactions extends Suite {
         it("transaction.priorities", c -> {
             Session session = transacted(c);
             MessageProducer producer = session.createProducer(c.queue());
-            for (int priority : new int[] {1, 9, 4}) producer.send(session.createTextMessage("" + priority), DeliveryMode.PERSISTENT, priority, 0);
+            for (int priority : new int[] {1, 9, 4}) {
+                producer.send(session.createTextMessage("" + priority), DeliveryMode.PERSISTENT, priority, 0);
+            }
             session.commit();
             Case.getsJust(c.session().createConsumer(c.queue()), "9", "4", "1");
         });

@@ -6,7 +6,6 @@ The cases are those of java/conformance; docs/jms.md says which statement of the
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import NamedTuple
 
 import pytest
 from bench.artemis import PASSWORD, USER, Artemis
+from tests.interop.conformance import PROGRAM, case_ids
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.java import JARS, JAVAX_JARS, java_command, sources_of
+from bascule.testing.java import JARS, JAVAX_JARS, java_command
 from bascule.testing.system import System
 
-PROGRAM = "Conformance"
 #: The two lines of Qpid JMS: Jakarta Messaging 3.1 and JMS 2.0.
 LINES = {"jakarta": JARS, "javax": JAVAX_JARS}
 #: Cases at once. They wait more than they work; more than this makes them wait for the processor.
@@ -27,16 +26,55 @@ THREADS = 6
 #: The largest message of a case is there several times, in the case and in the client.
 JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 RUN_TIMEOUT_S = 280
+#: The first test of a line runs all its cases.
+pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 CONFIG = f"""
 [broker]
 allow_anonymous = true
 users = {{ {USER} = "{PASSWORD}" }}
 """
-#: The line that adds a case has its id as first argument.
-CASE = re.compile(r'^\s+\w+\("([a-z0-9-]+\.[a-z0-9-]+)",', re.MULTILINE)
+CASES = case_ids()
+
+_TYPES = "compares values of unlike types by their text or as unequal; the specification has such a comparison false (3.8.1.1)"
+_NULL = "takes NULL = NULL for true; the specification has it unknown (3.8.1.2)"
+_LENIENT = "takes it for valid"
+_GUEST = "its default settings with anonymous access let in whoever has no right password, as a guest"
+_ONE_NAME = "lets a shared and an unshared durable subscription take each other's place; the specification refuses it (8.3.3, 8.3.4)"
+_BY_NAME = "knows no prefix in names unless its acceptor is told one"
+_MADE_ANEW = "makes the queue anew, as an ordinary one, for whoever names it"
 
 #: Cases that Artemis 2.56, as it comes out of its box, does not pass, and why that does not make the case wrong.
-ARTEMIS_DIFFERS: dict[str, str] = {}
+ARTEMIS_DIFFERS = {
+    "async.refused-is-told-to-the-listener": _MADE_ANEW,
+    "context.wrong-password": _GUEST,
+    "durable.name-of-a-shared-one-is-refused": _ONE_NAME,
+    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they come to a consumer",
+    "failover.wrong-password-is-told-at-once": _GUEST,
+    "group.does-not-hold-back-what-has-none": "a message whose group's consumer has no credit holds up those behind it",
+    "queue.name-with-its-prefix": _BY_NAME,
+    "queue.of-the-name-of-a-topic-is-apart": "an address made for a queue takes no message for a topic from a producer without destination",
+    "security.unknown-user": _GUEST,
+    "security.wrong-password": _GUEST,
+    "selector.boolean-not-equal": _TYPES,
+    "selector.divided": "divides integers as real numbers; the specification wants Java's numeric promotion",
+    "selector.invalid-comment": _LENIENT,
+    "selector.invalid-double-quotes": _LENIENT,
+    "selector.not-equal": _TYPES,
+    "selector.null-equals-nothing": _NULL,
+    "selector.two-properties": f"{_NULL}, and an int unequal to a short",
+    "selector.unlike-types-are-not-unequal-either": _TYPES,
+    "shared-durable.name-of-an-unshared-one-is-refused": _ONE_NAME,
+    "temporary.deleted-queue-cannot-be-used": _MADE_ANEW,
+    "temporary.only-its-connection-may-consume-also-by-name": "a temporary queue is guarded by the client alone",
+    "topic.name-with-its-prefix": _BY_NAME,
+}
+#: Cases whose end with Artemis is a matter of moments.
+ARTEMIS_MAY_DIFFER = {
+    "browser.of-more-than-a-prefetch": "under load it tells a browser that it has seen everything too early",
+    "expiry.a-sweep-finds-those-that-nobody-receives": "it scans every 30 seconds",
+    "queue.consumers-share-evenly-with-prefetch-1": "it does not deal in turn; the specification leaves that to the provider (4.1.2)",
+    "session.many-of-a-connection": "takes most of a second to end each session that has sent something",
+}
 
 
 class Result(NamedTuple):
@@ -48,14 +86,6 @@ class Result(NamedTuple):
 
 Results = dict[str, Result]
 Run = Callable[[str], Results]
-
-
-def case_ids() -> list[str]:
-    """Every case, as the sources have it."""
-    return [case for source in sources_of(PROGRAM) for case in CASE.findall(source.read_text())]
-
-
-CASES = case_ids()
 
 
 def run_cases(line: str, url: str, log_file: Path, *options: str) -> Results:
@@ -111,11 +141,12 @@ def test_every_case_ran_and_there_are_enough_of_them(bascule: Run, line: str) ->
 
 @pytest.mark.parametrize("line", LINES)
 def test_artemis_differs_where_it_is_explained_and_nowhere_else(line: str, artemis: Artemis, tmp_path: Path) -> None:
+    known = ARTEMIS_DIFFERS.keys() | ARTEMIS_MAY_DIFFER.keys()
     results = run_cases(line, artemis.url, tmp_path / "run.log")
-    if unexplained := failed(results) - ARTEMIS_DIFFERS.keys():
+    if unexplained := failed(results) - known:
         # A machine that was busy with something else is no difference between brokers.
         results |= run_cases(line, artemis.url, tmp_path / "again.log", "--only", ",".join(unexplained))
-    unexplained = failed(results) - ARTEMIS_DIFFERS.keys()
+    unexplained = failed(results) - known
     assert not unexplained, said(results, unexplained)
     gone = ARTEMIS_DIFFERS.keys() - failed(results)
     assert not gone, f"Artemis passes {sorted(gone)} now: take them out of the table"
