@@ -68,7 +68,14 @@ class Appender:
     """Appends single records, each acknowledged by all replicas. Safe for threads."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        self._settings = {**kafka, **APPEND_SETTINGS, "partitioner": "murmur2_random", "message.timeout.ms": int(APPEND_TIMEOUT_S * 1000)}
+        self._settings = {
+            **APPEND_SETTINGS,
+            **kafka,
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": "murmur2_random",
+            "message.timeout.ms": int(APPEND_TIMEOUT_S * 1000),
+        }
         self._producer: Producer | None = None
         self._lock = threading.Lock()
         self._closing = False

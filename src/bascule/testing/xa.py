@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 
 from bascule.core.errors import Unavailable
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
-from bascule.xa.log import Decision, Heuristic, LogState
+from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState
 from bascule.xa.resource import NEXT, Branches, Call, Resource, State, Vote, refusal
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
+AnswerT = TypeVar("AnswerT")
 #: Told before and after each call of a resource or log, by the name ``who.call.before`` or ``who.call.after``.
 Watch = Callable[[str], None]
 
@@ -84,6 +85,87 @@ class Checked(Generic[HandleT]):
         self._branches.move(xid, State.NONE)
 
 
+class Watched(Generic[HandleT]):
+    """A resource whose calls are watched, each before and after."""
+
+    def __init__(self, inner: Resource[HandleT], watch: Watch) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self._watch = watch
+
+    def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
+        """See Resource."""
+        return self._around("start", lambda: self.inner.start(xid, timeout_s=timeout_s))
+
+    def end(self, xid: Xid, *, success: bool) -> None:
+        """See Resource."""
+        self._around("end", lambda: self.inner.end(xid, success=success))
+
+    def prepare(self, xid: Xid) -> Vote:
+        """See Resource."""
+        return self._around("prepare", lambda: self.inner.prepare(xid))
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Resource."""
+        self._around("commit", lambda: self.inner.commit(xid, one_phase=one_phase))
+
+    def rollback(self, xid: Xid) -> None:
+        """See Resource."""
+        self._around("rollback", lambda: self.inner.rollback(xid))
+
+    def recover(self) -> Sequence[Xid]:
+        """See Resource."""
+        return self._around("recover", self.inner.recover)
+
+    def forget(self, xid: Xid) -> None:
+        """See Resource."""
+        self._around("forget", lambda: self.inner.forget(xid))
+
+    def _around(self, call: str, act: Callable[[], AnswerT]) -> AnswerT:
+        self._watch(f"{self.name}.{call}.before")
+        answer = act()
+        self._watch(f"{self.name}.{call}.after")
+        return answer
+
+
+class WatchedLog:
+    """A decision log whose calls are watched, each before and after."""
+
+    def __init__(self, inner: DecisionLog, watch: Watch) -> None:
+        self.inner = inner
+        self._watch = watch
+
+    def decide(self, decision: Decision) -> Decision:
+        """See DecisionLog."""
+        return self._around("decide", lambda: self.inner.decide(decision))
+
+    def read(self) -> LogState:
+        """See DecisionLog."""
+        return self._around("read", self.inner.read)
+
+    def record(self, heuristic: Heuristic) -> None:
+        """See DecisionLog."""
+        self._around("record", lambda: self.inner.record(heuristic))
+
+    def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See DecisionLog."""
+        self._around("forget", lambda: self.inner.forget(gtrids))
+
+    def forget_heuristic(self, xid: Xid) -> None:
+        """See DecisionLog."""
+        self._around("forget_heuristic", lambda: self.inner.forget_heuristic(xid))
+
+    def close(self) -> None:
+        """See DecisionLog."""
+        self.inner.close()
+
+    def _around(self, call: str, act: Callable[[], AnswerT]) -> AnswerT:
+        self._watch(f"log.{call}.before")
+        answer = act()
+        self._watch(f"log.{call}.after")
+        return answer
+
+
 @dataclass
 class DurableBranches:
     """What a resource keeps over a crash."""
@@ -107,18 +189,18 @@ class ModelResource:
 
     def start(self, xid: Xid, *, timeout_s: float) -> list[str]:  # noqa: ARG002 - this one waits for ever
         """See Resource."""
-        with _Watched(self, "start"):
+        with _Point(self, "start"):
             return self._active.setdefault(xid, [])
 
     def end(self, xid: Xid, *, success: bool) -> None:  # noqa: ARG002 - a rollback follows, or a prepare
         """See Resource."""
-        with _Watched(self, "end"):
+        with _Point(self, "end"):
             if xid not in self._active:
                 raise BranchRolledBack(f"{xid} is lost")
 
     def prepare(self, xid: Xid) -> Vote:
         """See Resource."""
-        with _Watched(self, "prepare"):
+        with _Point(self, "prepare"):
             if (work := self._active.pop(xid, None)) is None:
                 raise BranchRolledBack(f"{xid} is lost")
             if self.vote == "no":
@@ -130,7 +212,7 @@ class ModelResource:
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
-        with _Watched(self, "commit"):
+        with _Point(self, "commit"):
             if xid in self.durable.heuristic:
                 raise BranchHeuristic(f"{xid} was finished by hand", self.durable.heuristic[xid])
             work = self._active.pop(xid, None) if one_phase else self.durable.prepared.pop(xid, None)
@@ -142,7 +224,7 @@ class ModelResource:
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
-        with _Watched(self, "rollback"):
+        with _Point(self, "rollback"):
             if xid in self.durable.heuristic:
                 raise BranchHeuristic(f"{xid} was finished by hand", self.durable.heuristic[xid])
             if self._active.pop(xid, None) is None and self.durable.prepared.pop(xid, None) is None:
@@ -150,12 +232,12 @@ class ModelResource:
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
-        with _Watched(self, "recover"):
+        with _Point(self, "recover"):
             return [*self.durable.prepared, *self.durable.heuristic]
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""
-        with _Watched(self, "forget"):
+        with _Point(self, "forget"):
             if self.durable.heuristic.pop(xid, None) is None:
                 raise UnknownXid(f"no branch {xid}")
 
@@ -190,24 +272,24 @@ class ModelLog:
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog."""
-        with _Watched(self, "decide"):
+        with _Point(self, "decide"):
             self.durable.add(decision)
             return self.durable.decisions[decision.gtrid]
 
     def read(self) -> LogState:
         """See DecisionLog."""
-        with _Watched(self, "read"):
+        with _Point(self, "read"):
             return LogState(dict(self.durable.decisions), dict(self.durable.heuristics))
 
     def record(self, heuristic: Heuristic) -> None:
         """See DecisionLog."""
-        with _Watched(self, "record"):
+        with _Point(self, "record"):
             self.durable.add(heuristic)
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
         """See DecisionLog."""
         try:
-            with _Watched(self, "forget"):
+            with _Point(self, "forget"):
                 for gtrid in gtrids:
                     self.durable.decisions.pop(gtrid, None)
         except Unavailable:
@@ -215,18 +297,18 @@ class ModelLog:
 
     def forget_heuristic(self, xid: Xid) -> None:
         """See DecisionLog."""
-        with _Watched(self, "forget_heuristic"):
+        with _Point(self, "forget_heuristic"):
             self.durable.heuristics.pop(xid, None)
 
     def close(self) -> None:
         """See DecisionLog."""
 
     def watched(self, point: str) -> None:
-        """For ``_Watched``."""
+        """For ``_Point``."""
         self._watch(f"{self.name}.{point}")
 
 
-class _Watched:
+class _Point:
     """Around the effect of a call: the points before and after it. The effect is not undone by what happens after."""
 
     def __init__(self, model: ModelResource | ModelLog, call: str) -> None:

@@ -56,9 +56,11 @@ class FileLog:
         return state.decisions.get(decision.gtrid, decision)
 
     def read(self) -> LogState:
-        """See DecisionLog."""
+        """See DecisionLog. Writes what was forgotten, too."""
         with self._turn, self._locked():
             self._catch_up()
+            if self._forgotten:
+                self._write([])
             return LogState(dict(self._state.decisions), dict(self._state.heuristics))
 
     def record(self, heuristic: Heuristic) -> None:
@@ -66,7 +68,7 @@ class FileLog:
         self._append(_line("+", encode(heuristic)))
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
-        """See DecisionLog. Goes out with the next decision."""
+        """See DecisionLog. Goes out with the next decision, or before the next read."""
         with self._mutex:
             self._forgotten.update(gtrids)
 

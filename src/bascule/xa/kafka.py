@@ -135,7 +135,7 @@ class KafkaResource:
     def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = PREFIX, instance: str | None = None) -> None:
         """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""
         self.name = name
-        self._kafka = {"log_level": 3, **kafka}
+        self._kafka = {"log_level": 2, **kafka}
         self._side, self._log = f"{prefix}.side", f"{prefix}.log"
         instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
         self._slot_ids = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]

@@ -25,7 +25,7 @@ class KafkaLog:
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = TOPIC) -> None:
         """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
-        self._kafka = {"log_level": 3, **kafka}
+        self._kafka = {"log_level": 2, **kafka}
         self._topic = topic
         self._lock = threading.Lock()
         self._open: tuple[Appender, TableReader] | None = None

@@ -1,0 +1,250 @@
+"""Transactions over PostgreSQL and Kafka, killed at every point of them by ``kill -9``: none is split, stuck or orphaned."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.scenarios.topics import Reader, create, produce
+from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
+
+from bascule.embedded.kafka import EmbeddedKafka, serves
+from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.testing.system import wait_for
+from bascule.xa.log import Outcome
+from bascule.xa.recovery import Recoverer
+
+ROOT = Path(__file__).parents[2]
+#: A recovery that was killed leaves some of the work, and the next pass forgets what the one before has carried out.
+PASSES_MAX = 6
+KILLS_MIN = 128
+#: Of the whole matrix, so many are enough to see that it holds at all.
+SHORT = 36
+
+FIRST = ("db", "kafka")
+SHAPES = [
+    *(Case("", log=log, first=first) for log in ("file", "kafka") for first in FIRST),
+    *(Case("", ending="rollback", first=first) for first in FIRST),
+    *(Case("", votes=votes, first=first) for votes in (("yes", "read-only"), ("read-only", "yes"), ("no", "yes")) for first in FIRST),
+]
+
+
+class Victims:
+    """Runs cases, each in a process that may not outlive it."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self.cases: list[tuple[Case, dict[str, Any]]] = []
+        self._numbers = itertools.count()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        command = [sys.executable, str(ROOT / "tests/scenarios/xa_victim.py"), json.dumps(asdict(where))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """How the process ended, what its application was told, by which points it came."""
+        case = replace(case, id=f"{next(self._numbers)}")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line(case))
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        if not case.recovery:
+            self.cases.append((case, answer))
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    @property
+    def kills(self) -> int:
+        return sum(answer["status"] == signal.SIGKILL for _, answer in self.cases)
+
+
+@pytest.fixture
+def victims(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path) -> Iterator[Victims]:
+    yield from made(kafka, postgres, topic_prefix, tmp_path)
+
+
+def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path) -> Iterator[Victims]:
+    table = "matrix_" + "".join(filter(str.isalnum, prefix))[-40:]
+    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {table} (id text)")
+    create(kafka.bootstrap, prefix)
+    running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory)))
+    yield running
+    running.close()
+
+
+def recover(victims: Victims) -> None:
+    """Until nothing is left; a pass that is killed in between changes nothing."""
+    database, kafka = victims.where.resources("recoverer")
+    for kind in ("file", "kafka"):
+        log = victims.where.log(kind)
+        recoverer = Recoverer(manager(kind), log, [database, kafka], by="test", patient=False)
+        for _ in range(PASSES_MAX):
+            if (last := recoverer.run()).finished and not last.steps:
+                break
+        assert last.finished, last
+        state = log.read()
+        assert [each for each in state.decisions.values() if each.outcome is Outcome.COMMIT] == []  # no orphan
+        assert state.heuristics == {}
+        log.close()
+    assert [xid for xid in (*database.recover(), *kafka.recover()) if b"matrix-" in xid.gtrid] == []  # none is stuck
+    database.close()
+    kafka.close()
+
+
+def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
+    """What must have become of it; None where it hangs on what the killed process had still got through."""
+    points: Sequence[str] = answer["points"]
+    if case.ending == "rollback" or "no" in case.votes or answer["told"] == "rolled back":
+        return Outcome.ROLLBACK
+    if answer["told"] == "committed" or "log.decide.after" in points:
+        return Outcome.COMMIT
+    if any(point in points for point in ("log.decide.before", "db.commit.before", "kafka.commit.before")):
+        return None
+    return Outcome.ROLLBACK
+
+
+def check(victims: Victims, kafka: EmbeddedKafka) -> None:
+    """Each transaction in both places or in none, once, and as its application was told."""
+    with psycopg.connect(victims.where.conninfo) as connection:
+        rows = Counter(row[0] for row in connection.execute(f"SELECT id FROM {victims.where.table}"))
+    produce(kafka.bootstrap, victims.where.topic, ["last"])
+    reader = Reader(kafka.bootstrap, victims.where.topic)
+    messages = Counter(value.partition("/")[0] for value in reader.read_until("last")[:-1])
+    reader.close()
+    wrong = []
+    for case, answer in victims.cases:
+        found = {
+            *([rows[case.id]] if case.votes[0] != "read-only" else []),
+            *([messages[case.id] / MESSAGES] if case.votes[1] != "read-only" else []),
+        }
+        wanted = {Outcome.COMMIT: [{1}], Outcome.ROLLBACK: [{0}], None: [{0}, {1}]}[expected(case, answer)]
+        if found not in wanted:
+            wrong.append(f"rows {rows[case.id]}, messages {messages[case.id]}: {case} {answer}")
+    assert wrong == []
+
+
+def whole(victims: Victims) -> list[Case]:
+    """Every point of every shape."""
+    return [replace(shape, at=at) for shape in SHAPES for at in range(len(victims.run(shape)["points"]))]
+
+
+def kill_each(victims: Victims, cases: Sequence[Case]) -> None:
+    """Each case, and after every third a recovery that is killed too, at another point each time."""
+    recoveries = 0
+    for number, case in enumerate(cases):
+        assert victims.run(case)["status"] == signal.SIGKILL
+        if number % 3 == 2:
+            answer = victims.run(Case("", recovery=True, log=case.log, at=recoveries % 16))
+            recoveries += answer["status"] == signal.SIGKILL
+
+
+def test_a_process_is_killed_at_points_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
+    cases = whole(victims)
+    kill_each(victims, cases[:: len(cases) // SHORT])
+    recover(victims)
+    check(victims, kafka)
+    assert victims.kills >= SHORT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_process_is_killed_at_every_point_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
+    kill_each(victims, whole(victims))
+    points = victims.run(SHAPES[0])["points"]
+    for call in ("db.prepare.before", "kafka.prepare.before", "log.decide.before", "db.commit.before", "kafka.commit.before"):
+        for delay_ms in range(1, 17):  # within the call
+            victims.run(Case("", at=points.index(call), delay_s=delay_ms / 1000))
+    recover(victims)
+    check(victims, kafka)
+    assert victims.kills >= KILLS_MIN
+
+
+class Keeper:
+    """Starts a service again as soon as it is dead. What this thread has started ends with it."""
+
+    def __init__(self, service: EmbeddedKafka | EmbeddedPostgres) -> None:
+        self._service = service
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(0.02):
+            if self._service.pid is None:
+                self._service.start()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
+    directory.chmod(0o755)
+    try:
+        with EmbeddedPostgres(directory / "data", fsync=False) as running:
+            yield running
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_the_database_is_killed_at_every_point_of_a_transaction(
+    kafka: EmbeddedKafka, own_postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
+) -> None:
+    for victims in made(kafka, own_postgres, topic_prefix, tmp_path):
+        with Keeper(own_postgres):
+            for at in range(len(victims.run(SHAPES[0])["points"])):
+                wait_for(lambda: own_postgres.pid is not None and reachable(own_postgres), "PostgreSQL")
+                victims.run(Case("", at=at, victim=own_postgres.pid or 0))
+            wait_for(lambda: reachable(own_postgres), "PostgreSQL")
+            recover(victims)
+            check(victims, kafka)
+
+
+def reachable(postgres: EmbeddedPostgres) -> bool:
+    try:
+        psycopg.connect(postgres.conninfo).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kafka_is_killed_at_points_of_a_transaction(
+    postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own):
+        for victims in made(own, postgres, topic_prefix, tmp_path):
+            for log in ("file", "kafka"):
+                for at in range(2, len(victims.run(Case("", log=log))["points"])):
+                    wait_for(lambda: own.pid is not None and serves(own.port), "Kafka")
+                    victims.run(Case("", at=at, log=log, victim=own.pid or 0))
+            wait_for(lambda: serves(own.port), "Kafka")
+            recover(victims)
+            check(victims, own)

@@ -1,0 +1,164 @@
+"""Processes that run one transaction, or one recovery, over PostgreSQL and Kafka and are killed at a point of it.
+
+Reads a case a line (JSON) and forks a process for each, so that what is imported is imported once. Answers each with a line: how the
+process ended, what its application was told, and the points it came by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bascule.testing.xa import Checked, Watched, WatchedLog
+from bascule.xa.errors import TransactionInDoubt, TransactionRolledBack, XaError
+from bascule.xa.file_log import FileLog
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka_log import KafkaLog
+from bascule.xa.log import DecisionLog
+from bascule.xa.postgres import PostgresResource
+from bascule.xa.recovery import Recoverer
+from bascule.xa.transaction import Surroundings, Transaction
+
+TIMEOUT_S = 60.0
+MESSAGES = 2
+
+
+@dataclass(frozen=True)
+class Where:
+    """What all cases share. Those of each kind of log have a manager of their own."""
+
+    conninfo: str
+    bootstrap: str
+    prefix: str
+    topic: str
+    table: str
+    directory: str
+
+    def resources(self, instance: str) -> tuple[PostgresResource, KafkaResource]:
+        kafka = KafkaResource("kafka", {"bootstrap.servers": self.bootstrap}, prefix=self.prefix, instance=instance)
+        return PostgresResource("db", self.conninfo), kafka
+
+    def log(self, kind: str) -> DecisionLog:
+        if kind == "file":
+            return FileLog(Path(self.directory) / "matrix.xalog")
+        return KafkaLog({"bootstrap.servers": self.bootstrap}, topic=f"{self.prefix}.decisions")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``at`` is the number of the point (from 0); ``delay_s`` later the victim is killed: this process, or the one whose id is given."""
+
+    id: str
+    at: int = -1
+    delay_s: float = 0.0
+    victim: int = 0
+    log: str = "file"
+    first: str = "db"
+    votes: tuple[str, str] = ("yes", "yes")
+    ending: str = "commit"
+    recovery: bool = False
+
+
+class Armed:
+    """Kills at a point."""
+
+    def __init__(self, case: Case, points: Any) -> None:
+        self._case = case
+        self._points = points
+        self._seen = 0
+
+    def __call__(self, point: str) -> None:
+        self._points.write(f"{point}\n")
+        self._points.flush()
+        if self._seen == self._case.at:
+            victim = self._case.victim or os.getpid()
+            if self._case.delay_s:
+                threading.Thread(target=lambda: (time.sleep(self._case.delay_s), os.kill(victim, signal.SIGKILL)), daemon=True).start()
+            else:
+                os.kill(victim, signal.SIGKILL)
+        self._seen += 1
+
+
+def manager(log: str) -> str:
+    return f"matrix-{log}"
+
+
+def run(case: Case, where: Where, points: Any) -> str:
+    armed = Armed(case, points)
+    log = WatchedLog(where.log(case.log), armed)
+    database, kafka = where.resources("victim")
+    resources = {each.name: Watched(each, armed) for each in (database, kafka)}
+    if case.recovery:
+        Recoverer(manager(case.log), log, list(resources.values()), by="victim", patient=False).run()
+        return "recovered"
+    around = Surroundings(manager(case.log), log, "victim", lambda _: True, lambda _: lambda: None, lambda *_: None)
+    transaction = Transaction(around, TIMEOUT_S)
+    try:
+        with transaction:
+            for name in ("db", "kafka") if case.first == "db" else ("kafka", "db"):
+                handle = transaction.enlist(Checked(resources[name]))
+                if name == "db":
+                    work_on_database(handle, where, case)
+                elif case.votes[1] == "yes":
+                    for part in range(MESSAGES):
+                        handle.send(where.topic, f"{case.id}/{part}".encode())
+            if case.ending == "rollback":
+                transaction.rollback()
+                return "rolled back"
+    except (TransactionRolledBack, XaError, psycopg.Error):
+        return "rolled back" if transaction.status.value == "rolled back" else transaction.status.value
+    except TransactionInDoubt:
+        return "in doubt"
+    return "committed"
+
+
+def work_on_database(connection: Any, where: Where, case: Case) -> None:
+    if case.votes[0] == "read-only":
+        connection.execute("SELECT 1")
+    else:
+        connection.execute(f"INSERT INTO {where.table} VALUES (%s)", (case.id,))
+    if case.votes[0] == "no":
+        try:
+            connection.execute("SELECT 1/0")
+        except psycopg.errors.DivisionByZero:
+            return  # as an application that does not look
+
+
+def main(where: Where) -> None:
+    for line in sys.stdin:
+        fields = json.loads(line)
+        case = Case(**{**fields, "votes": tuple(fields["votes"])})
+        points_read, points_write = os.pipe()
+        told_read, told_write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(points_read)
+            os.close(told_read)
+            told = run(case, where, os.fdopen(points_write, "w"))
+            os.write(told_write, told.encode())
+            os._exit(0)
+        os.close(points_write)
+        os.close(told_write)
+        points = os.fdopen(points_read).read().split()
+        told = os.fdopen(told_read).read()
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(json.dumps({"status": status, "told": told, "points": points}) + "\n")
+        sys.stdout.flush()
+
+
+def line(case: Case) -> str:
+    """A case as ``main`` reads it."""
+    return json.dumps(asdict(case)) + "\n"
+
+
+if __name__ == "__main__":
+    main(Where(**json.loads(sys.argv[1])))
