@@ -141,7 +141,7 @@ class Engine(Destinations):
 
     def _drop_oldest(self, queue: Queue) -> None:
         while queue.full():
-            oldest = next((message for message in queue.waiting() if message.mid < 0), None)
+            oldest = min((message for message in queue.waiting() if message.mid < 0), key=lambda message: message.position, default=None)
             if oldest is None:
                 return
             queue.take_out(oldest)
