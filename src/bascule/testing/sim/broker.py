@@ -197,6 +197,7 @@ class Broker:
         self.process.alive = False
         self.serving = False
         self.serving_since_ms = 0.0
+        self.epoch = -1
         self.connections: dict[Connection, None] = {}
         self.snapshot_records = 25
         self.journal = kafka.partition(JOURNAL)
@@ -227,6 +228,11 @@ class Broker:
         connection = Connection(self, name)
         self.connections[connection] = None
         return connection
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer epoch has begun, known to this broker or not."""
+        return any(record.key == KEY_OF_KIND[Kind.EPOCH] for record in self.journal.records[self.epoch + 1 :])
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +269,7 @@ class Broker:
         names = [divert.name for divert in self.diverts.exclusive]
         start = encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": names}))
         self.appender.append(ToWrite(KEY_OF_KIND[Kind.EPOCH], start))
-        epoch = await self.process.within(APPEND_TIMEOUT_MS, self._started)
+        epoch = self.epoch = await self.process.within(APPEND_TIMEOUT_MS, self._started)
         loader = await self._load(epoch)
         engine = self.engine = loader.engine
         self.offsets: OffsetMap = loader.offsets
@@ -308,6 +314,11 @@ class Broker:
             self.serving = False
             self._close_clients()
             self.ended.fail(error)
+
+    def lose_election(self, epoch: int) -> None:
+        """Another broker has been elected since this one began an epoch."""
+        if self.serving and self.epoch == epoch:
+            self.end(SteppedDown("another broker has been elected"))
 
     # -- appends -----------------------------------------------------------------------------------------------------
 

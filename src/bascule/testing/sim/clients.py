@@ -41,6 +41,9 @@ class Stage:
     operations: list[Operation] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
     ending: bool = False
+    #: Deliveries of a broker that did not know yet of a newer epoch, and which it could not acknowledge any more. Only an election that is
+    #: in time can prevent them; that their acknowledgements do not count is what the fence is for.
+    stale: int = 0
     last_work_ms: float = 0.0
 
     def note(self, operation: Operation) -> int:
@@ -280,13 +283,19 @@ class Taker(_Transacted):
         if not taken:
             return
         ids = [id_of(message.body or b"") for message, _ in taken]
+        stale = connection.broker.superseded
         said: dict[str, Any] = {**self._where, "redelivered": tuple(id for id, (_, count) in zip(ids, taken, strict=True) if count)}
         if self._transacted:
             outcome = await self._settle(connection, port, [message for message, _ in taken], ids)
-            self.note("move" if self._to else "receive", ids, outcome, begun_ms, target=self._to, **said)
+            if stale and outcome != "ok":
+                self.stage.stale += len(ids)
+            else:
+                self.note("move" if self._to else "receive", ids, outcome, begun_ms, target=self._to, **said)
         else:
-            place = self.note("receive", ids, "ok", begun_ms, **said)
-            connection.lost.then(partial(self._in_doubt, place))
+            if stale:
+                self.stage.stale += len(ids)
+            else:
+                connection.lost.then(partial(self._in_doubt, self.note("receive", ids, "ok", begun_ms, **said)))
             for message, _ in taken:
                 connection.up(self._acknowledge, connection, port, message)
         connection.up(self._credit, connection, port, len(taken))

@@ -28,7 +28,7 @@ TRANSACTION_MS: Final = 900.0
 
 
 class KafkaFault(Exception):
-    """What a client is told: ``fenced``, ``invalid-state``, ``failed`` or ``timed-out``."""
+    """What a client is told: ``fenced``, ``invalid-state``, ``incomplete``, ``failed``, ``timed-out`` or ``closed``."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -359,6 +359,7 @@ class Producer:
         self._added: dict[Partition, None] = {}
         self._sequences: dict[Partition, int] = {}
         self._producer = self._epoch = -1
+        self._incomplete = False  # a record of the transaction was not stored
 
     async def init(self) -> None:
         """Whatever an earlier one had open is ended."""
@@ -367,23 +368,28 @@ class Producer:
     def begin(self) -> None:
         """A transaction; nothing is sent for that."""
         self._added.clear()
+        self._incomplete = False
 
     async def produce(self, partition: Partition, records: Sequence[ToWrite]) -> None:
-        """Records of the transaction."""
-        name = (self._id, self._producer, self._epoch)
-        if partition not in self._added:
-            await self._kafka.request(self._process, "AddPartitionsToTxn", lambda: self._kafka.add_partition(*name, partition))
-            self._added[partition] = None
+        """Records of the transaction. Raises KafkaFault: then it cannot be committed any more."""
+        kafka, name = self._kafka, (self._id, self._producer, self._epoch)
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + 1
-        await self._kafka.request(
-            self._process, f"Produce {partition.topic}", lambda: self._kafka.produce(*name, partition, sequence, records)
-        )
+        try:
+            if partition not in self._added:
+                await kafka.request(self._process, "AddPartitionsToTxn", lambda: kafka.add_partition(*name, partition))
+                self._added[partition] = None
+            await kafka.request(self._process, f"Produce {partition.topic}", lambda: kafka.produce(*name, partition, sequence, records))
+        except KafkaFault:
+            self._incomplete = True
+            raise
 
     async def end(self, *, commit: bool) -> None:
         """Commit or abort. Raises KafkaFault: ``timed-out`` leaves open which it was."""
-        name = (self._id, self._producer, self._epoch)
-        await self._kafka.request(self._process, "EndTxn", lambda: self._kafka.end(*name, commit=commit))
+        if commit and self._incomplete:
+            raise KafkaFault("incomplete")
+        kafka, name = self._kafka, (self._id, self._producer, self._epoch)
+        await kafka.request(self._process, "EndTxn", lambda: kafka.end(*name, commit=commit))
 
 
 class Appender:

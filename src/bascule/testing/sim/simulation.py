@@ -37,6 +37,8 @@ from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, d
 #: How long things go wrong, and how soon after that all must have arrived.
 TROUBLE_MS: Final = 700.0
 HEALED_MS: Final = 12_000.0
+#: How long a broker may not know that another one has been elected.
+ELECTION_MS: Final = 250.0
 #: What was broken when all was healed may still end badly for so long.
 AFTERMATH_MS: Final = 600.0
 #: Nothing has happened for so long: nothing more will.
@@ -179,7 +181,14 @@ class Simulation:
                 if not broker.process.alive or not broker.process.stopped:
                     broker.kill()
                     broker.launch()
+                    self._elected(broker)
                 return
+
+    def _elected(self, winner: Broker) -> None:
+        """The others hear of it some time; what they do until then must not count."""
+        for broker in self.brokers:
+            if broker is not winner and broker.process.alive:
+                broker.process.after(self.random.random() * ELECTION_MS, broker.lose_election, broker.epoch)
 
     def ensure_broker(self) -> None:
         """Somebody has to serve: what the election is for."""
@@ -319,7 +328,7 @@ class Simulation:
         for broker in self.brokers:
             if broker.failure is not None:
                 yield f"{broker.name}, which cannot load its journal: {broker.failure}", [broker.name]
-        serving = [broker for broker in self.brokers if broker.serving]
+        serving = sorted((broker for broker in self.brokers if broker.serving), key=lambda broker: broker.epoch)
         for broker in serving[-1:]:
             for queue in broker.engine.addresses.queues.values():
                 yield queue.name, [id_of(message.body or b"") for message in (*queue.untouched(), *queue.unacked())]
@@ -357,7 +366,7 @@ class Simulation:
                         sent[f"topic:{send.address}" if send.routing == Routing.MULTICAST else send.address].add(id_of(send.body))
                 elif op == Op.ACK:
                     queue, mids = decode_ack(record.value, start, end)
-                    taken[names[queue]] |= {ids[mid] for mid in mids if mid in ids}
+                    taken[names.get(queue, Place(f"queue {queue}"))] |= {ids[mid] for mid in mids if mid in ids}
                 elif op == Op.QUEUE_CREATED:
                     said = decode_json(record.value, start, end)
                     multicast = said["routing"] == Routing.MULTICAST

@@ -159,6 +159,7 @@ class Writer:
                 await incarnation.producer.end(commit=True)
                 break
             except KafkaFault as fault:
+                world.say(f"{self.process.name}: {self.key} is not written: {fault}")
                 self.drop()
                 if world.now_ms > deadline_ms:
                     raise Unavailable(f"Kafka does not commit: {fault}") from fault
