@@ -83,7 +83,7 @@ class Deliveries:
     def delay(self, message: Message, queues: list[Queue], due_ms: int) -> None:
         """A message is in its queues and may be delivered at ``due_ms`` only (Jakarta Messaging 3.1, section 7.9)."""
         for queue in queues:
-            queue.delayed[message] = None
+            queue.delayed[message] = due_ms
         if queues:
             self.schedule.at(due_ms, self.arrive, message, queues)
 
@@ -219,7 +219,7 @@ class Deliveries:
             by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
         now_ms = self.clock()
         for pause_ms, postponed in by_pause.items():
-            queue.delayed.update(dict.fromkeys(postponed))
+            queue.delayed.update(dict.fromkeys(postponed, now_ms + pause_ms))
             self.schedule.at(now_ms + pause_ms, self._try_again, queue, postponed)
         return []
 

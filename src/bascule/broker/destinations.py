@@ -93,7 +93,7 @@ class Destinations(Deliveries):
             return
         queue.deleted = True
         self.addresses.remove(queue)
-        for message in (*queue.untouched(), *queue.unacked()):
+        for message in list(queue.holds()):
             self.release(message)
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:

@@ -6,7 +6,7 @@ things is an entry of a journal record, and is carried out when that record is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bascule.amqp.types import Timestamp, UByte, UInt
@@ -282,6 +282,12 @@ class Engine(Destinations):
             self.put_in(message, (queue,), draft.delivery_time_ms)
 
     # -- transactions ------------------------------------------------------------------------------------------------
+
+    def in_transactions(self) -> Iterator[tuple[Queue, Message]]:
+        """Messages that open transactions have acknowledged."""
+        for transaction in self.transactions.values():
+            for consumer, message in transaction.acks:
+                yield consumer.queue, message
 
     def begin(self, transaction_id: bytes) -> Transaction:
         """A new local transaction."""

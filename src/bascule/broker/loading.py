@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bascule.broker.engine import Engine
@@ -38,7 +39,8 @@ class Loader:
     A replay decides nothing: which queues took a message is in its record; no selector and no configuration is looked at.
     """
 
-    def __init__(self, engine: Engine, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, engine: Engine, snapshot: Snapshot | None = None, stored: Mapping[int, bytes] | None = None) -> None:
+        """``stored`` are records of the store by mid, for messages that the snapshot has there. Raises DamagedRecord."""
         self.engine = engine
         self.snapshot = snapshot
         self.fence = Fence()
@@ -52,9 +54,9 @@ class Loader:
         self._delayed: dict[int, int] = {}  # mid -> when it may be delivered
         self.first_offset = 0
         if snapshot is not None:
-            self._restore(snapshot)
+            self._restore(snapshot, stored or {})
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def _restore(self, snapshot: Snapshot, stored: Mapping[int, bytes]) -> None:
         engine = self.engine
         self.fence = Fence(snapshot.epoch, snapshot.sequence)
         self.offsets = snapshot.offsets
@@ -68,10 +70,19 @@ class Loader:
             self._counts[queue.id].update(counts)
             for mid in mids:
                 self._wanted.setdefault(mid, []).append(queue.id)
+        for mid in snapshot.stored:
+            self._take_stored(mid, stored.get(mid), snapshot)
         for address, pairs in snapshot.windows.items():
             window = engine.windows.window(address)
             for digest, time_ms in pairs:
                 window.add(digest, time_ms)
+
+    def _take_stored(self, mid: int, value: bytes | None, snapshot: Snapshot) -> None:
+        if value is None:
+            raise DamagedRecord(f"message {mid} of snapshot {snapshot.id} is not in the store")
+        decode_header(value)
+        _, start, end = next(entries(value))
+        self._hold(mid, decode_send(value, start, end), self._wanted.pop(mid, []))
 
     def _described(self, content: dict[str, Any]) -> Queue:
         return Queue.from_journal(content, self.engine.policy.of(content["address"]))

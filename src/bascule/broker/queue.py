@@ -60,7 +60,7 @@ class Queue:
         self.confirmed = not durable  # its creation is in the journal
         self.deleted = False
         self.ready = Ready()
-        self.delayed: dict[Message, None] = {}  # they wait for their time
+        self.delayed: dict[Message, int] = {}  # they wait for their time (ms since the epoch)
         self.groups: Groups | None = None
         self.held_messages = 0
         self.held_bytes = 0
@@ -179,6 +179,11 @@ class Queue:
         """Every message that a consumer holds."""
         for consumer in self.consumers:
             yield from consumer.unacked.values()
+
+    def holds(self) -> Iterator[Message]:
+        """Every message of the queue but those in the hands of a transaction."""
+        yield from self.untouched()
+        yield from self.unacked()
 
     @property
     def delivering_count(self) -> int:

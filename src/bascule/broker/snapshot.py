@@ -1,7 +1,7 @@
 """A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
 
 Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed
-integers, then for each duplicate window its digests and times. All big endian.
+integers, then for each duplicate window its digests and times, then the mids of messages in the store. All big endian.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.message import Message
 from bascule.broker.queue import Queue
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord
+from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, send_entry
 
 SNAPSHOT_VERSION = 1
 _LENGTH = struct.Struct(">I")
@@ -36,6 +36,7 @@ class Snapshot:
     mids: list[list[int]] = field(default_factory=list)  # by queue, ascending
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
     windows: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
+    stored: list[int] = field(default_factory=list)  # mids, ascending, whose messages are in the store: below all others
 
     @property
     def id(self) -> str:
@@ -44,7 +45,8 @@ class Snapshot:
 
     def first_offset(self) -> int:
         """Where reading must begin to get the bodies of all messages that still wait."""
-        oldest = min((mids[0] for mids in self.mids if mids), default=None)
+        stored = set(self.stored)
+        oldest = min((mid for mids in self.mids for mid in mids if mid not in stored), default=None)
         return self.next_offset if oldest is None else self.offsets.offset_of(oldest >> INDEX_BITS)
 
 
@@ -55,9 +57,8 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     for queue, mid in journaling.unconfirmed_acks():
         acked.setdefault(queue, []).append(mid)
     uncommitted: dict[Queue, list[Message]] = {}
-    for transaction in engine.transactions.values():
-        for consumer, message in transaction.acks:
-            uncommitted.setdefault(consumer.queue, []).append(message)
+    for queue, message in engine.in_transactions():
+        uncommitted.setdefault(queue, []).append(message)
     sequence = journaling.confirmed_sequence
     queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
     unconfirmed = list(journaling.unconfirmed_digests())
@@ -68,12 +69,47 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
     )  # fmt: skip
     for queue in queues:
-        messages = [message for message in (*queue.untouched(), *queue.unacked(), *uncommitted.get(queue, ())) if message.mid >= 0]
+        messages = [message for message in (*queue.holds(), *uncommitted.get(queue, ())) if message.mid >= 0]
         snapshot.mids.append(sorted([*(message.mid for message in messages), *acked.get(queue, ())]))
         snapshot.counts.append(
             sorted((message.mid, queue.counts[message.position]) for message in messages if message.position in queue.counts)
         )
     return snapshot
+
+
+#: Messages that are moved to the store at once: they are written again, while traffic goes on.
+STORE_MESSAGES_MAX = 20_000
+STORE_BYTES_MAX = 64 << 20
+#: Where so much of the journal's old part is still wanted, moving it would save too little.
+STORE_DENSITY_MAX = 0.5
+
+
+def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[int, tuple[Message, Queue]]:
+    """The few old messages for which much of the journal would have to be kept, by mid, ascending."""
+    stored = set(snapshot.stored)
+    old = sorted({mid for mids in snapshot.mids for mid in mids if mid >> INDEX_BITS < before_sequence} - stored)
+    if not old or len(old) > STORE_DENSITY_MAX * (before_sequence - (old[0] >> INDEX_BITS)):
+        return {}
+    held = {message.mid: (message, queue) for queue in engine.addresses.queues.values() if queue.durable for message in queue.holds()}
+    found: dict[int, tuple[Message, Queue]] = {}
+    size_bytes = 0
+    for mid in old[:STORE_MESSAGES_MAX]:
+        if mid not in held or size_bytes > STORE_BYTES_MAX:
+            break  # acknowledged, and that is not stored yet: what comes behind it is moved the next time
+        found[mid] = held[mid]
+        size_bytes += held[mid][0].size_bytes
+    return found
+
+
+def stored_record(engine: Engine, message: Message, queue: Queue) -> bytes:
+    """What the store keeps of a message: a record like that which brought it."""
+    flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
+    due_ms = queue.delayed.get(message, 0)
+    send = Send(
+        flags, queue.routing, message.priority, 0, message.expiry_ms, due_ms, queue.address, (queue.id,), (), (), None,
+        engine.bodies.read(message),
+    )  # fmt: skip
+    return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))
 
 
 def encode(snapshot: Snapshot) -> bytes:
@@ -83,6 +119,7 @@ def encode(snapshot: Snapshot) -> bytes:
         "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
         "queues": snapshot.queues, "ingress": sorted(snapshot.ingress.items()),
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
+        "stored": len(snapshot.stored),
         "windows": [[address, len(pairs)] for address, pairs in snapshot.windows.items()],
     }  # fmt: skip
     encoded = json.dumps(head, separators=(",", ":")).encode()
@@ -92,6 +129,7 @@ def encode(snapshot: Snapshot) -> bytes:
         parts.append(struct.pack(f">{2 * len(counts)}Q", *(number for pair in counts for number in pair)))
     for pairs in snapshot.windows.values():
         parts.extend(_DIGEST.pack(digest, time_ms) for digest, time_ms in pairs)
+    parts.append(struct.pack(f">{len(snapshot.stored)}Q", *snapshot.stored))
     return b"".join(parts)
 
 
@@ -117,6 +155,8 @@ def decode(data: bytes) -> Snapshot:
             end = position + _DIGEST.size * pair_count
             snapshot.windows[address] = list(_DIGEST.iter_unpack(data[position:end]))
             position = end
+        snapshot.stored = list(struct.unpack_from(f">{head['stored']}Q", data, position))
+        position += 8 * head["stored"]
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise DamagedRecord(f"snapshot: {error}") from error
     if position != len(data):

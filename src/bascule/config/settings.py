@@ -179,6 +179,16 @@ class Journal(Section):
         default=15, gt=0, description="If Kafka stores nothing for so long, client connections are closed; clients come back and repeat"
     )
     snapshot_records: int = Field(default=50_000, ge=100, description="Journal records between two snapshots: bounds the time of a restart")
+    retention_s: float = Field(
+        default=604_800,
+        ge=0,
+        description="The journal is kept for so long, for diverts to come that start in the past; 0 = only what queues and pipelines need",
+    )
+    pinned_bytes: ByteSize = Field(
+        default=ByteSize(0),
+        description="Journal that a pipeline which stands still may keep from being deleted; beyond it the pipeline loses what it has not"
+        " read, and stops; 0 = no limit",
+    )
     replication_factor: int = Field(default=1, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)")
     replayable: tuple[str, ...] = Field(
         default=(),

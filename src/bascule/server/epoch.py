@@ -11,12 +11,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import bascule
-from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
@@ -35,8 +33,8 @@ from bascule.journal.records import (
     json_entry,
 )
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
-from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.following import Following
+from bascule.server.housekeeping import Housekeeping
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +44,6 @@ IN_FLIGHT_MAX = 4
 LINGER_S = 0.005
 #: Bytes on their way at which producers get no more credit.
 IN_FLIGHT_BYTES_MAX = 32 << 20
-#: Journal read again at a start, beside what still waits in queues: about a second of it.
-SNAPSHOT_BYTES = 128 << 20
 #: How often the age of the oldest append is looked at.
 WATCH_S = 0.5
 
@@ -65,10 +61,15 @@ class JournalPlace:
     kafka: dict[str, Any]
     topic: str
     snapshots_topic: str
+    store_topic: str
+    ingress_topic: str
+    positions_topic: str
     partition: int
     append_timeout_s: float
     snapshot_records: int
     session_timeout_s: float
+    retention_s: float
+    pinned_bytes_max: int  # 0 for no quota
 
 
 def _now_ms() -> int:
@@ -95,18 +96,12 @@ class Epoch:
         self._on_confirmed = on_confirmed
         self._on_stalled = on_stalled
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
-        self._store = SnapshotStore(place.kafka, place.snapshots_topic)
         self._writer = JournalWriter(place.kafka, place.topic, place.partition, self._post)
         self._started: asyncio.Future[int] | None = None
         self._next_offset = -1
         self._flush_due = False
         self._oldest_since_s = 0.0
-        self._since_snapshot = 0
-        self._bytes_since_snapshot = 0
-        self._snapshot_task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
-        self._snapshot_busy = False
-        self._snapshots: list[str] = []
+        self.housekeeping: Housekeeping | None = None  # from the start on
         self._watch: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None  # for what the engine has to do later
         self.loaded = False
@@ -114,7 +109,7 @@ class Epoch:
         self.offsets = OffsetMap()
         self.engine = self._fresh_engine()
         self._seen_s = time.monotonic()  # when this process was last known to run
-        self.following = Following(place, self._store, self._fresh_engine)
+        self.following = Following(place, self._fresh_engine)
 
     def _fresh_engine(self) -> Engine:
         bodies = Bodies(self._bodies, self._memory_bytes)
@@ -129,10 +124,11 @@ class Epoch:
         loader = await self.following.up_to(offset + 1)
         self.engine = loader.engine
         self.offsets = loader.offsets
-        self._snapshots = [*self.following.snapshots, *list(loader.announced)[-1:]]
         self.engine.journaling.begin(offset, loader.fence.sequence)
         self.engine.addresses.use(self._diverts)
         self._next_offset = offset + 1
+        self.housekeeping = Housekeeping(self.place, self.engine, self.offsets, lambda: not self.ended)
+        self.housekeeping.begin([*self.following.snapshots, *list(loader.announced)[-1:]], self.following.stored)
         self.engine.create_configured()
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
@@ -217,8 +213,8 @@ class Epoch:
             elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
                 self._next_offset = offset + 1
                 self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
-                self._since_snapshot += 1
-                self._bytes_since_snapshot += self.engine.journaling.in_flight[0].size_bytes
+                assert self.housekeeping is not None
+                self.housekeeping.appended(self.engine.journaling.in_flight[0].size_bytes)
                 self.engine.confirm()
         if self.ended:
             return
@@ -226,10 +222,6 @@ class Epoch:
         self.engine.stalled = None
         if self._flush_due:
             self.flush()
-        if not self._snapshot_busy and (
-            self._since_snapshot >= self.place.snapshot_records or self._bytes_since_snapshot >= SNAPSHOT_BYTES
-        ):
-            self._snapshot_task = self._loop.create_task(self.snapshot())
         self._on_confirmed()
 
     def _own_gap(self, start: int, end: int) -> bool:
@@ -270,33 +262,6 @@ class Epoch:
             self.end(SteppedDown(f"this process stood still for {still_s:.0f} s"))
         return not self.ended
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------
-
-    async def snapshot(self) -> None:
-        """Store the state, announce it in the journal, forget the older ones."""
-        self._snapshot_busy = True
-        try:
-            taken = snapshots.take(self.engine, self.offsets)
-            self._since_snapshot = self._bytes_since_snapshot = 0
-            data = snapshots.encode(taken)
-            await self._loop.run_in_executor(self._executor, self._store.write, taken.id, data)
-            if self.ended:
-                return
-            stored: asyncio.Future[None] = self._loop.create_future()
-            journaling = self.engine.journaling
-            journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id, "bytes": len(data)}))
-            journaling.then(stored.set_result, None)
-            await asyncio.wait_for(stored, self.place.append_timeout_s)
-            older, self._snapshots = [name for name in self._snapshots if name != taken.id], [taken.id]
-            for name in older:
-                await self._loop.run_in_executor(self._executor, self._store.delete, name)
-        except TimeoutError:
-            log.warning("no snapshot this time: its announcement is not stored yet")
-        except BasculeError as error:
-            log.warning("no snapshot this time: %s", error)
-        finally:
-            self._snapshot_busy = False
-
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, error: BasculeError) -> None:
@@ -312,5 +277,6 @@ class Epoch:
         for timer in (self._watch, self._timer):
             if timer is not None:
                 timer.cancel()
+        if self.housekeeping is not None:
+            self.housekeeping.close()
         await self._loop.run_in_executor(None, self._writer.close)
-        self._executor.shutdown(wait=False)

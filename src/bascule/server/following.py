@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
+from bascule.server.housekeeping import StoredMessages
 
 if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
@@ -35,15 +36,15 @@ class Closed(BasculeError):
 class Following:
     """A thread that loads the newest snapshot and applies the journal's records as they come, until it is told where to stop."""
 
-    def __init__(self, place: JournalPlace, store: SnapshotStore, fresh_engine: Callable[[], Engine]) -> None:
+    def __init__(self, place: JournalPlace, fresh_engine: Callable[[], Engine]) -> None:
         self._place = place
-        self._store = store
         self._fresh_engine = fresh_engine
         self._end: int | None = None
         self._closing = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
-        #: Ids of the snapshots that were found.
+        #: Ids of the snapshots that were found, and mids in the store.
         self.snapshots: list[str] = []
+        self.stored: set[int] = set()
         self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
 
     async def up_to(self, end: int) -> Loader:
@@ -53,11 +54,14 @@ class Following:
 
     def _run(self) -> Loader:
         candidates = self._candidates()
+        # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
+        stored = StoredMessages(self._place.kafka, self._place.store_topic).read()
+        self.stored = set(stored)
         reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
         try:
             first, high = reader.range()
             for snapshot in [*candidates, None]:
-                loader = self._beginning(snapshot, first)
+                loader = self._beginning(snapshot, stored, first)
                 if loader is None:
                     continue
                 reader.seek(loader.first_offset)
@@ -77,7 +81,7 @@ class Following:
     def _candidates(self) -> list[Snapshot]:
         """The newest first."""
         found: list[Snapshot] = []
-        for name, data in self._store.read().items():
+        for name, data in SnapshotStore(self._place.kafka, self._place.snapshots_topic).read().items():
             try:
                 found.append(snapshots.decode(data))
             except DamagedRecord as error:
@@ -85,8 +89,12 @@ class Following:
         self.snapshots = [snapshot.id for snapshot in found]
         return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
 
-    def _beginning(self, snapshot: Snapshot | None, first: int) -> Loader | None:
-        loader = Loader(self._fresh_engine(), snapshot)
+    def _beginning(self, snapshot: Snapshot | None, stored: Mapping[int, bytes], first: int) -> Loader | None:
+        try:
+            loader = Loader(self._fresh_engine(), snapshot, stored)
+        except DamagedRecord as error:
+            log.error("snapshot cannot be used: %s", error)
+            return None
         if loader.first_offset >= first:
             return loader
         if snapshot is None:

@@ -36,6 +36,7 @@ from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
+from bascule.server.housekeeping import Pin
 from bascule.server.ingress import IngressTail
 from bascule.server.logins import sasl_mechanisms
 from bascule.server.policies import policy_of
@@ -71,9 +72,11 @@ _FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 _SAFE = {"unclean.leader.election.enable": "false", "max.message.bytes": str(JOURNAL_RECORD_BYTES)}
 #: Settings of Bascule's own topics that its promises rest on.
 TOPIC_SETTINGS: dict[str, dict[str, str]] = {
-    "journal": {"cleanup.policy": "delete", **_FOREVER, **_SAFE},
-    "ingress": {"cleanup.policy": "delete", **_FOREVER, **_SAFE},
+    # What is trimmed leaves the disk with its segment, which must have room for the largest record.
+    "journal": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
+    "ingress": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
     "snapshots": {"cleanup.policy": "compact", **_SAFE},
+    "store": {"cleanup.policy": "compact", **_SAFE},
 }
 
 
@@ -297,9 +300,19 @@ class Node:
         journal = self.settings.journal
         self._ended = asyncio.get_running_loop().create_future()
         place = JournalPlace(
-            self._kafka, journal.topic("journal"), journal.topic("snapshots"), PARTITION, journal.append_timeout_s,
-            journal.snapshot_records, self.settings.broker.session_timeout_s,
-        )  # fmt: skip
+            self._kafka,
+            topic=journal.topic("journal"),
+            snapshots_topic=journal.topic("snapshots"),
+            store_topic=journal.topic("store"),
+            ingress_topic=journal.topic("ingress"),
+            positions_topic=journal.topic("positions"),
+            partition=PARTITION,
+            append_timeout_s=journal.append_timeout_s,
+            snapshot_records=journal.snapshot_records,
+            session_timeout_s=self.settings.broker.session_timeout_s,
+            retention_s=journal.retention_s,
+            pinned_bytes_max=int(journal.pinned_bytes),
+        )
         self._earlier = self.counters
         if self._spill is not None:
             self._spill.close()
@@ -331,7 +344,8 @@ class Node:
         assert self._epoch is not None
         if error is None:
             self._epoch.flush()
-            await self._epoch.snapshot()
+            assert self._epoch.housekeeping is not None
+            await self._epoch.housekeeping.round()
 
     async def _close_epoch(self) -> None:
         if self._epoch is not None:
@@ -376,6 +390,12 @@ class Node:
         """What has happened since the process started, over all epochs."""
         engine = self.loaded_engine
         return self._earlier if engine is None else sum_of(self._earlier, engine.counters)
+
+    @property
+    def pins(self) -> list[Pin]:
+        """Pipelines for which the journal is kept, as of the last snapshot."""
+        housekeeping = self._epoch.housekeeping if self._epoch is not None else None
+        return housekeeping.pins if housekeeping is not None else []
 
     def status(self) -> Status:
         """How the broker stands now."""

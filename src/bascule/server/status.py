@@ -98,6 +98,7 @@ class Status(TypedDict):
     serving: bool
     reason: str  # why it does not serve; empty when it does
     queues: list[QueueStatus]
+    pins: list[dict[str, Any]]  # pipelines for which the journal is kept: see Pin
     gauges: dict[str, float]
     counters: dict[str, float]
 
@@ -118,7 +119,8 @@ def status_of(node: Node) -> Status:
         }  # fmt: skip
     return Status(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
-        serving=node.serving, reason=node.trouble, queues=queues, gauges=gauges, counters=_named(node.counters),
+        serving=node.serving, reason=node.trouble, queues=queues, pins=[dataclasses.asdict(pin) for pin in node.pins],
+        gauges=gauges, counters=_named(node.counters),
     )  # fmt: skip
 
 

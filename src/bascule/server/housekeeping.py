@@ -1,0 +1,206 @@
+"""What keeps the journal short and a start quick: snapshots, the store of old messages, and the end of what nobody needs.
+
+Runs beside the traffic, one round at a time. Whatever fails is tried again with the next round: nothing rests on it but size and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.snapshot import Snapshot
+from bascule.core.errors import BasculeError
+from bascule.journal.records import Op, json_entry
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import Appender, Outgoing, TableReader, trim
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import POSITION_PARTITIONS, PositionReader
+from bascule.kafka.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from bascule.broker.engine import Engine
+    from bascule.journal.offsets import OffsetMap
+    from bascule.server.epoch import JournalPlace
+
+log = logging.getLogger(__name__)
+
+#: Journal read again at a start, beside what still waits in queues: about a second of it.
+SNAPSHOT_BYTES = 128 << 20
+#: How long Kafka may take to store what a round writes.
+STORE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pipeline for which the journal is kept, and how much of it is behind its position."""
+
+    pipeline: str
+    offset: int
+    records: int
+    bytes: int
+    released: bool  # beyond the owner's quota: the journal is trimmed all the same
+
+
+class StoredMessages:
+    """The compacted topic of messages that have grown old, by mid. Blocking: to be used off the event loop."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
+        self._kafka = kafka
+        self._topic = topic
+
+    def read(self) -> dict[int, bytes]:
+        """All of them. Raises Unavailable."""
+        reader = TableReader(self._kafka, self._topic, [0])
+        try:
+            return {int(key): stored.value for key, stored in reader.read().items()}
+        finally:
+            reader.close()
+
+    def write(self, records: Mapping[int, bytes | None]) -> None:
+        """Keep messages, forget those that are None; when this returns, Kafka has it. Raises Unavailable."""
+        appender = Appender(self._kafka)
+        try:
+            futures = [appender.append(Outgoing(self._topic, str(mid).encode(), value, partition=0)) for mid, value in records.items()]
+            for future in futures:
+                future.result(STORE_TIMEOUT_S)
+        finally:
+            appender.close()
+
+
+class Housekeeping:
+    """The rounds of one epoch. ``engine`` and ``offsets`` are the epoch's; ``running`` says whether it goes on."""
+
+    def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, running: Callable[[], bool]) -> None:
+        self.place = place
+        self._engine = engine
+        self._offsets = offsets
+        self._running = running
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._snapshots = SnapshotStore(place.kafka, place.snapshots_topic)
+        self._store = StoredMessages(place.kafka, place.store_topic)
+        self._names: list[str] = []  # of snapshots that the next one replaces
+        self._stored: set[int] = set()
+        self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
+        self._records = 0
+        self._size_bytes = 0
+        self._all_records = 0
+        self._all_bytes = 0
+        self._task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
+        self._busy = False
+        self.pins: list[Pin] = []
+
+    def begin(self, names: list[str], stored: set[int]) -> None:
+        """Snapshots that are there, and messages in the store."""
+        self._names, self._stored = names, stored
+
+    def appended(self, size_bytes: int) -> None:
+        """A record is stored; when there are enough, a round begins."""
+        self._records += 1
+        self._size_bytes += size_bytes
+        if (self._records >= self.place.snapshot_records or self._size_bytes >= SNAPSHOT_BYTES) and not self._busy:
+            self._task = self._loop.create_task(self.round())
+
+    async def round(self) -> None:
+        """Snapshot, announce it, forget the older ones, trim."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            taken = await self._snapshot()
+            if taken is not None and self._running():
+                await self._off_loop(self._trim, taken)
+        except TimeoutError:
+            log.warning("no snapshot this time: its announcement is not stored yet")
+        except BasculeError as error:
+            log.warning("housekeeping: %s", error)
+        finally:
+            self._busy = False
+
+    async def _off_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        await self._loop.run_in_executor(self._executor, partial(function, *arguments))
+
+    async def _snapshot(self) -> Snapshot | None:
+        engine = self._engine
+        taken = snapshots.take(engine, self._offsets)
+        self._all_records += self._records
+        self._all_bytes += self._size_bytes
+        self._records = self._size_bytes = 0
+        gone = self._stored.difference(mid for mids in taken.mids for mid in mids)
+        taken.stored = sorted(self._stored - gone)
+        moved = snapshots.pinning(engine, taken, self._sequences[0])
+        if moved:
+            records = {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()}
+            await self._off_loop(self._store.write, records)
+            self._stored.update(moved)
+            taken.stored = sorted({*taken.stored, *moved})
+        await self._off_loop(self._snapshots.write, taken.id, snapshots.encode(taken))
+        if not self._running():
+            return None
+        announced: asyncio.Future[None] = self._loop.create_future()
+        engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
+        engine.journaling.then(announced.set_result, None)
+        await asyncio.wait_for(announced, self.place.append_timeout_s)
+        self._sequences.append(taken.sequence)
+        older, self._names = [name for name in self._names if name != taken.id], [taken.id]
+        for name in older:
+            await self._off_loop(self._snapshots.delete, name)
+        if gone:
+            await self._off_loop(self._store.write, dict.fromkeys(gone))
+            self._stored -= gone
+        return taken
+
+    # -- trimming, in the executor -------------------------------------------------------------------------------------
+
+    def _trim(self, taken: Snapshot) -> None:
+        """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
+        place = self.place
+        self.pins = self._pins(taken.next_offset)
+        kept = [pin.offset for pin in self.pins if not pin.released]
+        self._trim_to(place.topic, place.partition, min(taken.first_offset(), *kept, taken.next_offset))
+        for partition, next_offset in taken.ingress.items():
+            self._trim_to(place.ingress_topic, partition, next_offset)
+
+    def _trim_to(self, topic: str, partition: int, end: int) -> None:
+        history = TopicHistory(self.place.kafka, topic, partition)
+        retained = history.at_time(int((time.time() - self.place.retention_s) * 1000))
+        if min(end, retained) > history.earliest():
+            trim(self.place.kafka, topic, {partition: min(end, retained)})
+
+    def _pins(self, end: int) -> list[Pin]:
+        """Of committed positions only: one that is not committed yet may never be."""
+        place = self.place
+        if place.positions_topic not in Topics(place.kafka).partitions():
+            return []
+        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
+        try:
+            positions = reader.read()
+        finally:
+            reader.close()
+        mean_bytes = self._all_bytes / self._all_records if self._all_records else 0.0
+        quota_bytes = place.pinned_bytes_max
+        pins = []
+        for key, position in sorted(positions.items()):
+            if position.topic == place.topic and position.partition == place.partition:
+                behind = max(0, end - position.offset)
+                size_bytes = int(behind * mean_bytes)
+                pins.append(Pin(key, position.offset, behind, size_bytes, bool(quota_bytes and size_bytes > quota_bytes)))
+        for pin in pins:
+            if pin.released:
+                log.error(
+                    "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
+                    pin.pipeline, pin.records, pin.bytes,
+                )  # fmt: skip
+        return pins
+
+    def close(self) -> None:
+        """No more rounds."""
+        self._executor.shutdown(wait=False)

@@ -1,0 +1,100 @@
+"""The journal stays as short as queues, pipelines and the owner's retention let it be, and what is old and wanted survives that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import POSITION_PARTITIONS, Position, position_key
+from bascule.kafka.transactional import TransactionalWriter
+from bascule.server.housekeeping import StoredMessages
+from bascule.testing.qpid import Session
+from bascule.testing.system import System, wait_for
+
+PREFIX = "bounded"
+CONFIG = """
+[journal]
+snapshot_records = 100
+retention_s = 0
+pinned_bytes = "1MiB"
+"""
+#: A send and its acknowledgement are two records, and each in a turn of its own: so many make some snapshots.
+MESSAGES = 300
+
+
+@pytest.fixture(scope="module")
+def bounded(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with System(kafka.bootstrap, tmp_path_factory.mktemp(PREFIX), prefix=PREFIX, config=CONFIG) as system:
+        yield system
+
+
+def first_offset(system: System) -> int:
+    return TopicHistory({"bootstrap.servers": system.bootstrap}, f"{PREFIX}.journal", 0).earliest()
+
+
+def stored(system: System) -> int:
+    return len(StoredMessages({"bootstrap.servers": system.bootstrap}, f"{PREFIX}.store").read())
+
+
+def traffic(session: Session, queue: str) -> None:
+    """Messages that come and go, one by one."""
+    producer, consumer = session.producer(queue), session.consumer(queue)
+    for _ in range(MESSAGES // 20):
+        producer.send("{n}", count=20)
+        assert len(consumer.receive_many(20)) == 20
+    consumer.close()
+    producer.close()
+
+
+def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_that(
+    bounded: System, connect_to: Connect, name: str, queue: str
+) -> None:
+    session = connect_to(bounded.failover_url).session()
+    session.producer(f"{queue}.old").send("old", properties={"n": 1})
+    begun = first_offset(bounded)
+    for _ in range(3):
+        traffic(session, queue)
+    trimmed = wait_for(lambda: max(0, first_offset(bounded) - begun), "the journal to be trimmed")
+    assert trimmed > MESSAGES
+    wait_for(lambda: stored(bounded) > 0, "the old message to be in the store")
+    bounded.broker.restart()
+    assert bounded.depth(f"{name}.old") == 1
+    (old,) = connect_to(bounded.url).session().consumer(f"{queue}.old").receive_many(1)
+    assert (old.body, old.properties["n"], old.redelivered) == ("old", 1, False)
+    traffic(connect_to(bounded.url).session(), queue)
+    wait_for(lambda: stored(bounded) == 0, "the store to forget what is gone")
+    bounded.broker.restart()
+    assert bounded.depth(f"{name}.old") == 0
+
+
+def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(bounded: System, connect_to: Connect, queue: str) -> None:
+    kafka = {"bootstrap.servers": bounded.bootstrap}
+    topics = Topics(kafka)
+    topics.create(f"{PREFIX}.positions", POSITION_PARTITIONS, {"cleanup.policy": "compact"})
+    topics.await_visible([f"{PREFIX}.positions"])
+    at = TopicHistory(kafka, f"{PREFIX}.journal", 0).latest()
+    key = position_key("divert:idle", f"{PREFIX}.journal", 0)
+    writer = TransactionalWriter(kafka, f"{PREFIX}.idle", f"{PREFIX}.positions", key)
+    writer.write([], None, Position(f"{PREFIX}.journal", "id", 0, at, members=("idle",)))
+    writer.close()
+
+    session = connect_to(bounded.failover_url).session()
+    for _ in range(3):
+        traffic(session, queue)
+    (pin,) = wait_for(lambda: bounded.status()["pins"], "the pipeline to be shown")
+    assert (pin["pipeline"], pin["offset"], pin["released"]) == (key, at, False)
+    assert pin["records"] > 0
+    assert first_offset(bounded) <= at
+
+    session.producer(queue).send("x" * 3_000_000)
+    large = session.consumer(queue)
+    assert len(large.receive_many(1)) == 1
+    large.close()
+    traffic(session, queue)
+    wait_for(lambda: bounded.status()["pins"][0]["released"], "the quota to be used up")
+    wait_for(lambda: first_offset(bounded) > at, "the journal to be trimmed all the same")
