@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bascule import __version__
-from bascule.cli import administer, config, inspect, messages, run, user
+from bascule.cli import administer, config, inspect, messages, run, user, xa
 from bascule.cli.output import fail, line
 from bascule.core.errors import BasculeError
 
@@ -27,6 +27,7 @@ for register in (
     inspect.register,
     administer.register,
     user.register,
+    xa.register,
     config.register,
 ):
     register(app)

@@ -21,7 +21,8 @@ COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
     ["config", "show"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "purge"], ["queue", "move"],
     ["queue", "delete"], ["dead-letters", "list"], ["dead-letters", "return"], ["subscription", "list"], ["subscription", "delete"],
-    ["connection", "list"], ["connection", "close"], ["user", "hash"],
+    ["connection", "list"], ["connection", "close"], ["user", "hash"], ["xa", "list"],
+    ["xa", "recover"], ["xa", "commit"], ["xa", "rollback"], ["xa", "forget"],
 ]  # fmt: skip
 
 

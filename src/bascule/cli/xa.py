@@ -1,0 +1,149 @@
+"""``bascule xa``: transactions that are not finished, and the operator's word on them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from bascule.xa import TransactionManager
+    from bascule.xa.log import Outcome
+    from bascule.xa.recovery import Pass, Step
+
+commands = typer.Typer(help="Show and finish transactions over several resources.", no_args_is_help=True)
+
+ManagerOption = Annotated[
+    str,
+    typer.Option(
+        "--manager", metavar="MODULE:NAME", envvar="BASCULE_XA_MANAGER", help="Where the application's TransactionManager is in Python"
+    ),
+]
+XidArgument = Annotated[str, typer.Argument(metavar="XID", help="A branch, as `bascule xa list` shows it")]
+NowOption = Annotated[bool, typer.Option("--now", help="Do not wait for the deadline of transactions that may still be at work")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(commands, name="xa")
+
+
+@commands.command("list", epilog="Example:  bascule xa list --manager shop.payments:manager")
+def list_branches(manager: ManagerOption, output: FormatOption = Format.TABLE) -> None:
+    """Show the branches that are prepared, what becomes of each, and heuristic outcomes."""
+    found = loaded(manager)
+    _show(found, found.recoverer().look(patient=True), output)
+
+
+@commands.command(epilog="Example:  bascule xa recover --manager shop.payments:manager --explain")
+def recover(
+    manager: ManagerOption,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what would be done, and why; do nothing")] = False,
+    now: NowOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Finish what crashes have left, as the log says. Safe while the application runs. Exit code 1 when something is left to do."""
+    found = loaded(manager)
+    recoverer = found.recoverer()
+    done = recoverer.look(patient=not now) if explain else recoverer.run(patient=not now)
+    _show(found, done, output)
+    found.log.close()
+    if not explain and (done.unreachable or done.failed):
+        raise typer.Exit(1)
+
+
+@commands.command(epilog="Example:  bascule xa commit 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
+def commit(xid: XidArgument, manager: ManagerOption) -> None:
+    """Commit a transaction in all resources, unless the log says otherwise. For one that is prepared everywhere and not decided."""
+    _finish(manager, xid, "commit")
+
+
+@commands.command(epilog="Example:  bascule xa rollback 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
+def rollback(xid: XidArgument, manager: ManagerOption) -> None:
+    """Roll a transaction back in all resources, unless the log says otherwise."""
+    _finish(manager, xid, "rollback")
+
+
+@commands.command(epilog="Example:  bascule xa forget 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
+def forget(xid: XidArgument, manager: ManagerOption) -> None:
+    """Drop the record of a heuristic outcome that you have seen to."""
+    from bascule.xa import Xid
+
+    found = loaded(manager)
+    found.recoverer().forget(Xid.parse(xid))
+    found.log.close()
+    note(f"forgotten: {xid}")
+
+
+def loaded(where: str) -> TransactionManager:
+    """The manager at MODULE:NAME, or what the function there returns. Raises InvalidInput."""
+    from bascule.xa import TransactionManager
+
+    module, _, name = where.partition(":")
+    if not module or not name:
+        raise InvalidInput(f"--manager {where!r}: MODULE:NAME is expected, for one shop.payments:manager")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"--manager {where}: {error}") from error
+    if not isinstance(found, TransactionManager) and callable(found):
+        found = found()
+    if not isinstance(found, TransactionManager):
+        raise InvalidInput(f"--manager {where}: that is a {type(found).__name__}, not a TransactionManager")
+    return found
+
+
+def _finish(manager: str, xid: str, outcome: str) -> None:
+    from bascule.xa import Xid
+    from bascule.xa.log import Outcome
+
+    found = loaded(manager)
+    wanted: Outcome = Outcome(outcome)
+    stands = found.recoverer().finish_now(Xid.parse(xid), wanted)
+    found.log.close()
+    if stands is not wanted:
+        raise InvalidInput(f"the log says {stands} for {xid}: that was done")
+    note(f"{outcome}: {xid}")
+
+
+def _row(step: Step, done: Pass) -> dict[str, Any]:
+    return {
+        "xid": str(step.xid),
+        "resource": step.resource,
+        "action": str(step.action),
+        "why": step.why,
+        "failed": done.failed.get(step),
+    }
+
+
+def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
+    steps = [_row(step, done) for step in done.steps if step.resource]
+    heuristics = [{**asdict(each), "xid": str(each.xid), "code": each.code.name} for each in done.heuristics]
+    if output is Format.JSON:
+        content = {"manager": manager.name, "branches": steps, "unreachable": done.unreachable, "heuristics": heuristics}
+        line(as_json(content, indent=2))
+        return
+    if steps:
+        table(("xid", "resource", "action", "why", "failed"), (list(step.values()) for step in steps))
+    if heuristics:
+        table(
+            ("heuristic outcome of", "outcome", "decided was", "when", "what the resource said"),
+            ([each["xid"], each["code"], each["wanted"], _when(each["at_ms"]), each["text"]] for each in heuristics),
+        )
+    for name, reason in done.unreachable.items():
+        note(f"{name} does not answer: {reason}")
+    if not steps and not heuristics and not done.unreachable:
+        line(f"{manager.name}: nothing is left to finish")
+
+
+def _when(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))

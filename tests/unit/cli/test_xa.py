@@ -1,0 +1,172 @@
+"""``bascule xa``: what is left of transactions, shown and finished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from bascule.cli.main import main
+from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.xa import TransactionManager, Xid
+from bascule.xa.errors import Code, ResourceFailed
+from bascule.xa.log import Decision, Heuristic, LogState, Outcome
+from bascule.xa.recovery import now_ms
+from bascule.xa.xid import branch, new_gtrid
+
+
+class Shop:
+    """An application's module, with what a crash has left."""
+
+    def __init__(self) -> None:
+        self.database, self.kafka = DurableBranches(), DurableBranches()
+        self.log = LogState()
+        self.kafka_down = False
+
+    def manager(self) -> TransactionManager:
+        def watch(_point: str) -> None:
+            if self.kafka_down:
+                raise ResourceFailed("no route")
+
+        resources = [ModelResource("db", self.database), ModelResource("kafka", self.kafka, watch=watch)]
+        return TransactionManager("shop", ModelLog(self.log), resources)
+
+    def leave(self, timeout_s: float = 0.0) -> Xid:
+        gtrid = new_gtrid("shop", now_ms() + int(timeout_s * 1000))
+        self.database.prepared[branch(gtrid, "db")] = ["row"]
+        self.kafka.prepared[branch(gtrid, "kafka")] = ["message"]
+        return branch(gtrid, "db")
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Bascule = Callable[..., Done]
+
+
+@pytest.fixture
+def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Bascule:
+    """Runs a command in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["bascule", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        return Done(int(str(code or 0)), *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    shop = Shop()
+    module = ModuleType("shop_of_test")
+    module.manager = shop.manager  # type: ignore[attr-defined]
+    module.other = "text"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop_of_test", module)
+    monkeypatch.setenv("BASCULE_XA_MANAGER", "shop_of_test:manager")
+    return shop
+
+
+def test_nothing_left_is_said(bascule: Bascule, shop: Shop) -> None:
+    done = bascule("xa", "list")
+    assert done == (0, "shop: nothing is left to finish\n", "")
+
+
+def test_what_is_left_is_listed_with_what_becomes_of_it(bascule: Bascule, shop: Shop) -> None:
+    xid, young = shop.leave(), shop.leave(timeout_s=50)
+    done = bascule("xa", "list", "--format", "json")
+    assert done.returncode == 0
+    branches = json.loads(done.stdout)["branches"]
+    assert [(each["xid"], each["resource"], each["action"]) for each in branches if each["resource"] == "db"] == [
+        (str(xid), "db", "rollback"),
+        (str(young), "db", "wait"),
+    ]
+    assert str(xid) in bascule("xa", "list").stdout
+    assert shop.database.prepared
+
+
+def test_recovery_explains_or_does_what_the_log_says(bascule: Bascule, shop: Shop) -> None:
+    xid = shop.leave()
+    shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
+    assert "the log says commit, by host/1" in bascule("xa", "recover", "--explain").stdout
+    assert shop.database.committed == []
+    assert bascule("xa", "recover").returncode == 0
+    assert (shop.database.committed, shop.kafka.committed) == (["row"], ["message"])
+
+
+def test_recovery_that_leaves_something_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+    shop.leave()
+    shop.kafka_down = True
+    done = bascule("xa", "recover")
+    assert done.returncode == 1
+    assert "kafka does not answer: XAER_RMFAIL: no route" in done.stderr
+
+
+def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(bascule: Bascule, shop: Shop) -> None:
+    shop.leave(timeout_s=50)
+    assert "wait" in bascule("xa", "recover").stdout
+    assert shop.database.prepared
+    bascule("xa", "recover", "--now")
+    assert shop.database.prepared == shop.kafka.prepared == {}
+
+
+@pytest.mark.parametrize("command", ["commit", "rollback"])
+def test_the_operator_finishes_a_transaction_in_all_resources(bascule: Bascule, shop: Shop, command: str) -> None:
+    xid = shop.leave()
+    done = bascule("xa", command, str(xid))
+    assert (done.returncode, done.stderr) == (0, f"{command}: {xid}\n")
+    assert shop.database.prepared == shop.kafka.prepared == {}
+    assert shop.kafka.committed == (["message"] if command == "commit" else [])
+
+
+def test_the_log_goes_before_the_operator(bascule: Bascule, shop: Shop) -> None:
+    xid = shop.leave()
+    shop.log.add(Decision(xid.gtrid, Outcome.COMMIT, ("db", "kafka"), 0, "host/1"))
+    done = bascule("xa", "rollback", str(xid))
+    assert done.returncode == 2
+    assert "the log says commit" in done.stderr
+    assert shop.kafka.committed == ["message"]
+
+
+def test_a_heuristic_outcome_is_shown_until_it_is_forgotten(bascule: Bascule, shop: Shop) -> None:
+    xid = branch(new_gtrid("shop", 0), "db")
+    shop.log.add(Heuristic(xid, Code.XA_HEURRB, Outcome.COMMIT, "rolled back by hand", 0))
+    shown = bascule("xa", "list").stdout
+    assert "XA_HEURRB" in shown
+    assert "rolled back by hand" in shown
+    assert bascule("xa", "forget", str(xid)).returncode == 0
+    assert shop.log.heuristics == {}
+    assert bascule("xa", "forget", str(xid)).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("shop_of_test", "MODULE:NAME is expected"),
+        ("missing_module:manager", "No module named"),
+        ("shop_of_test:missing", "no attribute"),
+        ("shop_of_test:other", "that is a str, not a TransactionManager"),
+    ],
+)
+def test_a_manager_that_is_not_there_is_told(bascule: Bascule, shop: Shop, where: str, said: str) -> None:
+    done = bascule("xa", "list", "--manager", where)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_what_is_no_xid_is_refused(bascule: Bascule, shop: Shop) -> None:
+    assert "is no Xid" in bascule("xa", "commit", "nonsense").stderr

@@ -1,0 +1,48 @@
+"""The contracts in prose are what the code does."""
+
+from __future__ import annotations
+
+import doctest
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bascule.testing.xa import Checked, ModelResource
+from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid
+from bascule.xa.resource import NEXT, Branches, Call, State
+from bascule.xa.xid import branch, new_gtrid
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "xa.md"
+
+
+def test_the_examples_do_what_the_page_says() -> None:
+    # The fence that ends an example is no part of its output.
+    text = PAGE.read_text().replace("```python\n", "").replace("\n```\n", "\n\n")
+    example = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
+    assert len(example.examples) > 40
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert "".join(said) == ""
+
+
+@pytest.mark.parametrize(("state", "call"), list(product(State, Call)))
+def test_what_is_not_in_the_table_is_refused(state: State, call: Call) -> None:
+    branches, xid = Branches(), branch(new_gtrid("shop", 0), "db")
+    branches.move(xid, state)
+    if (state, call) in NEXT:
+        assert branches.check(xid, call) is NEXT[state, call]
+        return
+    wanted = UnknownXid if state is State.NONE else DuplicateXid if call is Call.START else OutOfOrder
+    with pytest.raises(wanted, match=call.value):
+        branches.check(xid, call)
+
+
+def test_a_branch_of_another_process_is_passed_on() -> None:
+    resource = ModelResource("db")
+    xid = branch(new_gtrid("shop", 0), "db")
+    resource.start(xid, timeout_s=1).append("work")
+    resource.end(xid, success=True)
+    resource.prepare(xid)
+    Checked(resource).commit(xid)
+    assert resource.durable.committed == ["work"]
