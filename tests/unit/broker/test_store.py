@@ -1,0 +1,84 @@
+"""Old messages that would pin the journal: moved to the store, and loaded from there."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.engine import Engine
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.message import Bodies
+from bascule.broker.policy import Policy
+from bascule.broker.snapshot import Snapshot
+from bascule.journal.records import DamagedRecord
+
+
+def traffic(bench: Bench, count: int) -> None:
+    """Messages that come and go, each in records of its own."""
+    consumer = bench.consumer(bench.queue("busy"))
+    for number in range(count):
+        bench.fill(number, to="busy")
+        bench.acknowledge(consumer, -1)
+        bench.broker.settle()
+    bench.engine.detach(consumer.consumer)
+
+
+def moved(bench: Bench) -> tuple[Snapshot, dict[int, bytes]]:
+    """A snapshot for which what pins the journal has been moved."""
+    engine = bench.engine
+    taken = snapshots.take(engine, bench.broker.offsets)
+    found = snapshots.pinning(engine, taken, engine.journaling.sequence)
+    taken.stored = sorted(found)
+    return taken, {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in found.items()}
+
+
+def load(bench: Bench, taken: Snapshot, stored: dict[int, bytes]) -> Loader:
+    engine = Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms, Policy())
+    loader = Loader(engine, snapshots.decode(snapshots.encode(taken)), stored)
+    for offset in range(loader.first_offset, len(bench.broker.log.records)):
+        loader.apply(offset, bench.broker.log.records[offset][1])
+    loader.finish()
+    return loader
+
+
+def test_an_old_message_is_loaded_from_the_store_and_the_journal_from_where_it_matters(bench: Bench) -> None:
+    bench.fill("old", group="g", priority=7)
+    bench.fill("older than its time", delivery_delay_ms=1_000)
+    traffic(bench, 20)
+    bench.fill("young", priority=7)
+    taken, stored = moved(bench)
+    assert len(stored) == 2
+    assert taken.first_offset() > 20
+    engine = load(bench, taken, stored).engine
+    assert [bench.content(message) for message in engine.queue("q").ready] == ["old", "young"]
+    assert [message.group for message in engine.queue("q").ready] == ["g", None]
+    assert [bench.content(message) for message in engine.queue("q").delayed] == ["older than its time"]
+
+
+def test_a_message_in_several_subscriptions_is_stored_once_and_is_in_each_of_them(bench: Bench) -> None:
+    bench.subscription("one")
+    bench.subscription("two")
+    bench.fill("news", to="t")
+    traffic(bench, 20)
+    taken, stored = moved(bench)
+    assert len(stored) == 1
+    engine = load(bench, taken, stored).engine
+    for name in ("one", "two"):
+        assert [bench.content(message) for message in engine.addresses.subscriptions[name].ready] == ["news"]
+
+
+def test_where_most_of_the_journal_is_wanted_nothing_is_moved(bench: Bench) -> None:
+    bench.fill(*range(50))
+    _, stored = moved(bench)
+    assert stored == {}
+
+
+def test_a_stored_message_that_is_missing_stops_the_load_by_name(bench: Bench) -> None:
+    bench.fill("old")
+    traffic(bench, 20)
+    taken, stored = moved(bench)
+    (mid,) = stored
+    with pytest.raises(DamagedRecord, match=f"message {mid} of snapshot {taken.id} is not in the store"):
+        load(bench, taken, {})
