@@ -1,4 +1,5 @@
-"""A deep queue: the broker's memory with N messages of 1 KiB waiting, and how long a broker that was killed takes to serve them again.
+"""A deep queue: the broker's memory with N messages of 1 KiB waiting, how long a broker that was killed takes to serve them again,
+and how fast they are drained, against a short queue.
 
     python bench/backlog.py [--messages 100000]
 
@@ -16,18 +17,19 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bascule_up import BasculeUp
 from run import rss_mb
 
-from bascule.client.blocking import Address, Client
-from bascule.core.destination import Routing
-from bascule.jms.message import JmsMessage, encode_message
+from bascule.client import Acknowledge, Context, Queue, connect
 
 QUEUE = "backlog"
 BODY_BYTES = 1024
 DEADLINE_S = 300
+#: A queue that is short: drained for comparison.
+SHORT_MESSAGES = 20_000
+#: Messages a consumer asks for ahead.
+AHEAD = 1_000
 
 
 def waiting(broker: BasculeUp) -> int:
@@ -49,33 +51,51 @@ def until(broker: BasculeUp, count: int) -> float:
     return time.monotonic() - started_s
 
 
+def fill(client: Context, count: int) -> float:
+    """Messages sent per second."""
+    started_s = time.monotonic()
+    client.producer(Queue(QUEUE)).send_many("x" * BODY_BYTES for _ in range(count))
+    return count / (time.monotonic() - started_s)
+
+
+def drain(client: Context, count: int) -> float:
+    """Messages received and acknowledged per second."""
+    started_s = time.monotonic()
+    with client.consumer(Queue(QUEUE), prefetch=AHEAD) as consumer:
+        for _ in range(count):
+            if consumer.receive(DEADLINE_S) is None:
+                sys.exit("the queue gives nothing more")
+    return count / (time.monotonic() - started_s)
+
+
 def main() -> None:
     """Fill, measure, kill, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     count = parser.parse_args().messages
     with tempfile.TemporaryDirectory(prefix="bascule-bench-") as directory, BasculeUp(Path(directory)) as broker:
-        place = urlsplit(broker.url)
-        with Client(Address(place.hostname or "", place.port or 0)) as client:
-            sender = client.sender(QUEUE, Routing.ANYCAST)
-            started_s = time.monotonic()
-            for number in range(count):
-                sender.send(encode_message(JmsMessage(message_id=f"ID:backlog-{number}", body_kind="text", body="x" * BODY_BYTES)))
-            sender.flush()
-            sent_s = time.monotonic() - started_s
+        with connect(broker.url, acknowledge=Acknowledge.DUPS_OK) as client:
+            fill(client, SHORT_MESSAGES)
+            short_per_s = drain(client, SHORT_MESSAGES)
+            sent_per_s = fill(client, count)
         until(broker, count)
         filled_mb = rss_mb(broker.processes["broker"])
         killed_s = time.monotonic()
         os.kill(broker.processes["broker"], signal.SIGKILL)
         until(broker, count)
         restarted_s = time.monotonic() - killed_s
+        after_start_mb = rss_mb(broker.processes["broker"])
+        with connect(broker.url, acknowledge=Acknowledge.DUPS_OK) as client:
+            deep_per_s = drain(client, count)
         result = {
             "messages": count,
             "body_bytes": BODY_BYTES,
-            "sent_per_s": round(count / sent_s),
+            "sent_per_s": round(sent_per_s),
             "rss_mb": filled_mb,
             "kill_to_serving_s": round(restarted_s, 2),
-            "rss_after_start_mb": rss_mb(broker.processes["broker"]),
+            "rss_after_start_mb": after_start_mb,
+            "short_queue_drained_per_s": round(short_per_s),
+            "drained_per_s": round(deep_per_s),
         }
     print(json.dumps(result))
 
