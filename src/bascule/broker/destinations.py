@@ -11,6 +11,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
 from bascule.broker.queue import Queue
+from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
@@ -77,10 +78,12 @@ class Destinations(Deliveries):
         self._create(queue)
 
     def _create(self, queue: Queue) -> Queue:
+        crash.point("queue.create.before")
         self.next_queue_id += 1
         self.addresses.add(queue)
         if queue.durable:
             self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
+            crash.point("queue.create.after")
             self.journaling.then(self._created, queue)
         return queue
 
@@ -104,6 +107,7 @@ class Destinations(Deliveries):
             go_on()
         if queue.durable:
             self.journaling.add(queue_deleted_entry(queue.id))
+            crash.point("queue.delete.after")
 
     def create_temporary(self, name: str, routing: Routing) -> None:
         """A temporary destination: it lives as long as its link. Raises ResourceLimit."""

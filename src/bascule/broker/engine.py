@@ -26,6 +26,7 @@ from bascule.broker.policy import BLOCK, DROP, Policy
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Draft, Transaction
+from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -330,6 +331,7 @@ class Engine(Destinations):
             self.rollback(transaction)
             done(TransactionRolledBack(error))
             return
+        crash.point("transaction.commit.before")
         self.transactions.pop(transaction.id, None)
         now_ms = self.clock()
         stored: list[tuple[Message, tuple[Queue, ...], int]] = []
@@ -343,6 +345,7 @@ class Engine(Destinations):
             self.gone(consumer.queue, message)
         self.journaling.part()
         self.journaling.then(self._committed, stored, done)
+        crash.point("transaction.commit.after")
         self.journaling.close_if_full()
 
     def _committed(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[BasculeError | None], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
 
@@ -146,7 +147,9 @@ class Slot:
                 except KafkaException as error:
                     report(error.args[0], None)
                     raise
+        crash.point("slot.commit.before")
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+        crash.point("slot.commit.after")
 
     def _incarnation(self, deadline: float) -> Producer:
         pause_s = FIRST_PAUSE_S
@@ -178,6 +181,7 @@ class Slot:
         for _ in range(2):
             producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
+        crash.point("slot.init.after")
         return producer
 
     def _drop(self) -> None:

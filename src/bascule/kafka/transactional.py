@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
@@ -217,15 +218,20 @@ class TransactionalWriter:
         positions: Mapping[str, Position | None],
         faults: dict[int, KafkaError] | None,
     ) -> None:
+        crash.point("writer.position.read")
         self._hand_over(producer, outputs, faults)
+        crash.point("writer.produce.after")
         for name, position in positions.items():
             producer.produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
+        crash.point("writer.commit.before")
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+        crash.point("writer.commit.after")
 
     def _hand_over(self, producer: Producer, outputs: Sequence[Output], faults: dict[int, KafkaError] | None) -> None:
         """Those of the outputs that the incarnation has not taken yet."""
         if self._taken is None:
             producer.begin_transaction()
+            crash.point("writer.begin.after")
             self._taken = 0
         for place in range(self._taken, len(outputs)):
             topic, key, value, headers, timestamp_ms = outputs[place]
@@ -268,7 +274,9 @@ class TransactionalWriter:
         # answers the first request and is then replaced by the broker's own, which answers the second: 20 ms instead of 60 or 510.
         for _ in range(2):
             producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
+        crash.point("writer.init.before")
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
+        crash.point("writer.init.after")
         # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
         return _Incarnation(producer, self._reader.read())
 

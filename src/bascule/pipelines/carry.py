@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.kafka.admin import TopicMissing, Topics
 from bascule.kafka.positions import Position, PositionLost, PositionTaken
@@ -112,6 +113,7 @@ class Carrier:
 
     def __init__(self, pipelines: Pipelines, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
         """``state`` gives the position's further fields (the journal's fence) as of the last record taken."""
+        crash.point("task.begin")
         self._state = state
         self._limits: Limits = pipelines.limits
         self._targets = targets_for(pipelines)
@@ -171,6 +173,7 @@ class Carrier:
                 break
             except Unwritable as refused:
                 self._replace(refused)
+        crash.point("task.transaction.after")
         self.position = after
         self.written += len(self._outputs)
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bascule.core import crash
 from bascule.core.destination import address_matches
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import selector_lookup
@@ -208,6 +209,7 @@ class DivertEngine:
 
     def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
         """The message as its sender encoded it, for the dead-letter topic. Raises ``error`` where there is none."""
+        crash.point("divert.dead_letter")
         if self._dead_letter_topic is None:
             raise error
         marks: Headers = [

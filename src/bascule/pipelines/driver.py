@@ -20,6 +20,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.history import LagMirror
 from bascule.kafka.positions import Position, position_key
@@ -72,6 +73,7 @@ class Driver:
             # The session takes seconds; Kafka's side is looked at meanwhile.
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
+            crash.point("driver.topics.after")
             journal_id = self._journal_id() if self.pipelines.diverts else ""
             self._session = session.result()
         for divert in self._diverts.values():
@@ -99,9 +101,11 @@ class Driver:
 
     def stop(self) -> None:
         """Stops everything in order; no transaction stays open."""
+        crash.point("driver.stop.before")
         self._mirror()
         for query in self.queries.values():
             query.stop()
+        crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
             mirror.close()
         if self._session is not None:
@@ -168,6 +172,7 @@ class Driver:
         common.stop()
         key, common_key = self._positions.own_key(name), self._positions.common_key
         try:
+            crash.point("join.before")
             own, shared = self._positions.read(key), self._positions.read(common_key)
             if own.offset < shared.offset:
                 own = self._catch_up(query.name, key, own, shared.offset)
@@ -176,7 +181,9 @@ class Driver:
             elif shared.offset < own.offset:
                 shared = self._positions.move(common_key, lambda _: _moved(own, shared), {})
             after = joined(shared, own)
+            crash.point("join.caught_up")
             self._positions.move(common_key, lambda _: after, {key: None})
+            crash.point("join.after")
             del self.queries[query.name]
             log.info("divert has joined", divert=name, offset=after.offset)
         except BasculeError as error:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bascule.amqp.types import Int
+from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
@@ -70,6 +71,7 @@ class IngressEngine:
 
     def dead_letter(self, record: KafkaRecord, stage: str, error: Exception) -> Output:
         """The record as it was, for the dead-letter topic. Raises ``error`` where there is none."""
+        crash.point("ingress.dead_letter")
         if self._dead_letter_topic is None:
             raise error
         said = error_headers(self._ingress.name, record.topic, record.partition, record.offset, stage, error)

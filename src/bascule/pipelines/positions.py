@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from bascule.core import crash
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import POSITION_PARTITIONS, Position, PositionLost, PositionReader, position_key
@@ -114,7 +115,9 @@ class Positions:
             others |= dict.fromkeys(key for name, key in begun.items() if name not in configured)
             others |= {self.begun_key(name): position for name, position in plan.new.items()}
             others |= {self.own_key(name): position for name, position in (plan.apart | plan.parked).items()}
+            crash.point("driver.take.before")
             common_writer.write([], common, plan.common, others)
+            crash.point("driver.take.after")
             return plan
         finally:
             for writer in (common_writer, *writers.values()):
@@ -131,6 +134,7 @@ class Positions:
             position = found or Position(topic, topic_id, partition, offset_of(start, history))
             position = replace(position, owner=self.owner)
             writer.write([], found, position)
+            crash.point("driver.source.after")
             return position
         finally:
             writer.close()

@@ -18,6 +18,7 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
@@ -89,7 +90,9 @@ class DestinationWriter(DataSourceStreamWriter):
                 for value in message.values
             ]
             after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1)
+            crash.point("sink.commit.before")
             writer.write(outputs, before, after)
+            crash.point("sink.commit.after")
         finally:
             writer.close()
 

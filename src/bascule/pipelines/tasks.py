@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, Claim, held_position
@@ -69,6 +70,7 @@ class DivertTask:
                 records += batch.num_rows
                 self._take(batch, reader, carrier, transformed)
             carrier.commit()
+        crash.point("task.divert.end")
         yield _report(records, [carrier])
 
     def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
@@ -162,4 +164,5 @@ class IngressTask:
                     carrier.reach(record.offset + 1)
             for carrier in carriers.values():
                 carrier.commit()
+        crash.point("task.ingress.end")
         yield _report(records, carriers.values())

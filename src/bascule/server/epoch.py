@@ -21,6 +21,7 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
+from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
@@ -119,7 +120,9 @@ class Epoch:
 
     async def start(self) -> None:
         """Write the start record and take the state before it. Raises Unavailable, RecordError or SteppedDown."""
+        crash.point("epoch.start.before")
         offset = await self._write_start()
+        crash.point("epoch.start.after")
         started_s = time.monotonic()
         loader = await self.following.up_to(offset + 1)
         self.engine = loader.engine
@@ -133,6 +136,7 @@ class Epoch:
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
         self._look()
+        crash.point("epoch.loaded")
         self.loaded = True
         waiting = sum(queue.held_messages for queue in self.engine.addresses.queues.values())
         log.info(
@@ -193,7 +197,9 @@ class Epoch:
         if not in_flight:
             self._oldest_since_s = time.monotonic()
         try:
+            crash.point("journal.append.before")
             self.engine.journaling.flush()
+            crash.point("journal.append.after")
         except BasculeError as error:
             self.end(error)
 
@@ -215,7 +221,9 @@ class Epoch:
                 self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
                 assert self.housekeeping is not None
                 self.housekeeping.appended(self.engine.journaling.in_flight[0].size_bytes)
+                crash.point("journal.confirm.before")
                 self.engine.confirm()
+                crash.point("journal.confirm.after")
         if self.ended:
             return
         self._oldest_since_s = time.monotonic()

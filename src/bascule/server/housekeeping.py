@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.snapshot import Snapshot
+from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
@@ -131,6 +132,7 @@ class Housekeeping:
     async def _snapshot(self) -> Snapshot | None:
         engine = self._engine
         taken = snapshots.take(engine, self._offsets)
+        crash.point("snapshot.taken")
         self._all_records += self._records
         self._all_bytes += self._size_bytes
         self._records = self._size_bytes = 0
@@ -140,21 +142,29 @@ class Housekeeping:
         if moved:
             records = {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()}
             await self._off_loop(self._store.write, records)
+            crash.point("store.write.after")
             self._stored.update(moved)
             taken.stored = sorted({*taken.stored, *moved})
+        crash.point("snapshot.write.before")
         await self._off_loop(self._snapshots.write, taken.id, snapshots.encode(taken))
+        crash.point("snapshot.write.after")
         if not self._running():
             return None
         announced: asyncio.Future[None] = self._loop.create_future()
         engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
         engine.journaling.then(announced.set_result, None)
         await asyncio.wait_for(announced, self.place.append_timeout_s)
+        crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
         older, self._names = [name for name in self._names if name != taken.id], [taken.id]
         for name in older:
+            crash.point("snapshot.delete.before")
             await self._off_loop(self._snapshots.delete, name)
+            crash.point("snapshot.delete.after")
         if gone:
+            crash.point("store.forget.before")
             await self._off_loop(self._store.write, dict.fromkeys(gone))
+            crash.point("store.forget.after")
             self._stored -= gone
         return taken
 
@@ -173,7 +183,9 @@ class Housekeeping:
         history = TopicHistory(self.place.kafka, topic, partition)
         retained = history.at_time(int((time.time() - self.place.retention_s) * 1000))
         if min(end, retained) > history.earliest():
+            crash.point("journal.trim.before")
             trim(self.place.kafka, topic, {partition: min(end, retained)})
+            crash.point("journal.trim.after")
 
     def _pins(self, end: int) -> list[Pin]:
         """Of committed positions only: one that is not committed yet may never be."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bascule.broker.engine import Engine
+from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
 from bascule.kafka.log import PartitionReader
@@ -101,7 +102,9 @@ class IngressTail:
 
     def _take_in(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         if not self._ending.is_set():
+            crash.point("ingress.take.before")
             self._engine.take_in(self._partition, next_offset, sends)
+            crash.point("ingress.take.after")
             self._engine.journaling.then(self._room.release)
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.matching import wants
 from bascule.config import Settings
+from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.jms.selector import compile_selector
@@ -177,6 +178,7 @@ class Node:
                     listener.close()
         finally:
             await loop.run_in_executor(None, partial(self._election.close, resign=True))
+            crash.point("handover.resigned")
             await admin.stop()
             if self._spill is not None:
                 self._spill.close()
@@ -187,6 +189,7 @@ class Node:
         try:
             if not await self._wait_for_election(epoch, on_standby) or not await self._confirmed_by_kafka():
                 return
+            crash.point("election.confirmed")
             try:
                 await self._start_epoch(epoch)
             except Unavailable as error:
@@ -224,6 +227,7 @@ class Node:
 
     def _election_changed(self, elected: bool) -> None:
         if elected:
+            crash.point("election.won")
             self._elected.set()
             return
         self._elected.clear()
@@ -345,7 +349,9 @@ class Node:
         if error is None:
             self._epoch.flush()
             assert self._epoch.housekeeping is not None
+            crash.point("handover.before")
             await self._epoch.housekeeping.round()
+            crash.point("handover.snapshot")
 
     async def _close_epoch(self) -> None:
         if self._epoch is not None:

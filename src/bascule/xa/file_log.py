@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
@@ -120,7 +121,9 @@ class FileLog:
             os.lseek(self._file, 0, os.SEEK_END)
             while data:
                 data = data[os.write(self._file, data) :]
+            crash.point("xa.log.write.after")
             os.fdatasync(self._file)
+            crash.point("xa.log.sync.after")
         except OSError as error:
             # After a failed sync the system may show what the disk does not have: nothing more is decided by this process.
             self._broken = error

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
@@ -76,6 +77,7 @@ class KafkaLog:
         appender, reader = self._clients()
         key = _prefix(entry) + uuid.uuid4().hex.encode()
         offset = appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
+        crash.point("xa.log.append.after")
         return reader.reach(0, offset, APPEND_TIMEOUT_S)
 
     def _delete(self, prefixes: list[bytes]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.xa.errors import BranchHeuristic, Code, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, DecisionLog, Heuristic, LogState, Outcome
@@ -134,9 +135,11 @@ class Recoverer:
     def run(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
         """One pass. Raises Unavailable without the log; a resource that does not answer is in the result."""
         done = self.look(live, patient=patient)
+        crash.point("xa.recover.before")
         for step in done.steps:
             try:
                 self._take(step)
+                crash.point("xa.recover.step")
             except BasculeError as error:
                 done.failed[step] = str(error)
                 _log.warning("recovery: %s %s: %s", step.action, step.xid, error)
@@ -149,6 +152,7 @@ class Recoverer:
             outcome = Outcome(step.action)
             if outcome is Outcome.ROLLBACK:
                 outcome = self._log.decide(Decision(step.xid.gtrid, outcome, (), now_ms(), self._by)).outcome
+                crash.point("xa.recover.decided")
             _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
             finish(self._resources[step.resource], step.xid, outcome, self._log)
 

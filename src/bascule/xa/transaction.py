@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -106,6 +107,7 @@ class Transaction:
                 self.status = Status.MARKED_ROLLBACK
                 self._roll_back(_Branch(resource, xid, None))
                 raise
+            crash.point("xa.enlist.after")
             self._branches[resource.name] = _Branch(resource, xid, handle)
             return handle
 
@@ -198,7 +200,9 @@ class Transaction:
 
     def _vote(self, each: _Branch) -> Vote:
         try:
+            crash.point("xa.prepare.before")
             vote = each.resource.prepare(each.xid)
+            crash.point("xa.prepare.after")
         except BranchRolledBack:
             del self._branches[each.resource.name]
             raise
@@ -208,7 +212,9 @@ class Transaction:
 
     def _one_phase(self, each: _Branch) -> None:
         try:
+            crash.point("xa.one_phase.before")
             each.resource.commit(each.xid, one_phase=True)
+            crash.point("xa.one_phase.after")
         except (BranchRolledBack, ResourceError, UnknownXid):
             del self._branches[each.resource.name]
             raise
@@ -226,7 +232,9 @@ class Transaction:
         around = self._around
         names = tuple(each.resource.name for each in prepared)
         try:
+            crash.point("xa.decide.before")
             decision = around.log.decide(Decision(self.gtrid, Outcome.COMMIT, names, now_ms(), around.by))
+            crash.point("xa.decide.after")
         except BaseException as error:
             raise self._doubt("is prepared, and its decision may be stored or not", error) from error
         if decision.outcome is Outcome.ROLLBACK:
@@ -257,7 +265,9 @@ class Transaction:
     def _finish(self, each: _Branch, outcome: Outcome) -> None:
         self.unfinished[each.resource.name] = "not told yet"
         try:
+            crash.point("xa.finish.before")
             heuristic = finish(each.resource, each.xid, outcome, self._around.log)
+            crash.point("xa.finish.after")
         except BranchRolledBack:
             heuristic = None  # which is what it was to be told
         except Exception as error:
@@ -271,6 +281,7 @@ class Transaction:
     def _over(self, status: Status, *, pending: bool = False, forget: bool = False) -> None:
         self.status = status
         if forget:
+            crash.point("xa.forget.before")
             self._around.log.forget([self.gtrid])
         self._around.left(self, pending)
         if bad := [each for each in self._heuristics if split(each)]:

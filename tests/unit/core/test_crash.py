@@ -1,0 +1,65 @@
+"""Crash points: the table and the source name the same ones, and an armed one ends the process at its pass."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bascule.core import crash
+
+SOURCE = Path(__file__).parents[3] / "src" / "bascule"
+POINTS_MIN = 40
+
+
+def named_in_source() -> Iterator[str]:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "crash.point":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant), f"{path}: {ast.unparse(node)}"
+                yield name.value
+
+
+def test_the_table_has_every_point_of_the_source_and_each_stands_in_one_place() -> None:
+    found = Counter(named_in_source())
+    assert found == dict.fromkeys(crash.POINTS, 1)
+    assert len(found) >= POINTS_MIN
+
+
+PROGRAM = """
+from bascule.core import crash
+for number in range(5):
+    print(number, flush=True)
+    crash.point("epoch.loaded")
+"""
+
+
+def run(armed: str, once: str = "") -> tuple[int, list[str], str]:
+    chosen = {crash.ARMED_VARIABLE: armed, crash.ONCE_VARIABLE: once, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | chosen, capture_output=True, text=True, timeout=30)
+    return done.returncode, done.stdout.split(), done.stderr
+
+
+def test_a_process_is_killed_at_the_pass_that_is_asked_for_and_says_so_before() -> None:
+    assert run("journal.append.before:1,epoch.loaded:3") == (-signal.SIGKILL, ["0", "1", "2"], "crash point epoch.loaded, pass 3\n")
+
+
+def test_nothing_happens_where_nothing_is_armed() -> None:
+    assert run("") == (0, ["0", "1", "2", "3", "4"], "")
+
+
+def test_a_point_that_kills_once_leaves_a_file_and_lets_the_next_process_live(tmp_path: Path) -> None:
+    assert run("epoch.loaded", str(tmp_path))[0] == -signal.SIGKILL
+    assert [each.name for each in tmp_path.iterdir()] == ["epoch.loaded"]
+    assert run("epoch.loaded", str(tmp_path))[0] == 0
+
+
+def test_a_name_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"there is no crash point 'epoch\.lost'"):
+        crash.arm("epoch.lost:1")
