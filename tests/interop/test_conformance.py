@@ -72,7 +72,6 @@ ARTEMIS_DIFFERS = {
 ARTEMIS_MAY_DIFFER = {
     "browser.of-more-than-a-prefetch": "under load it tells a browser that it has seen everything too early",
     "expiry.a-sweep-finds-those-that-nobody-receives": "it scans every 30 seconds",
-    "queue.consumers-share-evenly-with-prefetch-1": "it does not deal in turn; the specification leaves that to the provider (4.1.2)",
     "session.many-of-a-connection": "takes most of a second to end each session that has sent something",
 }
 
