@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import Unavailable
@@ -37,7 +37,11 @@ def partition_offsets(admin: AdminClient, at: Sequence[TopicPartition], spec: Of
     while True:
         try:
             asked = admin.list_offsets(dict.fromkeys(at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s)
-            return {each.partition: int(future.result().offset) for each, future in asked.items()}
+            offsets = {each.partition: int(future.result().offset) for each, future in asked.items()}
+            # What the client says, as if it were an answer, when the connection broke before there was one.
+            if OFFSET_INVALID in offsets.values():
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            return offsets
         except KafkaException as error:
             # A topic just created, or a leader that moves, refuses for a moment.
             if not passing(error.args[0]) or time.monotonic() > deadline:
