@@ -69,7 +69,10 @@ def test_an_engine_has_no_third_party_and_no_way_to_the_world(path: Path) -> Non
     assert roots & IMPURE == set()
 
 
-@pytest.mark.parametrize(("library", "home"), [("confluent_kafka", "kafka"), ("pyspark", "pipelines"), ("starlette", "server")])
+HOMES = [("confluent_kafka", "kafka"), ("pyspark", "pipelines"), ("starlette", "server"), ("psycopg", "xa"), ("sqlalchemy", "xa")]
+
+
+@pytest.mark.parametrize(("library", "home"), HOMES)
 def test_a_library_has_one_home(library: str, home: str) -> None:
     users = {package_of(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))}
     assert users <= {home, "testing"}  # which also reads and writes past the product, to check it
