@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid
-from bascule.xa.database import DatabaseResource
+from bascule.xa.database import DatabaseResource, DbapiResource
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceFailed, UnknownXid
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
@@ -280,4 +280,34 @@ def test_a_constraint_that_is_checked_at_the_end_rolls_everything_back(postgres:
             transaction.commit()
     assert items(postgres, table) == []
     assert other.durable.committed == []
+    resource.close()
+
+
+def test_any_driver_with_two_phase_methods_will_do(postgres: EmbeddedPostgres, table: str) -> None:
+    first = DbapiResource("db", lambda: psycopg.connect(postgres.conninfo))
+    second = DbapiResource("db", lambda: psycopg.connect(postgres.conninfo))
+    kept, undone = prepared(first, table, "kept"), prepared(first, table, "undone")
+    assert {kept, undone} <= set(second.recover())
+    second.commit(kept)
+    first.rollback(undone)
+    with pytest.raises(UnknownXid):
+        first.commit(kept)  # nobody can tell it more
+    assert items(postgres, table) == ["kept"]
+    first.close()
+
+
+def test_connections_are_used_again_and_a_broken_one_is_replaced(postgres: EmbeddedPostgres, table: str) -> None:
+    resource = PostgresResource("db", postgres.conninfo)
+    pids = []
+    for number in range(3):
+        xid = new_xid()
+        connection = resource.start(xid, timeout_s=TIMEOUT_S)
+        pids.append(connection.info.backend_pid)
+        insert(connection, table, f"{number}")
+        resource.end(xid, success=True)
+        resource.commit(xid, one_phase=True)
+        if number == 1:
+            terminate(postgres, connection)
+    assert pids[0] == pids[1] != pids[2]
+    assert items(postgres, table) == ["0", "1", "2"]
     resource.close()
