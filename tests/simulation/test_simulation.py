@@ -212,7 +212,7 @@ def what_is_rolled_back_is_sent(monkeypatch: pytest.MonkeyPatch) -> Parts:
 
 
 PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch], Parts], set[str]]] = [
-    ("a long-lived producer", writer(LongLivedWriter), {"divert-dup", "ingress-dup", "torn-tx"}),
+    ("a long-lived producer", writer(LongLivedWriter), {"divert-dup", "divert-loss", "ingress-dup", "torn-tx"}),
     ("a position read before init", writer(HastyWriter), {"divert-dup", "ingress-dup"}),
     ("a position read to the last stable offset", writer(ShortSightedWriter), {"divert-dup", "ingress-dup"}),
     ("no look after a commit in doubt", writer(TrustingWriter), {"divert-dup", "ingress-dup"}),

@@ -231,7 +231,7 @@ class Kafka:
             world.after(self._way_ms(), self._arrive_silently, carry_out)
             process.after(REQUEST_MS, *again)
         elif fate < weather.lost + weather.unanswered + weather.held:
-            held_ms = REQUEST_MS + world.random.random() * HELD_MS
+            held_ms = REQUEST_MS * (0.5 + world.random.random()) + world.random.random() ** 3 * HELD_MS
             world.say(f"{process.name}: {what} is held up for {held_ms:.0f} ms")
             world.after(held_ms, self._arrive_silently, carry_out)
             process.after(REQUEST_MS, *again)

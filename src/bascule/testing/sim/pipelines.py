@@ -7,6 +7,7 @@ the checkpoint may be lost. None of that decides anything: the position does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -20,7 +21,7 @@ from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress
 from bascule.testing.sim.broker import INGRESS, JOURNAL
 from bascule.testing.sim.kafka import Kafka, KafkaFault, Partition, Record
-from bascule.testing.sim.world import Process, Promise, World
+from bascule.testing.sim.world import Process, Promise, TimeOut, World
 from bascule.testing.sim.writer import Writer
 
 BRIDGE: Final = "sim"
@@ -29,7 +30,9 @@ BATCH_MAX: Final = 30
 TRANSACTION_MAX: Final = 6
 #: Tries of a task before its query fails, as Spark's default.
 TRIES_MAX: Final = 4
-TRIGGER_MS: Final = 15.0
+TRIGGER_MS: Final = 25.0
+#: How often a driver looks whether a worker still lives.
+LOOK_MS: Final = 15.0
 #: Drivers that may believe at one time that they are the one. (Many would fence one another for ever.)
 DRIVERS_MAX: Final = 2
 #: How long a worker may go on after its driver's death.
@@ -68,6 +71,7 @@ class Pipelines:
         self.make_writer = make_writer
         self.reruns = 0.0  # how often a batch begins before what is done already
         self.zombies = 0.0  # how often a task that still runs is taken for dead
+        self.restlessness = 0.0  # how often a task goes to a new worker though another one is idle
         self.drivers: list[Driver] = []
 
     def launch(self) -> None:
@@ -165,13 +169,17 @@ class Driver:
         raise QueryFailed(f"{TRIES_MAX} tries")
 
     async def _ended(self, worker: Worker, task: Promise[None], deadline_ms: float) -> bool:
+        """Whether the task has ended, and not its worker or the driver's patience."""
+        ended: Promise[None] = Promise()
+        task.then(partial(ended.keep, None))
         while not task.done and worker.process.alive and self.world.now_ms < deadline_ms:
-            await self.process.sleep(4.0)
+            with suppress(TimeOut):
+                await self.process.within(LOOK_MS, ended)
         return task.done
 
     def _worker(self) -> Worker:
         idle = [worker for worker in self.workers if worker.process.alive and not worker.busy]
-        if not idle or self.world.chance(0.2):
+        if not idle or self.world.chance(self.pipelines.restlessness):
             name = f"{self.name}.worker{len(self.workers)}"
             idle = [Worker(self.world, name, self.pipelines.make_writer, self.kafka)]
             self.workers += idle

@@ -35,7 +35,7 @@ from bascule.testing.sim.world import World
 from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, decoded, position_partition
 
 #: How long things go wrong, and how soon after that all must have arrived.
-TROUBLE_MS: Final = 700.0
+TROUBLE_MS: Final = 550.0
 HEALED_MS: Final = 12_000.0
 #: How long a broker may not know that another one has been elected.
 ELECTION_MS: Final = 250.0
@@ -43,6 +43,7 @@ ELECTION_MS: Final = 250.0
 AFTERMATH_MS: Final = 600.0
 #: Nothing has happened for so long: nothing more will.
 QUIET_MS: Final = 200.0
+LOOK_MS: Final = 25.0
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -104,7 +105,8 @@ class Simulation:
         self.world.after(0, self._feed, 0, self.random.randint(0, 12))
         self.world.run(self.world.now_ms + TROUBLE_MS)
         self._heal()
-        self.world.run(self.world.now_ms + HEALED_MS, self._drained)
+        self._look()
+        self.world.run(self.world.now_ms + HEALED_MS)
         return self._judge()
 
     def _draw_weather(self) -> None:
@@ -114,9 +116,10 @@ class Simulation:
         def some(most: float) -> float:
             return pick.random() * most if pick.random() < 0.5 else 0.0
 
-        self.kafka.weather = Weather(some(0.04), some(0.06), some(0.05), some(0.1), some(0.01), pick.choice((0.5, 2.0, 6.0)))
+        self.kafka.weather = Weather(some(0.04), some(0.06), some(0.12), some(0.1), some(0.01), pick.choice((0.5, 2.0, 6.0)))
         self.pipelines.reruns = some(0.4)
         self.pipelines.zombies = some(0.4)
+        self.pipelines.restlessness = some(0.4)
         for broker in self.brokers:
             broker.snapshot_records = pick.choice((8, 20, 1000))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
@@ -278,6 +281,12 @@ class Simulation:
         if not any(broker.process.alive and (broker.serving or broker.world.now_ms - self.healed_ms < 500) for broker in self.brokers):
             self.take_over()
         self.world.after(100, self._supervise)
+
+    def _look(self) -> None:
+        """Whether it is over."""
+        if self._drained():
+            self.world.stop()
+        self.world.after(LOOK_MS, self._look)
 
     def _drained(self) -> bool:
         """Senders are done, pipelines at their ends, and nothing has come to anybody for a while."""

@@ -72,6 +72,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_ms = 1_000.0
+        self.stopped = False
         self.trace: list[str] | None = None
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
@@ -81,17 +82,19 @@ class World:
         self._number += 1
         heapq.heappush(self._events, (self.now_ms + delay_ms, self._number, action, arguments))
 
-    def run(self, until_ms: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Let time pass, up to a moment or until ``done()``; whether it is done."""
-        events = self._events
-        while events and events[0][0] <= until_ms:
-            if done():
-                return True
-            self.now_ms, _, action, arguments = heapq.heappop(events)
+    def run(self, until_ms: float) -> None:
+        """Let time pass, up to a moment or until somebody stops it."""
+        events, pop = self._events, heapq.heappop
+        self.stopped = False
+        while events and events[0][0] <= until_ms and not self.stopped:
+            self.now_ms, _, action, arguments = pop(events)
             action(*arguments)
-        if not done():
-            self.now_ms = max(self.now_ms, until_ms)
-        return done()
+        if not self.stopped:
+            self.now_ms = until_ms
+
+    def stop(self) -> None:
+        """The run ends with this event."""
+        self.stopped = True
 
     def say(self, text: str) -> None:
         """Note an event for whoever reads the run."""
