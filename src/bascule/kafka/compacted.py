@@ -23,6 +23,8 @@ READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0
 
+#: Each failed connection is a line of log below this level; a Kafka that is back is found within a second.
+CLIENT_SETTINGS: Mapping[str, Any] = {"log_level": 2, "reconnect.backoff.max.ms": 1000}
 #: What one of Bascule's tables is created with.
 TABLE_CONFIG: Mapping[str, str] = {
     "cleanup.policy": "compact",

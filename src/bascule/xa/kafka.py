@@ -26,7 +26,7 @@ from typing import Any
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.slot import Refused, Slot
 from bascule.kafka.transactional import end_open_transactions
@@ -135,7 +135,7 @@ class KafkaResource:
     def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = PREFIX, instance: str | None = None) -> None:
         """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""
         self.name = name
-        self._kafka = {"log_level": 2, **kafka}
+        self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._side, self._log = f"{prefix}.side", f"{prefix}.log"
         instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
         self._slot_ids = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]

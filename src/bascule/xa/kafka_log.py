@@ -14,7 +14,7 @@ from typing import Any
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import APPEND_TIMEOUT_S, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
+from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
 from bascule.xa.log import Decision, Entry, Heuristic, LogState, decode, encode
 from bascule.xa.xid import Xid
 
@@ -26,7 +26,7 @@ class KafkaLog:
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = TOPIC) -> None:
         """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
-        self._kafka = {"log_level": 2, **kafka}
+        self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic
         self._lock = threading.Lock()
         self._open: tuple[Appender, TableReader] | None = None
