@@ -10,8 +10,12 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
+# Fetched when a test first wants them; here so that a test waits for no download.
+TEST_JAR_SETS := qpid-jms-javax spring artemis
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
+# Test processes at once, each with services of its own: many tests wait for a time to pass.
+WORKERS ?= 2
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +44,8 @@ demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO
 	$(BIN)/python demo/run.py $(ARGS)
 
 test: setup ## every test except the slow ones
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: setup ## the tests without services: under a minute
 	$(BIN)/pytest -m "not slow" $(wildcard tests/unit tests/property tests/tidy) $(ARGS)
