@@ -172,7 +172,11 @@ def test_compaction_keeps_the_newest_committed_record_of_a_key_and_all_that_is_n
         stage.output.compact(stage.output.end)
 
     stage.run(story())
-    assert [(record.key, record.value) for record in stage.output.records if not record.marker] == [(b"b", b"1"), (b"a", b"2"), (b"b", b"open")]
+    assert [(record.key, record.value) for record in stage.output.records if not record.marker] == [
+        (b"b", b"1"),
+        (b"a", b"2"),
+        (b"b", b"open"),
+    ]
 
 
 def test_a_stopped_process_does_nothing_until_it_goes_on_and_a_killed_one_nothing_more(stage: Stage) -> None:
