@@ -1,0 +1,162 @@
+"""A bad network between client and broker, broker and Kafka, pipelines and Kafka: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+from tests.scenarios.topics import Reader, create
+
+from bascule.client import Context, Message, Queue, connect
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Pipelines
+from bascule.testing.kafka_proxy import KafkaProxy
+from bascule.testing.link_faults import FAULTS, BadLink, Break, Fault
+from bascule.testing.system import System, wait_for
+
+REQUEST_TIMEOUT_MS = 1500
+SOON_S = 60.0
+#: How long a link that breaks connections goes on doing so: longer than clients wait for an answer of Kafka.
+BROKEN_S = 2.0
+MESSAGES = 60
+CLIENT_URL = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+
+
+@contextmanager
+def link_to_kafka(kafka: EmbeddedKafka) -> Iterator[BadLink]:
+    """Clients of Kafka that come over the link are kept on it."""
+    with KafkaProxy(kafka.port) as proxy, BadLink(proxy.port) as link:
+        proxy.advertise(link.port)
+        yield link
+
+
+class Bad:
+    """A broker, its link to Kafka, and the link to it."""
+
+    def __init__(self, system: System, to_kafka: BadLink, to_broker: BadLink) -> None:
+        self.system, self.to_kafka, self.to_broker = system, to_kafka, to_broker
+
+
+@pytest.fixture(scope="module")
+def bad(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bad]:
+    env = {"BASCULE_KAFKA__CLIENT__SOCKET_TIMEOUT_MS": str(REQUEST_TIMEOUT_MS), "BASCULE_JOURNAL__APPEND_TIMEOUT_S": "5"}
+    with ExitStack() as stack:
+        to_kafka = stack.enter_context(link_to_kafka(kafka))
+        system = stack.enter_context(System(to_kafka.bootstrap, tmp_path_factory.mktemp("links"), prefix="link-faults", env=env))
+        yield Bad(system, to_kafka, stack.enter_context(BadLink(system.port)))
+
+
+@contextmanager
+def under(fault: Fault, link: BadLink) -> Iterator[None]:
+    """What is done meets the fault: all of it if the link is only slow, else what falls into some seconds."""
+    met = link.met
+    link.fault(fault)
+    healer = threading.Thread(target=_heal_later, args=(link, met))
+    if fault.end is not Break.NONE:
+        healer.start()
+    try:
+        yield
+    finally:
+        if fault.end is not Break.NONE:
+            healer.join()
+        link.heal()
+    assert link.met > met
+
+
+def _heal_later(link: BadLink, met: int) -> None:
+    wait_for(lambda: link.met > met, "a fault to be met")
+    time.sleep(BROKEN_S)
+    link.heal()
+
+
+def client(url: str) -> Context:
+    return connect(CLIENT_URL.format(url), timeout_s=90.0)
+
+
+def take(context: Context, queue: Queue, count: int) -> list[Message]:
+    found = []
+    with context.consumer(queue) as consumer:
+        while len({message.body for message in found}) < count:
+            message = consumer.receive(SOON_S)
+            assert message is not None, f"{len(found)} of {count}"
+            found.append(message)
+    return found
+
+
+@EACH_FAULT
+def test_between_client_and_broker_nothing_is_lost_and_what_comes_again_is_marked(bad: Bad, name: str, fault: Fault) -> None:
+    sent, taken = Queue(f"{name}.sent"), Queue(f"{name}.taken")
+    bodies = [str(n) for n in range(MESSAGES)]
+    with client(bad.system.url) as near, client(bad.to_broker.url) as far:
+        near.producer(taken).send_many(bodies)
+        with under(fault, bad.to_broker):
+            producer = far.producer(sent)
+            for body in bodies:
+                producer.send(body)
+            messages = take(far, taken, MESSAGES)
+        assert [message.body for message in take(near, sent, MESSAGES)] == bodies
+        again = [message for message, seen in _with_earlier(messages) if message.body in seen]
+        assert all(message.redelivered for message in again)
+        assert {message.body for message in messages} == set(bodies)
+    for queue in (sent, taken):
+        wait_for(lambda queue=queue: not bad.system.depth(queue.name) or drained(bad, queue, messages), "an empty queue")
+
+
+def _with_earlier(messages: list[Message]) -> Iterator[tuple[Message, set[object]]]:
+    seen: set[object] = set()
+    for message in messages:
+        yield message, set(seen)
+        seen.add(message.body)
+
+
+def drained(bad: Bad, queue: Queue, messages: list[Message]) -> bool:
+    """What is left was taken, and its acknowledgement lost."""
+    with client(bad.system.url) as context, context.consumer(queue) as consumer:
+        while (message := consumer.receive_no_wait()) is not None:
+            assert message.redelivered
+            assert message.body in {each.body for each in messages}
+    return True
+
+
+@EACH_FAULT
+def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str, fault: Fault) -> None:
+    queue, bodies = Queue(name), [str(n) for n in range(MESSAGES)]
+    with client(bad.system.url) as context:
+        producer = context.producer(queue)
+        with under(fault, bad.to_kafka):
+            for start in range(0, MESSAGES, 5):
+                producer.send_many(bodies[start : start + 5])
+        messages = take(context, queue, MESSAGES)
+        assert [message.body for message in messages] == bodies
+    wait_for(lambda: not bad.system.depth(name), "the acknowledgements")
+
+
+@EACH_FAULT
+def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
+    topic = f"{topic_prefix}.out"
+    pipelines = Pipelines(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, prefix="link-faults-out")
+    Positions(pipelines, "").prepare_topics()
+    create(kafka.bootstrap, topic)
+    batches = [[f"{batch}-{n}" for n in range(10)] for batch in range(4)]
+    with link_to_kafka(kafka) as link:
+        settings = {"bootstrap.servers": link.bootstrap, "socket.timeout.ms": REQUEST_TIMEOUT_MS, "log_level": 0}
+        with closing(TransactionalWriter(settings, topic_prefix, pipelines.positions_topic, topic_prefix)) as writer:
+            position: Position | None = None
+            with under(fault, link):
+                for number, values in enumerate(batches):
+                    after = Position("journal", "id", 0, number)
+                    writer.write([Output(topic, None, value.encode(), []) for value in values], position, after)
+                    position = after
+            assert writer.current() == position
+            writer.write([Output(topic, None, b"end", [])], position, Position("journal", "id", 0, len(batches)))
+    with closing(Reader(kafka.bootstrap, topic)) as reader:
+        values = reader.read_until("end")
+    assert Counter(values) == Counter([*(value for batch in batches for value in batch), "end"])
