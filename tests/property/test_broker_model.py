@@ -591,7 +591,10 @@ class Run:
         self.broker.engine.tick()
 
     def snapshot(self) -> None:
-        """The broker writes a snapshot."""
+        """The broker writes a snapshot; never two of one sequence, which would have one name."""
+        journaling = self.broker.engine.journaling
+        if f"{journaling.epoch}-{journaling.confirmed_sequence}" in self.broker.snapshots:
+            return
         self.history.append("snapshot")
         self.broker.take_snapshot()
 
