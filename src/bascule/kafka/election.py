@@ -24,6 +24,8 @@ LEAVE_S = 2.0
 CONFIRM_S = 5.0
 #: Long: it is the session, not the polling thread, that says whether this process lives.
 _POLL_INTERVAL_MS = 24 * 3600 * 1000
+#: Told by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
+_FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 _SETTINGS: Mapping[str, Any] = {
     # Whoever serves goes on serving when others come or go.
     "partition.assignment.strategy": "cooperative-sticky",
@@ -83,11 +85,12 @@ class Election:
             self._answer()
             message = self._consumer.poll(POLL_S)
             error = message.error() if message is not None else None
-            if error is not None and error.code() == KafkaError.FENCED_INSTANCE_ID:
+            if error is not None and error.code() in _FENCED:
                 self._on_error(SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own"))
                 break
-        if self._resigning:
-            self._leave()
+        else:
+            if self._resigning:
+                self._leave()
         self._consumer.close()
 
     def _leave(self) -> None:
