@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import structlog
+
 from bascule.core import crash
 from bascule.kafka.admin import Topics
+from bascule.kafka.guards import RECORD_BYTES, Role, guard
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import POSITION_PARTITIONS, Position, PositionLost, PositionReader, position_key
 from bascule.kafka.transactional import TransactionalWriter
@@ -14,13 +17,15 @@ from bascule.pipelines.carry import Claim
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import Divert, Pipelines, Start
 
+log = structlog.get_logger()
+
 COMMON = "diverts"
 APART = "divert:"
 BEGUN = "begun:"
 JOURNAL_PARTITION = 0
 _UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
 #: As large as a journal record may be; the cluster's own limit still holds.
-_RECORD_BYTES_MAX = str(70 << 20)
+_RECORD_BYTES_MAX = str(RECORD_BYTES)
 _COMPACTED = {
     "cleanup.policy": "compact",
     # A reader begins with the whole partition: it is kept small. Kafka cleans closed segments only, and 1 MiB is the smallest.
@@ -56,6 +61,14 @@ class Positions:
         found = there.get(pipelines.positions_topic, POSITION_PARTITIONS)
         if found != POSITION_PARTITIONS:
             raise PositionLost(f"topic {pipelines.positions_topic!r} has {found} partitions, not {POSITION_PARTITIONS}")
+        roles: dict[str, tuple[Role, int | None]] = {
+            pipelines.journal_topic: (Role.OTHERS_LOG, 1),
+            pipelines.positions_topic: (Role.TABLE, POSITION_PARTITIONS),
+            pipelines.ingress_topic: (Role.LOG, 1),
+            pipelines.dead_letter_topic: (Role.OUTPUT, None),
+        }
+        for finding in guard(pipelines.kafka, roles):
+            log.warning("a topic is not as it should be", finding=str(finding))
 
     def known_keys(self) -> set[str]:
         """Every key that holds a position, perhaps one of an open transaction."""

@@ -26,6 +26,7 @@ from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
+    ForeignRecord,
     Kind,
     Op,
     RecordError,
@@ -241,9 +242,13 @@ class Epoch:
                 value = message.value()
                 try:
                     kind = decode_header(None if value is None else bytes(value)).kind
-                except RecordError as error:
-                    log.error("journal %s, offset %s: foreign record: %s", self.place.topic, message.offset(), error)
+                except ForeignRecord as error:
+                    self.following.foreign += 1
+                    log.error("journal %s, offset %s: foreign record passed over: %s", self.place.topic, message.offset(), error)
                     continue
+                except RecordError as error:  # a newer broker's, perhaps: what comes behind it cannot be judged
+                    self.end(type(error)(f"journal {self.place.topic}, offset {message.offset()}: {error}"))
+                    return False
                 if kind is Kind.EPOCH:
                     self.end(SteppedDown(f"another broker started epoch {message.offset()} of journal {self.place.topic}"))
                     return False

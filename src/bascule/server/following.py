@@ -45,6 +45,7 @@ class Following:
         #: Ids of the snapshots that were found, and mids in the store.
         self.snapshots: list[str] = []
         self.stored: set[int] = set()
+        self.foreign = 0  # records that are not Bascule's
         self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
 
     async def up_to(self, end: int) -> Loader:
@@ -60,6 +61,12 @@ class Following:
         reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
         try:
             first, high = reader.range()
+            for newest in candidates[:1]:
+                if newest.next_offset > high:
+                    raise DamagedRecord(
+                        f"journal {self._place.topic} ends at offset {high}, and snapshot {newest.id} was made at {newest.next_offset}:"
+                        f" it was deleted and created again, or lost its end. Restore it; or delete all of Bascule's topics to begin anew"
+                    )
             for snapshot in [*candidates, None]:
                 loader = self._beginning(snapshot, stored, first)
                 if loader is None:
@@ -128,6 +135,7 @@ class Following:
         try:
             loader.apply(offset, value)
         except ForeignRecord as error:
+            self.foreign += 1
             log.error("journal %s, offset %d: foreign record passed over: %s", self._place.topic, offset, error)
         except RecordError as error:
             raise type(error)(f"journal {self._place.topic}, offset {offset}: {error}") from error

@@ -33,6 +33,7 @@ from bascule.embedded.process import PortInUse
 from bascule.jms.selector import compile_selector
 from bascule.kafka.admin import Topics
 from bascule.kafka.election import Election
+from bascule.kafka.guards import RECORD_BYTES, Role, guard
 from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
@@ -65,8 +66,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 RETRY_S = 1.0
 #: Without an election for so long a broker says that it stands by: one that is alone is elected sooner.
 STANDBY_AFTER_S = 4.0
-#: A record holds a whole transaction, and its largest message.
-JOURNAL_RECORD_BYTES = 70 << 20
+JOURNAL_RECORD_BYTES = RECORD_BYTES
 PARTITION = 0
 
 _FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
@@ -79,6 +79,7 @@ TOPIC_SETTINGS: dict[str, dict[str, str]] = {
     "snapshots": {"cleanup.policy": "compact", **_SAFE},
     "store": {"cleanup.policy": "compact", **_SAFE},
 }
+TOPIC_ROLES = {"journal": Role.LOG, "ingress": Role.LOG, "snapshots": Role.TABLE, "store": Role.STORE}
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
@@ -290,6 +291,8 @@ class Node:
                 replication_factor=journal.replication_factor,
             )
         topics.await_visible(journal.topic(name) for name in TOPIC_SETTINGS)  # type: ignore[arg-type]
+        for finding in guard(self._kafka, {journal.topic(name): (TOPIC_ROLES[name], 1) for name in TOPIC_SETTINGS}):  # type: ignore[arg-type]
+            log.warning("%s", finding)
 
     async def _bind(self, port: int) -> asyncio.Server:
         host = self.settings.broker.host
@@ -402,6 +405,11 @@ class Node:
         """Pipelines for which the journal is kept, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None
         return housekeeping.pins if housekeeping is not None else []
+
+    @property
+    def foreign_records(self) -> int:
+        """Records that somebody else wrote into the journal, as far as it was read."""
+        return self._epoch.following.foreign if self._epoch is not None else 0
 
     def status(self) -> Status:
         """How the broker stands now."""

@@ -106,7 +106,7 @@ class Status(TypedDict):
 def status_of(node: Node) -> Status:
     """How the broker stands now."""
     engine = node.loaded_engine
-    gauges: dict[str, float] = {"connections": len(node.connections)}
+    gauges: dict[str, float] = {"connections": len(node.connections), "journal_foreign_records": node.foreign_records}
     queues: list[QueueStatus] = []
     if engine is not None:
         journaling, bodies = engine.journaling, engine.bodies

@@ -1,0 +1,129 @@
+"""Whether Bascule's own topics are still as its promises need them: looked at by every start, since a hand may have changed them.
+
+What breaks a promise is refused, what weakens one is told. Each finding names topic, setting, value, and what would be right.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.admin import ADMIN_TIMEOUT_S
+
+#: The largest journal record: a transaction with its largest message.
+RECORD_BYTES = 70 << 20
+
+
+class Role(enum.Enum):
+    """What a topic is for, and so what it must be like."""
+
+    LOG = "every record counts until Bascule deletes it"
+    TABLE = "the newest record of each key counts, and is small"
+    STORE = "messages by key; the newest of each counts"
+    OTHERS_LOG = "written by another process, which answers for how long it is kept"
+    OUTPUT = "read by people"
+
+
+class UnsafeTopic(BasculeError):
+    """A topic of Bascule's own would lose what was promised; nothing is started on it."""
+
+    exit_code: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A topic as Kafka describes it, in a cluster of so many brokers."""
+
+    settings: Mapping[str, str]
+    partitions: int
+    replicas: int
+    brokers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A setting that is wrong. ``breaks``: a promise does not hold with it; else it holds less firmly."""
+
+    topic: str
+    setting: str
+    value: str
+    right: str
+    why: str
+    breaks: bool
+
+    def __str__(self) -> str:
+        """For the log, or for whoever has to mend it."""
+        return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
+
+
+def findings(topic: str, role: Role, facts: Facts, partitions: int | None) -> Iterator[Finding]:
+    """What is wrong with a topic that should have so many partitions (None: any number)."""
+    settings, replicas = facts.settings, facts.replicas
+
+    def found(setting: str, right: str, why: str, *, breaks: bool, value: str | None = None) -> Finding:
+        return Finding(topic, setting, settings.get(setting, "") if value is None else value, right, why, breaks)
+
+    if partitions is not None and facts.partitions != partitions:
+        why = f"records outside the first {partitions} would not be read, or keys not be found"
+        yield found("partitions", str(partitions), why, breaks=True, value=str(facts.partitions))
+    policy = settings.get("cleanup.policy", "delete")
+    if role in (Role.TABLE, Role.STORE) and policy != "compact":
+        yield found("cleanup.policy", "compact", "Kafka deletes by age what is still needed", breaks=True)
+    if role not in (Role.TABLE, Role.STORE) and "compact" in policy:
+        yield found("cleanup.policy", "delete", "Kafka deletes records that a later one of the same key follows", breaks=True)
+    if role in (Role.LOG, Role.OTHERS_LOG):
+        for setting in ("retention.ms", "retention.bytes"):
+            if settings.get(setting, "-1") != "-1":
+                yield found(setting, "-1", "Kafka deletes messages that nobody has taken", breaks=role is Role.LOG)
+    limit = settings.get("max.message.bytes", "")
+    if role is not Role.TABLE and limit and int(limit) < RECORD_BYTES:
+        yield found("max.message.bytes", str(RECORD_BYTES), "large transactions and messages cannot be stored", breaks=False)
+    if settings.get("unclean.leader.election.enable") == "true":
+        why = "a replica that lags may become the leader, and what was confirmed is gone"
+        yield found("unclean.leader.election.enable", "false", why, breaks=replicas > 1)
+    in_sync = int(settings.get("min.insync.replicas", "1"))
+    if in_sync > replicas:
+        yield found("min.insync.replicas", f"at most {replicas}", f"of {replicas} replicas, nothing can be stored", breaks=True)
+    elif in_sync == 1 < replicas:
+        why = f"of {replicas} replicas, what one alone has stored is confirmed, and is gone with its disk"
+        yield found("min.insync.replicas", str(max(2, replicas - 1)), why, breaks=False)
+    if replicas == 1 < facts.brokers:
+        yield found("replication factor", "3", "all is lost with one disk", breaks=False, value="1")
+
+
+def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]]) -> list[Finding]:
+    """What weakens a promise, of topics by role and number of partitions; one that does not exist is passed over.
+
+    Raises UnsafeTopic for what breaks one, Unavailable.
+    """
+    found = [
+        finding
+        for topic, facts in _described(kafka, list(topics)).items()
+        for finding in findings(topic, topics[topic][0], facts, topics[topic][1])
+    ]
+    if broken := [str(finding) for finding in found if finding.breaks]:
+        raise UnsafeTopic("; ".join(broken))
+    return found
+
+
+def _described(kafka: Mapping[str, Any], topics: list[str]) -> dict[str, Facts]:
+    admin = AdminClient({"log_level": 2, **kafka})
+    try:
+        cluster = admin.list_topics(timeout=ADMIN_TIMEOUT_S)
+        there = {topic: cluster.topics[topic].partitions for topic in topics if topic in cluster.topics}
+        asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in there]
+        answers = admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
+        settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
+    except KafkaException as error:
+        raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
+    return {
+        topic: Facts(settings[topic], len(partitions), min(len(each.replicas) for each in partitions.values()), len(cluster.brokers))
+        for topic, partitions in there.items()
+        if partitions
+    }
