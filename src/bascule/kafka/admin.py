@@ -39,14 +39,21 @@ class Topics:
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
-        try:
-            self._admin.list_topics(timeout=REACH_TIMEOUT_S)
-        except KafkaException as error:
-            self._admin.poll(0)
-            reason = self._refusal or error.args[0].str()
-            raise Unavailable(
-                f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
-            ) from error
+        deadline_s = time.monotonic() + REACH_TIMEOUT_S
+        while True:
+            try:
+                self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic()))
+                return
+            except KafkaException as error:
+                # A connection that breaks is reported at once.
+                if time.monotonic() < deadline_s:
+                    time.sleep(VISIBLE_PAUSE_S)
+                    continue
+                self._admin.poll(0)
+                reason = self._refusal or error.args[0].str()
+                raise Unavailable(
+                    f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
+                ) from error
 
     def _note(self, error: KafkaError) -> None:
         if error.code() in _REFUSALS:
