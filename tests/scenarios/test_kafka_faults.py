@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 from tests.scenarios.topics import Reader, create
 
+from bascule.client import Context, Queue, connect
+from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.election import Election, SameInstance
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.kafka_proxy import Action, Api, Injection, KafkaProxy
+from bascule.testing.system import System, wait_for
 
 #: A client repeats a request after this time. Kafka's clients want it 1 s above the time that a fetch waits.
 REQUEST_TIMEOUT_MS = 1500
@@ -60,7 +64,6 @@ def test_a_late_end_of_a_transaction_commits_half_of_the_next_one_of_a_naive_wri
     with closing(Reader(kafka.bootstrap, topic)) as reader:
         # The application has said that there is no b; readers of committed records got the half of it.
         assert reader.read_until("b1") == ["a1", "b1"]
-
 
 
 def at(offset: int) -> Position:
@@ -124,10 +127,19 @@ WRITER_APIS = (
     Api.FETCH,
 )
 FAULTS = (Action.HOLD, Action.DELAY, Action.DROP_REPLY, Action.DUPLICATE)
+#: A commit in doubt, and what it consists of: with each fault in every run. Of the rest the slow tests have those that cost time.
+CORE_APIS = WRITER_APIS[:4]
+WRITER_CASES = [
+    pytest.param(
+        api, action, id=f"{api.name}-{action}", marks=[pytest.mark.slow] if api not in CORE_APIS and action is Action.DELAY else []
+    )
+    for api in WRITER_APIS
+    for action in (*FAULTS, Action.MUTE_REPLY)
+    if api in CORE_APIS or action is not Action.MUTE_REPLY
+]
 
 
-@pytest.mark.parametrize("action", FAULTS)
-@pytest.mark.parametrize("api", WRITER_APIS, ids=lambda api: api.name)
+@pytest.mark.parametrize(("api", "action"), WRITER_CASES)
 def test_a_writer_writes_once_whatever_becomes_of_a_request(proxy: KafkaProxy, out: Out, api: Api, action: Action) -> None:
     with closing(out.writer(proxy)) as writer:
         writer.write(out.records("a"), None, at(1))
@@ -143,3 +155,149 @@ def test_a_writer_writes_once_whatever_becomes_of_a_request(proxy: KafkaProxy, o
         writer.write(out.records("d"), at(2), at(3))
         assert writer.current() == at(3)
     assert out.values("d") == ["a", "b", "c", "d"]
+
+
+#: What standing for election asks of Kafka.
+ELECTION_APIS = (Api.FIND_COORDINATOR, Api.JOIN_GROUP, Api.SYNC_GROUP, Api.OFFSET_FETCH, Api.HEARTBEAT, Api.OFFSET_COMMIT)
+SESSION_S = 6
+
+
+class Candidate:
+    """Stands for election behind a proxy of its own."""
+
+    def __init__(self, stack: ExitStack, proxy: KafkaProxy, group: str, instance: str) -> None:
+        self.elected = False
+        self.errors: list[BasculeError] = []
+        self.election = Election(behind(proxy), group, group, instance, SESSION_S, on_change=self._told, on_error=self.errors.append)
+        self._left = False
+        stack.callback(self.leave)
+
+    def _told(self, elected: bool) -> None:
+        self.elected = elected
+
+    def leave(self) -> None:
+        if not self._left:
+            self._left = True
+            self.election.close(resign=True)
+
+
+def inject_all(proxy: KafkaProxy, apis: Sequence[Api], action: Action) -> dict[Api, Injection]:
+    """A fault for the next request of each kind; but a second JoinGroup fences the first one's member (see the test below)."""
+    return {api: proxy.inject(api, action) for api in apis if (api, action) != (Api.JOIN_GROUP, Action.DUPLICATE)}
+
+
+def let_join(faults: Mapping[Api, Injection]) -> None:
+    """The client would wait for the answer to JoinGroup as long as a group may take to gather."""
+    join = faults.get(Api.JOIN_GROUP)
+    if join is not None and join.action is Action.HOLD:
+        wait_for(lambda: join.hit, "a request to join")
+        join.release()
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_one_is_elected_whatever_becomes_of_its_requests_and_what_comes_late_of_them_changes_nothing(
+    kafka: EmbeddedKafka, topic_prefix: str, action: Action
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(KafkaProxy(kafka.port)) for _ in range(2)]
+        faults = inject_all(proxies[0], ELECTION_APIS, action)
+        first = Candidate(stack, proxies[0], topic_prefix, "one")
+        let_join(faults)
+        wait_for(lambda: first.elected, "the first to be elected")
+        second = Candidate(stack, proxies[1], topic_prefix, "two")
+        wait_for(first.election.confirm, "the first to be confirmed")
+        assert not second.election.confirm()
+        wait_for(lambda: all(fault.hit for fault in faults.values()), "each request to be met")
+        first.leave()
+        wait_for(lambda: second.elected, "the second to be elected")
+        for fault in faults.values():
+            fault.release()
+        wait_for(second.election.confirm, "the second to be confirmed")
+        assert not first.elected
+        assert not first.errors
+        assert not second.errors
+
+
+def test_a_candidate_whose_request_to_join_comes_twice_is_told_so_and_elected_when_it_stands_again(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    with ExitStack() as stack:
+        proxy.inject(Api.JOIN_GROUP, Action.DUPLICATE)
+        fenced = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(lambda: fenced.errors, "the candidate to be fenced")
+        assert isinstance(fenced.errors[0], SameInstance)
+        again = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(again.election.confirm, "the candidate to be confirmed")
+
+
+#: What a broker asks of Kafka when it begins an epoch.
+START_APIS = (Api.METADATA, Api.LIST_OFFSETS, Api.FETCH, Api.INIT_PRODUCER_ID, Api.PRODUCE, *ELECTION_APIS[:4])
+#: What it asks all the time.
+STEADY_APIS = (Api.PRODUCE, Api.HEARTBEAT)
+SOON_S = 30.0
+
+
+class Behind:
+    """A broker whose Kafka is behind a proxy, and a client of it."""
+
+    def __init__(self, system: System, proxy: KafkaProxy) -> None:
+        self.system, self.proxy = system, proxy
+
+    def client(self) -> Context:
+        return connect(f"failover:({self.system.url})?failover.reconnectDelay=20&failover.maxReconnectDelay=200", timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    env = {"BASCULE_KAFKA__CLIENT__SOCKET_TIMEOUT_MS": str(REQUEST_TIMEOUT_MS)}
+    with (
+        KafkaProxy(kafka.port) as proxy,
+        System(proxy.bootstrap, tmp_path_factory.mktemp("faults"), prefix="request-faults", env=env) as system,
+    ):
+        yield Behind(system, proxy)
+
+
+def all_bodies(context: Context, queue: Queue, count: int) -> list[object]:
+    """``count`` messages, and that there are no more."""
+    with context.consumer(queue) as consumer:
+        found = [message and message.body for message in (consumer.receive(SOON_S) for _ in range(count))]
+        assert consumer.receive_no_wait() is None
+    return found
+
+
+@pytest.mark.parametrize("action", [*FAULTS, Action.MUTE_REPLY])
+@pytest.mark.parametrize("api", STEADY_APIS, ids=lambda api: api.name)
+def test_a_broker_stores_each_message_once_whatever_becomes_of_a_request(broker: Behind, name: str, api: Api, action: Action) -> None:
+    queue, bodies = Queue(name), [str(n) for n in range(30)]
+    with broker.client() as context:
+        producer = context.producer(queue)
+        producer.send_many(bodies[:10])
+        fault = broker.proxy.inject(api, action)
+        producer.send_many(bodies[10:20])
+        wait_for(lambda: fault.hit, f"a {api.name}")
+        fault.release()
+        producer.send_many(bodies[20:])
+        assert all_bodies(context, queue, 30) == bodies
+        assert broker.system.depth(name) == 0
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_a_broker_that_starts_has_all_whatever_becomes_of_its_requests(broker: Behind, name: str, action: Action) -> None:
+    queue, bodies = Queue(name), [str(n) for n in range(20)]
+    with broker.client() as context:
+        producer = context.producer(queue)
+        producer.send_many(bodies[:10])
+        broker.system.broker.kill()
+        faults = inject_all(broker.proxy, START_APIS, action)
+        broker.system.broker.launch()
+        let_join(faults)
+        broker.system.broker.wait_ready()
+        wait_for(lambda: all(fault.hit for fault in faults.values()), "each request to be met")
+        producer.send_many(bodies[10:15])
+        for fault in faults.values():
+            fault.release()
+        producer.send_many(bodies[15:])
+        assert all_bodies(context, queue, 20) == bodies
+        wait_for(lambda: broker.system.depth(name) == 0, "the acknowledgements")
