@@ -47,7 +47,7 @@ class Fault:
 WELL: Final = Fault()
 #: Each kind of fault by its name.
 FAULTS: Final[Mapping[str, Fault]] = {
-    "latency": Fault(latency_s=0.1),
+    "latency": Fault(latency_s=0.05),
     "jitter": Fault(jitter_s=0.1),
     "rate": Fault(bytes_per_s=20_000),
     "one-byte slices": Fault(slice_bytes=1),

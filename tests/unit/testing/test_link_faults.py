@@ -74,7 +74,7 @@ def test_a_slow_link_brings_every_byte_in_order_both_ways(ends: Ends, name: str)
     assert ends.link.met
 
 
-@pytest.mark.parametrize(("name", "size_bytes", "least_s"), [("latency", 10, 0.1), ("rate", 4000, 0.15)])
+@pytest.mark.parametrize(("name", "size_bytes", "least_s"), [("latency", 10, 0.05), ("rate", 4000, 0.15)])
 def test_a_slow_link_takes_its_time(ends: Ends, name: str, size_bytes: int, least_s: float) -> None:
     ends.link.fault(FAULTS[name])
     begun_s = time.monotonic()
