@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,9 @@ from bascule.embedded.kafka import EmbeddedKafka, serves
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.system import wait_for
 from bascule.xa.log import Outcome
-from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery import Pass, Recoverer
 
 ROOT = Path(__file__).parents[2]
-#: A recovery that was killed leaves some of the work, and the next pass forgets what the one before has carried out.
-PASSES_MAX = 6
 KILLS_MIN = 128
 #: Of the whole matrix, so many are enough to see that it holds at all.
 SHORT = 36
@@ -80,17 +79,21 @@ class Victims:
 
 @pytest.fixture
 def victims(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path) -> Iterator[Victims]:
-    yield from made(kafka, postgres, topic_prefix, tmp_path)
+    with made(kafka, postgres, topic_prefix, tmp_path) as victims:
+        yield victims
 
 
+@contextmanager
 def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path) -> Iterator[Victims]:
     table = "matrix_" + "".join(filter(str.isalnum, prefix))[-40:]
     with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {table} (id text)")
     create(kafka.bootstrap, prefix)
     running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory)))
-    yield running
-    running.close()
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 def recover(victims: Victims) -> None:
@@ -99,10 +102,7 @@ def recover(victims: Victims) -> None:
     for kind in ("file", "kafka"):
         log = victims.where.log(kind)
         recoverer = Recoverer(manager(kind), log, [database, kafka], by="test", patient=False)
-        for _ in range(PASSES_MAX):
-            if (last := recoverer.run()).finished and not last.steps:
-                break
-        assert last.finished, last
+        wait_for(lambda recoverer=recoverer: nothing_left(recoverer.run()), f"the recovery by the log in {kind}")
         state = log.read()
         assert [each for each in state.decisions.values() if each.outcome is Outcome.COMMIT] == []  # no orphan
         assert state.heuristics == {}
@@ -110,6 +110,10 @@ def recover(victims: Victims) -> None:
     assert [xid for xid in (*database.recover(), *kafka.recover()) if b"matrix-" in xid.gtrid] == []  # none is stuck
     database.close()
     kafka.close()
+
+
+def nothing_left(done: Pass) -> bool:
+    return done.finished and not done.steps
 
 
 def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
@@ -216,14 +220,13 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 def test_the_database_is_killed_at_every_point_of_a_transaction(
     kafka: EmbeddedKafka, own_postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
 ) -> None:
-    for victims in made(kafka, own_postgres, topic_prefix, tmp_path):
-        with Keeper(own_postgres):
-            for at in range(len(victims.run(SHAPES[0])["points"])):
-                wait_for(lambda: own_postgres.pid is not None and reachable(own_postgres), "PostgreSQL")
-                victims.run(Case("", at=at, victim=own_postgres.pid or 0))
-            wait_for(lambda: reachable(own_postgres), "PostgreSQL")
-            recover(victims)
-            check(victims, kafka)
+    with made(kafka, own_postgres, topic_prefix, tmp_path) as victims, Keeper(own_postgres):
+        for at in range(len(victims.run(SHAPES[0])["points"])):
+            wait_for(lambda: own_postgres.pid is not None and reachable(own_postgres), "PostgreSQL")
+            victims.run(Case("", at=at, victim=own_postgres.pid or 0))
+        wait_for(lambda: reachable(own_postgres), "PostgreSQL")
+        recover(victims)
+        check(victims, kafka)
 
 
 def reachable(postgres: EmbeddedPostgres) -> bool:
@@ -239,12 +242,13 @@ def reachable(postgres: EmbeddedPostgres) -> bool:
 def test_kafka_is_killed_at_points_of_a_transaction(
     postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own):
-        for victims in made(own, postgres, topic_prefix, tmp_path):
-            for log in ("file", "kafka"):
-                for at in range(2, len(victims.run(Case("", log=log))["points"])):
+    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own), made(own, postgres, topic_prefix, tmp_path) as victims:
+        for log in ("file", "kafka"):
+            points = victims.run(Case("", log=log))["points"]
+            for call in ("kafka.prepare", "log.decide", "kafka.commit"):
+                for when in ("before", "after"):
                     wait_for(lambda: own.pid is not None and serves(own.port), "Kafka")
-                    victims.run(Case("", at=at, log=log, victim=own.pid or 0))
-            wait_for(lambda: serves(own.port), "Kafka")
-            recover(victims)
-            check(victims, own)
+                    victims.run(Case("", at=points.index(f"{call}.{when}"), log=log, victim=own.pid or 0))
+        wait_for(lambda: serves(own.port), "Kafka")
+        recover(victims)
+        check(victims, own)
