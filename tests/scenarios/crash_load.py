@@ -1,0 +1,120 @@
+"""Traffic over every kind of effect that a broker has, and the tally of it: each message that was sent is at its end once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from confluent_kafka import Producer
+
+from bascule.client import Acknowledge, Context, Queue, TransactionError, connect
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.testing.journal import text_message
+from bascule.testing.system import System
+
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+#: A broker's death and its next start lie well within.
+CALL_S = 90.0
+#: Between two messages that stay for some snapshots, so that they move to the store and leave it again.
+LAP_S = 0.2
+KEPT = 3
+INGRESS_EACH_LAP = 3
+RECEIVE_S = 1.0
+
+
+class Load:
+    """Clients of a system under ``failover:`` until the block ends; then ``check``."""
+
+    def __init__(self, system: System, name: str) -> None:
+        self.system = system
+        self.sent: list[str] = []
+        self.failures: list[BaseException] = []
+        self._name = name
+        self._first, self._kept, self._out = (Queue(f"{name}.{part}") for part in ("in", "kept", "out"))
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(body,)) for body in (self._messages, self._laps)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _connect(self, acknowledge: Acknowledge = Acknowledge.AUTO) -> Context:
+        return connect(FAILOVER.format(self.system.url), acknowledge=acknowledge, timeout_s=CALL_S)
+
+    def _messages(self) -> None:
+        """Each is sent, and moved on in a transaction."""
+        with self._connect() as sending, self._connect(Acknowledge.TRANSACTED) as moving:
+            producer = sending.producer(self._first)
+            for number in itertools.count():
+                if self._over.is_set():
+                    break
+                self.sent.append(f"message {number}")
+                producer.send(self.sent[-1])
+                self._move(moving, self._first, 2)
+
+    def _laps(self) -> None:
+        """Messages that stay for a while, messages from Kafka, queues that come and go."""
+        kafka = Producer({"bootstrap.servers": self.system.bootstrap, "linger.ms": 0})
+        with self._connect() as sending, self._connect(Acknowledge.TRANSACTED) as moving:
+            for lap in itertools.count():
+                if self._over.wait(LAP_S):
+                    break
+                self.sent.append(f"kept {lap}")
+                sending.send(self._kept, self.sent[-1])
+                if lap >= KEPT:
+                    self._move(moving, self._kept, 1)
+                for number in range(INGRESS_EACH_LAP):
+                    self.sent.append(f"from Kafka {lap} {number}")
+                    kafka.produce(f"{self.system.prefix}.ingress", from_kafka(self._first.name, self.sent[-1]))
+                assert kafka.flush(30) == 0
+                with suppress(OSError, BasculeError):  # the broker is dead, or does not know any more what it was asked for
+                    self.system.act("queues/create", name=f"{self._name}.passing")
+                with suppress(OSError, BasculeError):
+                    self.system.act("queues/delete", name=f"{self._name}.passing")
+
+    def _move(self, moving: Context, queue: Queue, count: int) -> None:
+        # Rolled back: they come again; in doubt: the tally tells.
+        with suppress(TransactionError), moving.consumer(queue, prefetch=count) as consumer:
+            for _ in range(count):
+                message = consumer.receive_no_wait()
+                if message is not None:
+                    moving.send(self._out, message.body)
+            moving.commit()
+
+    def check(self) -> None:
+        """Nothing is lost, nothing doubled, wherever it stands now."""
+        assert self.failures == []
+        found: Counter[str] = Counter()
+        with self._connect() as context:
+            for queue in (self._out, self._kept, self._first):
+                with context.consumer(queue) as consumer:
+                    while (message := consumer.receive(RECEIVE_S)) is not None:
+                        found[str(message.body)] += 1
+                        assert message.body in self.sent
+        wrong = {text: found[text] for text in self.sent if found[text] != 1}
+        assert wrong == {}, f"of {len(self.sent)} messages"
+
+
+def from_kafka(address: str, text: str) -> bytes:
+    """A message as an ingress hands it to the broker."""
+    flags = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
+    send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("load", 0, 0), text_message(text))
+    return encode_record(Kind.DATA, 0, 0, send_entry(send))

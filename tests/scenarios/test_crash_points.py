@@ -1,0 +1,92 @@
+"""The broker is ended at every boundary of an effect, under load: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.scenarios.crash_load import Load
+
+from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.system import System, wait_for
+
+PARTS = ("election", "epoch", "handover", "journal", "queue", "transaction", "ingress.take", "snapshot", "store")
+BROKER = [name for name in POINTS if name.startswith(PARTS)]
+#: Passed once in the life of a broker.
+ONCE_A_LIFE = ("election", "epoch", "handover")
+#: At its end, not under load.
+LEAVING = [name for name in BROKER if name.startswith("handover")]
+#: Of a short run.
+SHORT = [
+    "epoch.start.after", "journal.append.after", "journal.confirm.before", "transaction.commit.after",
+    "ingress.take.after", "store.write.after", "snapshot.write.after", "snapshot.announce.after", "journal.trim.after", "handover.snapshot",
+]  # fmt: skip
+#: Each after the other under one load.
+WALK_S = 240.0
+CONFIG = """
+[journal]
+snapshot_records = 100
+retention_s = 0
+[broker]
+session_timeout_s = 6
+"""
+
+
+class Mortal:
+    """A broker that is ended once at each of some points, and started again each time."""
+
+    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, points: dict[str, int]) -> None:
+        self.once = directory / "crashed"
+        self.once.mkdir()
+        self.points = points
+        armed = {ARMED_VARIABLE: ",".join(f"{name}:{number}" for name, number in points.items()), ONCE_VARIABLE: str(self.once)}
+        self.system = System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG, env=armed)
+
+    def left(self) -> set[str]:
+        """Points at which it has not died yet."""
+        return self.points.keys() - {each.name for each in self.once.iterdir()}
+
+    def live(self, load: Load) -> None:
+        """As often as it dies."""
+        broker = self.system.broker
+        broker.launch()
+
+        def done() -> bool:
+            left = self.left()
+            assert load.failures == []
+            if not broker.running:
+                assert "crash point" in broker.said(), f"it has not come by {left}: {broker.said()}"
+                broker.launch()
+            elif left and left <= set(LEAVING) and "ready amqp://" in broker.said():
+                broker.stop()
+            return not left
+
+        wait_for(done, "the last of its ends", WALK_S)
+        broker.wait_ready()
+
+
+def walk(kafka: EmbeddedKafka, directory: Path, prefix: str, points: dict[str, int]) -> None:
+    mortal = Mortal(kafka, directory, prefix, points)
+    try:
+        with Load(mortal.system, prefix) as load:
+            mortal.live(load)
+        load.check()
+    finally:
+        mortal.system.__exit__()
+
+
+def test_a_broker_is_ended_at_one_point_after_the_other(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+    walk(kafka, tmp_path, topic_prefix, dict.fromkeys(SHORT, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKER)
+def test_a_broker_is_ended_at_the_first_pass(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+    walk(kafka, tmp_path, topic_prefix, {name: 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BROKER if not name.startswith(ONCE_A_LIFE)])
+def test_a_broker_is_ended_at_a_later_pass(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+    walk(kafka, tmp_path, topic_prefix, {name: 3})
