@@ -1,0 +1,174 @@
+"""Bascule's own topics changed by hand, and records in the journal that are not what they should be: named, refused or told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+
+from bascule.client import Queue, connect
+from bascule.core.errors import BasculeError
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, encode_record, json_entry
+from bascule.kafka.admin import Topics
+from bascule.kafka.guards import UnsafeTopic
+from bascule.kafka.positions import PositionLost
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Pipelines
+from bascule.testing.system import System, wait_for
+
+ADMIN_TIMEOUT_S = 30
+ORDERS = Queue("orders")
+
+
+class Hand:
+    """Somebody with Kafka's own tools."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self.kafka = {"bootstrap.servers": bootstrap}
+        self.prefix = prefix
+        self._admin = AdminClient(self.kafka)
+
+    def set(self, topic: str, setting: str, value: str) -> None:
+        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", incremental_configs=[entry])
+        self._admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        name = f"{self.prefix}.{topic}"
+        self._admin.create_partitions([NewPartitions(name, count)])[name].result(ADMIN_TIMEOUT_S)
+        wait_for(lambda: Topics(self.kafka).partitions()[name] == count, "the new partitions")
+
+    def create_anew(self, topic: str) -> None:
+        name, topics = f"{self.prefix}.{topic}", Topics(self.kafka)
+        settings = {"cleanup.policy": "delete", "retention.ms": "-1"}
+        self._admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
+        wait_for(lambda: name not in topics.partitions(), "the topic to be gone")
+        topics.create(name, 1, settings)
+        topics.await_visible([name])
+
+    def put(self, value: bytes, key: bytes = b"D") -> int:
+        offsets: list[int] = []
+        producer = Producer(self.kafka)
+        producer.produce(f"{self.prefix}.journal", value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset() or 0))
+        assert producer.flush(ADMIN_TIMEOUT_S) == 0
+        return offsets[0]
+
+
+@pytest.fixture
+def system(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
+    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix) as running:
+        yield running
+
+
+@pytest.fixture
+def hand(system: System) -> Hand:
+    return Hand(system.bootstrap, system.prefix)
+
+
+def send(system: System, text: str) -> None:
+    with connect(system.url) as context:
+        context.send(ORDERS, text)
+
+
+def refused(system: System) -> str:
+    """What the broker says, which does not start."""
+    system.broker.launch()
+    wait_for(lambda: not system.broker.running, "the broker to refuse")
+    return system.broker.said()
+
+
+def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system: System, hand: Hand) -> None:
+    send(system, "before")
+    system.broker.stop()
+    for topic, setting, wrong, right in (
+        ("journal", "cleanup.policy", "compact,delete", "delete"),
+        ("journal", "retention.ms", "604800000", "-1"),
+        ("ingress", "retention.bytes", "1000000", "-1"),
+        ("store", "cleanup.policy", "delete", "compact"),
+        ("journal", "min.insync.replicas", "2", "1"),
+    ):
+        hand.set(topic, setting, wrong)
+        said = refused(system)
+        assert f"error: topic '{system.prefix}.{topic}' has {setting}={wrong}: " in said
+        hand.set(topic, setting, right)
+    system.broker.start()
+    assert system.depth("orders") == 1
+
+
+def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: Hand) -> None:
+    system.broker.stop()
+    hand.set("journal", "max.message.bytes", "1000000")
+    hand.set("journal", "unclean.leader.election.enable", "true")  # of one replica
+    system.broker.start()
+    for said in ("has max.message.bytes=1000000: large transactions", "has unclean.leader.election.enable=true: a replica that lags"):
+        assert f"WARNING bascule.server.node: topic '{system.prefix}.journal' {said}" in system.broker.said()
+
+
+def test_a_journal_with_more_partitions_is_refused(system: System, hand: Hand) -> None:
+    system.broker.stop()
+    hand.add_partitions("journal", 2)
+    assert f"topic '{system.prefix}.journal' has partitions=2" in refused(system)
+
+
+def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:
+    positions = Positions(Pipelines(system.prefix, hand.kafka, prefix=system.prefix), "test")
+    positions.prepare_topics()
+    hand.set("positions", "cleanup.policy", "delete")
+    with pytest.raises(PositionLost, match=r"cleanup\.policy='delete', which deletes positions; set 'compact'"):
+        positions.prepare_topics()
+    hand.set("positions", "cleanup.policy", "compact")
+    hand.set("ingress", "retention.ms", "1000")
+    with pytest.raises(UnsafeTopic, match=r"ingress' has retention\.ms=1000: Kafka deletes messages that nobody has taken; set -1"):
+        positions.prepare_topics()
+    hand.set("ingress", "retention.ms", "-1")
+    hand.set("journal", "cleanup.policy", "compact")
+    with pytest.raises(UnsafeTopic, match=r"journal' has cleanup\.policy=compact"):
+        positions.prepare_topics()
+
+
+def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:
+    send(system, "one")
+    offset = hand.put(b"somebody's own")
+    send(system, "two")
+    assert system.status()["gauges"]["journal_foreign_records"] == 1
+    told = f"journal {system.prefix}.journal, offset {offset}: foreign record passed over"
+    assert told in system.broker.said()
+    system.broker.restart()
+    assert told in system.broker.said()
+    assert system.status()["gauges"]["journal_foreign_records"] == 1
+    assert system.depth("orders") == 2
+
+
+@pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
+@pytest.mark.parametrize("what", ["damaged", "newer"])
+def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System, hand: Hand, what: str, at_work: bool) -> None:
+    send(system, "one")
+    if not at_work:
+        system.broker.kill()
+    record = bytearray(encode_record(Kind.STATE, 0, 1, json_entry(Op.SNAPSHOT, {"id": "none"})))
+    if what == "damaged":
+        record[HEADER.size + 8] ^= 1
+    else:
+        record[len(MAGIC)] = VERSION + 1
+    offset = hand.put(bytes(record), b"S")
+    if at_work:
+        with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
+            context.send(ORDERS, "nobody may answer this")
+        wait_for(lambda: not system.broker.running, "the broker to end")
+        said = system.broker.said()
+    else:
+        said = refused(system)
+    assert f"error: journal {system.prefix}.journal, offset {offset}: " in said
+    reason = {"damaged": "checksum does not match", "newer": f"journal format {VERSION + 1}; this Bascule reads up to {VERSION}"}
+    assert reason[what] in said
+
+
+def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_of_before(system: System, hand: Hand) -> None:
+    send(system, "one")
+    system.broker.stop()  # with a snapshot
+    hand.create_anew("journal")
+    assert "deleted and created again" in refused(system)
