@@ -102,9 +102,9 @@ class Engine(Destinations):
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self.queue(address)
-            if scan.durable and self.stalled is not None and transaction is None:
-                raise self.stalled
             duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+            if scan.durable and self.stalled is not None and transaction is None and not self._known(address, duplicate_ids):
+                raise self.stalled
             route = self.addresses.route(address, routing)
             if route.limited:
                 self._make_room(route, address, duplicate_ids)
@@ -136,9 +136,13 @@ class Engine(Destinations):
                 continue
             if queue.settings.when_full == DROP:
                 self._drop_oldest(queue)
-            known = self.windows.window(address)
-            if queue.full() and not any(digest in known for digest in duplicate_ids):
+            if queue.full() and not self._known(address, duplicate_ids):
                 raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
+
+    def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
+        """Whether a message repeats one that is stored, or on its way: it is answered as the first one is."""
+        window = self.windows.window(address)
+        return any(digest in window for digest in duplicate_ids)
 
     def _drop_oldest(self, queue: Queue) -> None:
         while queue.full():

@@ -48,15 +48,16 @@ class SameInstance(BasculeError):
 
 
 class Election:
-    """Stands for election until it is closed. ``on_change(elected)`` and ``on_error`` are called from another thread.
+    """Stands for election until it is closed. ``on_change(elected)``, ``on_doubt`` and ``on_error`` are called from another thread.
 
     ``instance`` names this broker over restarts: one that was killed and is started again is what it was, at once. While Kafka does not
-    answer nothing changes: a lost election is one that Kafka has given to somebody else.
+    answer nothing changes: a lost election is one that Kafka has given to somebody else. Whether it has is in doubt (``on_doubt(True)``)
+    from the end of the session, by this side's clock, until Kafka answers again.
     """
 
     def __init__(
         self, kafka: Mapping[str, Any], group: str, topic: str, instance: str, session_timeout_s: float,
-        *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None],
+        *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[bool], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._consumer = Consumer(
             {
@@ -71,6 +72,7 @@ class Election:
         self._instance = instance
         self._topic = topic
         self._on_change = on_change
+        self._on_doubt = on_doubt
         self._on_error = on_error
         self._elected = False
         self._asked: SimpleQueue[Future[bool]] = SimpleQueue()
@@ -105,6 +107,7 @@ class Election:
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
+            self._on_doubt(False)
         self._tell(bool(consumer.assignment()))
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -117,6 +120,7 @@ class Election:
             consumer.incremental_unassign(partitions)
         except KafkaException:
             consumer.unassign()
+        self._on_doubt(True)
 
     def _tell(self, elected: bool) -> None:
         if elected != self._elected:

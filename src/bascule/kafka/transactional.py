@@ -8,6 +8,7 @@ the late request is refused. The next incarnation is prepared in the background,
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ _RECORD_FAULTS = frozenset(
         KafkaError.INVALID_TIMESTAMP,
     }
 )
-#: Another incarnation came after this one; a new one may come at once.
+#: Another incarnation came after this one.
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
@@ -189,6 +190,9 @@ class TransactionalWriter:
                     raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
                 tried = True
                 if error.args[0].code() in _FENCED:
+                    # Two that contend must not fence each other in step for ever.
+                    time.sleep(random.uniform(0, pause_s))
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
                 self._careful = True
                 time.sleep(pause_s)

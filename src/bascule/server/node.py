@@ -218,12 +218,15 @@ class Node:
         def changed(elected: bool) -> None:
             loop.call_soon_threadsafe(self._election_changed, elected)
 
+        def doubted(doubt: bool) -> None:
+            loop.call_soon_threadsafe(self._election_in_doubt, doubt)
+
         def failed(error: BasculeError) -> None:
             loop.call_soon_threadsafe(_resolve, self._stopping, error)
 
         return Election(
             self._kafka, f"{journal.prefix}.brokers", journal.topic("journal"), self.settings.instance,
-            self.settings.broker.session_timeout_s, on_change=changed, on_error=failed,
+            self.settings.broker.session_timeout_s, on_change=changed, on_doubt=doubted, on_error=failed,
         )  # fmt: skip
 
     def _election_changed(self, elected: bool) -> None:
@@ -234,6 +237,15 @@ class Node:
         self._elected.clear()
         if self._epoch is not None and self._has_served:
             self._epoch.end(SteppedDown("another broker has been elected"))
+
+    def _election_in_doubt(self, doubt: bool) -> None:
+        """Kafka has not heard of this broker for the session time: another one may serve, and nothing must be delivered twice."""
+        if self.loaded_engine is None:
+            return
+        if doubt:
+            self._stalled(Unavailable(f"Kafka has not answered for {self.settings.broker.session_timeout_s:g} s: another broker may serve"))
+        elif self.loaded_engine.stalled is None:
+            self.reason = ""
 
     async def _wait_for_election(self, epoch: Epoch, on_standby: Callable[[], None]) -> bool:
         """Whether this broker is to serve; not when it is told to stop, or cannot follow any more. Raises BasculeError."""

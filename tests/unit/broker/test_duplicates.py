@@ -4,6 +4,7 @@ import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
+from bascule.broker.errors import JournalUnavailable
 from bascule.broker.policy import AddressSettings, Policy
 
 
@@ -142,3 +143,16 @@ def test_digests_are_what_earlier_journals_have() -> None:
     """A broker that computed them in another way would store a repeat of what was stored before its upgrade."""
     assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
     assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"
+
+
+def test_a_repeat_of_what_is_on_its_way_waits_for_the_first_ones_answer_also_while_kafka_is_away(bench: Bench) -> None:
+    bench.put("x", message_id="a")
+    bench.broker.flush()
+    bench.engine.stalled = JournalUnavailable("Kafka is away")
+    bench.put("x", message_id="a")
+    bench.put("new", message_id="b")
+    assert [(token, error is None) for token, error in bench.sender.answers] == [("new", False)]
+    bench.engine.stalled = None
+    bench.broker.settle()
+    assert [token for token, error in bench.sender.answers if error is None] == ["x", "x"]
+    assert bench.waiting(bench.queue()) == ["x"]
