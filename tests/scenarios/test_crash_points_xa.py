@@ -1,0 +1,51 @@
+"""A transaction over PostgreSQL and Kafka, or its recovery, is ended at every named boundary: it is in both places or in none."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.scenarios.test_xa_kills import check, made, recover
+from tests.scenarios.xa_victim import Case
+
+from bascule.core.crash import ARMED_VARIABLE, POINTS
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.postgres import EmbeddedPostgres
+
+NAMES = [name for name in POINTS if name.startswith(("xa.", "slot."))]
+#: What passes a point; the others are passed by any commit.
+CASES = {
+    "xa.one_phase.before": Case("", votes=("read-only", "yes")),
+    "xa.one_phase.after": Case("", votes=("read-only", "yes")),
+    "xa.log.append.after": Case("", log="kafka"),
+}
+
+
+def end_at(name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv(ARMED_VARIABLE, f"{name}:1")
+    with made(kafka, postgres, prefix, directory) as victims:
+        if name.startswith("xa.recover"):
+            undecided = victims.run(Case(""))["points"].index("log.decide.before")
+            assert victims.run(Case("", at=undecided))["status"] == signal.SIGKILL
+            ended = victims.run(Case("", recovery=True))
+        else:
+            ended = victims.run(CASES.get(name, Case("")))
+        assert (ended["status"], ended["told"]) == (signal.SIGKILL, "")
+        recover(victims)
+        check(victims, kafka)
+
+
+@pytest.mark.parametrize("name", ["xa.prepare.after", "xa.decide.after", "slot.commit.after"])
+def test_a_transaction_is_ended_at_a_point(
+    name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_at(name, kafka, postgres, topic_prefix, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_transaction_is_ended_at_each_point(
+    name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_at(name, kafka, postgres, topic_prefix, tmp_path, monkeypatch)
