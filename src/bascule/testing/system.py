@@ -201,9 +201,15 @@ def paused(pid: int) -> Iterator[None]:
     """A process that does nothing for a while (SIGSTOP)."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        # On a busy machine its threads go on for some milliseconds, until each has had its turn.
+        wait_for(lambda: all(_stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()), f"process {pid} to stand still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
 
 def descendants(pid: int) -> dict[int, str]:
