@@ -22,8 +22,9 @@ POLL_S = 0.1
 #: How long the group's answer is waited for; without it the session ends by time.
 LEAVE_S = 2.0
 CONFIRM_S = 5.0
-#: Long: it is the session, not the polling thread, that says whether this process lives.
-_POLL_INTERVAL_MS = 24 * 3600 * 1000
+#: It is the session, not the polling thread, that says whether this process lives; but the client waits for so long for an answer to its
+#: request to join, and asks again.
+_POLL_INTERVAL_MS = 60 * 1000
 #: Told by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
 _FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 _SETTINGS: Mapping[str, Any] = {

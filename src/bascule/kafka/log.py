@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.kafka.history import passing
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
 POLL_S = 0.25
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 0.1
 #: Largest record the producer sends: the largest transaction, and what stands around it.
 RECORD_BYTES_MAX = 70 << 20
 #: What a reader holds before it is taken; its default of 64 MiB would be most of a broker's memory.
@@ -109,11 +112,16 @@ class PartitionReader:
 
     def range(self) -> tuple[int, int]:
         """(first offset, high watermark). Raises Unavailable."""
-        try:
-            low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), timeout=ANSWER_TIMEOUT_S)
-        except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
-        return low, high
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), timeout=ANSWER_TIMEOUT_S)
+                return low, high
+            except KafkaException as error:
+                # A connection that breaks under the question is one to ask again on another.
+                if not passing(error.args[0]) or time.monotonic() > deadline_s:
+                    raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
+                time.sleep(ASK_AGAIN_S)
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """The next read begins here."""
