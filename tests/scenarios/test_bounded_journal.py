@@ -59,8 +59,7 @@ def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_
     begun = first_offset(bounded)
     for _ in range(3):
         traffic(session, queue)
-    trimmed = wait_for(lambda: max(0, first_offset(bounded) - begun), "the journal to be trimmed")
-    assert trimmed > MESSAGES
+    wait_for(lambda: first_offset(bounded) - begun > MESSAGES, "the journal to be trimmed")
     wait_for(lambda: stored(bounded) > 0, "the old message to be in the store")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 1

@@ -331,7 +331,7 @@ def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge)
     )
     journal = bridge.journal
     journal.start_epoch()
-    bridge.topics.create(f"{bridge.prefix}.ingress", 1, {})
+    bridge.topics.create(f"{bridge.prefix}.ingress", 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})
 
     def send(start: int, end: int) -> None:
         for number in range(start, end):

@@ -246,10 +246,11 @@ def _find_subscription(connection: ClientConnection, link: SenderLink) -> None:
 # -- the end of a link -------------------------------------------------------------------------------------------------
 
 
-def detached(connection: ClientConnection, link: Link, *, closed: bool, orderly: bool) -> None:
-    """A link is gone: closed by its client, or with its session or connection. ``orderly``: nothing went wrong.
+def detached(connection: ClientConnection, link: Link, *, closed: bool, orderly: bool = False) -> None:
+    """A link is gone: closed by its client, or with its session or connection.
 
-    A client that leaves in order says what it has done with what it was given; the rest was prefetched and never seen.
+    ``orderly``: the client closed this link alone. Then it has said what it did with what it was given, and the rest was never seen.
+    With a session or a connection it need not: what an application has in its hands, unacknowledged one by one, comes without a word.
     """
     engine = connection.server.engine
     context, link.context = link.context, None

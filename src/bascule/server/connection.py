@@ -152,12 +152,12 @@ class ClientConnection(asyncio.Protocol):
         delay_s = min(TICK_S, max(deadline_s - now_s, 0.05))
         self._tick = asyncio.get_running_loop().call_later(delay_s, self._ticking)
 
-    def release(self, *, failed: bool = False, orderly: bool = False) -> None:
+    def release(self, *, failed: bool = False) -> None:
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
-            detached(self, link, closed=False, orderly=orderly)
+            detached(self, link, closed=False)
         self.links.clear()
         self.roll_back_all()
 
@@ -213,12 +213,12 @@ class ClientConnection(asyncio.Protocol):
     def _session_ended(self, event: events.SessionEnded) -> None:
         for link in [link for link in self.links if link.session is event.session]:
             del self.links[link]
-            detached(self, link, closed=False, orderly=event.error is None)
+            detached(self, link, closed=False)
 
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
             log.info("connection %s (%s): %s", self.peer, self.container, event.error)
-        self.release(orderly=event.by_peer and event.error is None)
+        self.release()
 
     def _transferred(self, event: events.Transferred) -> None:
         producer = event.link.context

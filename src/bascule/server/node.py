@@ -490,10 +490,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
-    """Run a broker until it is told to stop. Raises BasculeError.
-
-    ``on_ready(amqp_port, admin_port)`` is called when it begins to serve, ``on_standby`` when it begins to stand by for another one.
-    """
+    """Run a broker until it is told to stop; tells its AMQP and admin port when it serves, and when it stands by. Raises BasculeError."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)

@@ -20,7 +20,7 @@ JARS = "qpid-jms"
 #: The same client for JMS 2.0. Its interfaces differ in the name of their package alone.
 JAVAX_JARS = "qpid-jms-javax"
 #: A test peer needs little; the second compiler costs more than it brings in a short life.
-SMALL_JVM = ("-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+SMALL_JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class NotCompiled(Unavailable):
