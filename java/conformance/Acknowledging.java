@@ -28,13 +28,13 @@ final class Acknowledging extends Suite {
             Case.one(c.session().createConsumer(c.queue())).acknowledge();
             Case.nothing(c.session().createConsumer(c.queue()));
         });
-        it("auto.prefetched-and-not-seen-is-not-redelivered", c -> {
+        it("auto.prefetched-and-not-seen-comes-to-another", c -> {
             c.send(c.queue(), "0", "1", "2");
             Connection other = c.connect();
             Case.gets(other.createSession().createConsumer(c.queue()), "0");
             other.close();
-            MessageConsumer consumer = c.session().createConsumer(c.queue());
-            for (int i = 1; i < 3; i++) Check.equal(1, Case.one(consumer).getIntProperty("JMSXDeliveryCount"));
+            // Bascule marks them: of a session that closes it cannot tell what the application has seen.
+            Case.getsJust(c.session().createConsumer(c.queue()), "1", "2");
         });
         it("dups-ok.received-is-gone", c -> {
             c.send(c.queue(), "0", "1");
