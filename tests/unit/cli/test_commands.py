@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
+from tests.unit.cli.conftest import Bascule
 
 from bascule.amqp.scram import Verifier
-from bascule.cli.main import app, main
+from bascule.cli.main import app
 
 COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],
@@ -24,37 +24,6 @@ COMMANDS = [
     ["connection", "list"], ["connection", "close"], ["user", "hash"], ["xa", "list"],
     ["xa", "recover"], ["xa", "commit"], ["xa", "rollback"], ["xa", "forget"],
 ]  # fmt: skip
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Bascule = Callable[..., Done]
-
-
-@pytest.fixture
-def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Bascule:
-    """Runs a command in this process, in an empty directory and without settings from outside."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("BASCULE_") and "__" in name]:
-        monkeypatch.delenv(name)
-    monkeypatch.delenv("BASCULE_CONFIG", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["bascule", *arguments])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        return Done(int(str(code or 0)), *capfd.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
+from tests.unit.cli.conftest import Bascule
 
-from bascule.cli.main import main
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager, Xid
 from bascule.xa.errors import Code, ResourceFailed
@@ -41,33 +38,6 @@ class Shop:
         self.database.prepared[branch(gtrid, "db")] = ["row"]
         self.kafka.prepared[branch(gtrid, "kafka")] = ["message"]
         return branch(gtrid, "db")
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Bascule = Callable[..., Done]
-
-
-@pytest.fixture
-def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Bascule:
-    """Runs a command in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["bascule", *arguments])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        return Done(int(str(code or 0)), *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture
