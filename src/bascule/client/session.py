@@ -28,6 +28,8 @@ SEND_WINDOW: Final = 1000
 SENDERS_MAX: Final = 32
 #: What a browser asks for at once.
 BROWSE_AHEAD: Final = 100
+#: A broker may end a drain before its browser has looked at the queue again (Artemis does, rarely): the end is asked for twice.
+BROWSE_ASKS: Final = 2
 FOREVER: Final = float("inf")
 
 OnDone = Callable[[Message, BasculeError | None], None]
@@ -203,9 +205,10 @@ class SessionState(Transactions):
 
     def browse(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """The next message of a browser, None after the last."""
-        if not consumer.buffer:
-            yield from self._drain(consumer, BROWSE_AHEAD, until_s)
-            self._check_consumer(consumer)
+        for _ in range(BROWSE_ASKS):
+            if not consumer.buffer:
+                yield from self._drain(consumer, BROWSE_AHEAD, until_s)
+                self._check_consumer(consumer)
         return Message.received(decode_message(consumer.buffer.popleft().payload)) if consumer.buffer else None
 
     def _ended(self, consumer: ConsumerState) -> bool:
