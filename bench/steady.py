@@ -1,0 +1,278 @@
+"""Steady traffic for an hour: whether journal, memory and start time stay as they are, minute by minute.
+
+    python bench/steady.py [--seconds 3600] [--rate 200] [--body-bytes 1024]
+
+A Python client sends persistent messages to one queue at a fixed rate, another one takes them; the journal is kept no longer than needed
+(`journal.retention_s = 0`). The broker is killed once while the run is young and once at the end: how long until it serves is the start
+time. A line is printed every minute; the thirds of the run are compared in the end. Results go to bench/results/steady-*.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bascule_up import BasculeUp
+from run import RESULTS, machine, rss_mb
+
+from bascule.client import Acknowledge, Message, Queue, connect
+from bascule.kafka.history import TopicHistory
+from bascule.testing.system import wait_for
+
+QUEUE = Queue("steady")
+CONFIG = "[journal]\nretention_s = 0\n"
+#: The first kill: windows and caches have filled, the run is young.
+SETTLED_S = 150.0
+MINUTE_S = 60.0
+START_TIMEOUT_S = 300.0
+SEND_TIMEOUT_S = 300.0
+RECEIVE_S = 1.0
+MB = 1 << 20
+#: What is measured -> how much more the last third's peak may be than the first one's, beside a tenth; Kafka deletes the journal by
+#: whole segments of 140 MiB.
+FLAT = {
+    "journal_mb": 145.0,
+    "journal_records": 60_000.0,
+    "snapshots_mb": 10.0,
+    "kafka_mb": 300.0,
+    "rss_mb": 10.0,
+    "kafka_rss_mb": 50.0,
+    "snapshot_age_s": 60.0,
+    "depth": 1_000.0,
+    "send_p99_ms": 20.0,
+}
+SHARE = 0.1
+COLUMNS = ("minute", "sent", "sent_per_s", "send_p50_ms", *FLAT)
+
+
+class Traffic:
+    """A sender and a receiver on threads of their own, until told to stop."""
+
+    def __init__(self, url: str, rate: float, body_bytes: int) -> None:
+        self._url = f"failover:({url})"
+        self._rate = rate
+        self._body = "x" * body_bytes
+        self._stopping = threading.Event()
+        self._latencies_ms: list[float] = []
+        self.sent = 0
+        self.seen: set[int] = set()
+        self.doubled = 0
+        self.errors: list[str] = []
+        self._sender, self._receiver = (threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._receive))
+        self._sender.start()
+        self._receiver.start()
+
+    def _guarded(self, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.errors.append(f"{work.__name__}: {error!r}")
+
+    def _send(self) -> None:
+        with connect(self._url, timeout_s=SEND_TIMEOUT_S) as context:
+            producer = context.producer(QUEUE)
+            due_s = time.monotonic()
+            while not self._stopping.is_set():
+                due_s += 1 / self._rate
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                begun_s = time.monotonic()
+                producer.send(Message(self._body, properties={"n": self.sent}))
+                self.sent += 1
+                self._latencies_ms.append((time.monotonic() - begun_s) * 1000)
+
+    def _receive(self) -> None:
+        with connect(self._url, acknowledge=Acknowledge.AUTO, timeout_s=SEND_TIMEOUT_S) as context, context.consumer(QUEUE) as consumer:
+            while self._sender.is_alive() or len(self.seen) < self.sent:
+                message = consumer.receive(RECEIVE_S)
+                if message is not None:
+                    # After a kill what was not yet acknowledged comes again, marked.
+                    self.doubled += message.properties["n"] in self.seen and not message.redelivered
+                    self.seen.add(message.properties["n"])
+
+    def latencies_ms(self) -> list[float]:
+        """Of the sends since it was last asked."""
+        taken, self._latencies_ms = self._latencies_ms, []
+        return taken
+
+    def stop(self) -> None:
+        """No more sends; returns when all is received."""
+        self._stopping.set()
+        self._sender.join(SEND_TIMEOUT_S)
+        self._receiver.join(SEND_TIMEOUT_S)
+
+
+class Place:
+    """Where it runs, and what can be seen of it."""
+
+    def __init__(self, broker: BasculeUp) -> None:
+        self.broker = broker
+        kafka = {"bootstrap.servers": broker.kafka}
+        self._journal = TopicHistory(kafka, "bascule.journal", 0)
+        self._snapshots = TopicHistory(kafka, "bascule.snapshots", 0)
+        self._logs = broker.directory / "data" / "kafka" / "data"
+
+    def status(self) -> dict[str, Any]:
+        """What the broker says of itself. Raises OSError."""
+        with urllib.request.urlopen(f"{self.broker.admin}/status", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def kill(self) -> float:
+        """Seconds from kill -9 until it serves again, a new process and all."""
+        killed_s = time.monotonic()
+        os.kill(self.broker.processes["broker"], signal.SIGKILL)
+        wait_for(lambda: self.status()["serving"], "the broker to serve again", START_TIMEOUT_S)
+        return time.monotonic() - killed_s
+
+    def look(self) -> dict[str, float]:
+        """Sizes now."""
+        processes = self.broker.processes
+        return {
+            "journal_mb": _size_mb(self._logs / "bascule.journal-0"),
+            "journal_records": self._journal.latest() - self._journal.earliest(),
+            "snapshots_mb": _size_mb(self._logs / "bascule.snapshots-0"),
+            "kafka_mb": _size_mb(self._logs),
+            "rss_mb": rss_mb(processes["broker"]),
+            "kafka_rss_mb": rss_mb(processes["kafka"]),
+            "snapshot_age_s": self._snapshot_age_s(),
+            "depth": sum(queue["messages"] + queue["delivering"] for queue in self.status()["queues"]),
+        }
+
+    def _snapshot_age_s(self) -> float:
+        end = self._snapshots.latest()
+        stamps = [record.timestamp()[1] for record in self._snapshots.records(max(0, end - 1), end)]
+        return round(time.time() - stamps[-1] / 1000, 1) if stamps else 0.0
+
+
+def _size_mb(directory: Path) -> float:
+    size_bytes = 0
+    for file in directory.rglob("*"):
+        try:
+            size_bytes += file.stat().st_blocks * 512  # what it takes of the disk: Kafka's indexes are files with holes
+        except FileNotFoundError:
+            continue
+    return round(size_bytes / MB, 1)
+
+
+def judge(minutes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Each measure's peak in the three thirds, and whether the last one is no higher than the first."""
+    third = max(1, len(minutes) // 3)
+    parts = [minutes[:third], minutes[third:-third] or minutes[:third], minutes[-third:]]
+    judged = {}
+    for name, slack in FLAT.items():
+        peaks = [max(minute[name] for minute in part) for part in parts]
+        judged[name] = {"peaks": peaks, "flat": peaks[2] <= peaks[0] * (1 + SHARE) + slack}
+    return judged
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """A markdown table."""
+    lines = [columns, ["---"] * len(columns), *([f"{row[name]:,g}" for name in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The result for people."""
+    starts = ", ".join(f"{each['start_s']:.1f} s after {each['at_s']:,.0f} s of traffic" for each in result["starts"])
+    lines = [
+        f"# {result['seconds']:,.0f} s of steady traffic, {result['rate']:g} messages/s of {result['body_bytes']:,} bytes",
+        "",
+        f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['doubled']:,} doubled unmarked.",
+        f"From kill -9 to serving: {starts}.",
+        "The first kill is before the first minute shown: the broker's memory is that of one process.",
+        "",
+        "| measure | peak of 1st third | 2nd | 3rd | flat |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {name} | {' | '.join(f'{peak:,g}' for peak in each['peaks'])} | {'yes' if each['flat'] else '**no**'} |"
+            for name, each in result["judged"].items()
+        ),
+        "",
+        table(result["minutes"], COLUMNS),
+        "",
+        f"{result['machine']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Kill, look every minute, kill: the minutes and the starts."""
+    begun_s = time.monotonic()
+    settled_s = min(SETTLED_S, seconds / 4)
+    time.sleep(settled_s)
+    if traffic.errors or not traffic.seen:
+        sys.exit(f"no traffic: {traffic.errors}")
+    starts = [{"at_s": settled_s, "start_s": place.kill()}]
+    print(json.dumps(starts[0]), flush=True)
+    traffic.latencies_ms()
+    minutes: list[dict[str, float]] = []
+    due_s, sent = time.monotonic(), traffic.sent
+    while time.monotonic() - begun_s < seconds:
+        due_s += min(MINUTE_S, seconds / 12)
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        latencies_ms = sorted(traffic.latencies_ms()) or [0.0, 0.0]
+        hundredths = statistics.quantiles(latencies_ms, n=100)
+        minute = {
+            "minute": round((time.monotonic() - begun_s) / 60, 1),
+            "sent": traffic.sent,
+            "sent_per_s": round((traffic.sent - sent) / min(MINUTE_S, seconds / 12), 1),
+            "send_p50_ms": round(hundredths[49], 2),
+            "send_p99_ms": round(hundredths[98], 2),
+            **place.look(),
+        }
+        sent = traffic.sent
+        minutes.append(minute)
+        print(json.dumps(minute), flush=True)
+    starts.append({"at_s": time.monotonic() - begun_s, "start_s": place.kill()})
+    return minutes, starts
+
+
+def main() -> int:
+    """Run it; the exit code tells whether all was flat and nothing lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--rate", type=float, default=200)
+    parser.add_argument("--body-bytes", type=int, default=1024)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bascule-steady-") as directory:
+        config = Path(directory, "bascule.toml")
+        config.write_text(CONFIG)
+        with BasculeUp(Path(directory), "--config", str(config)) as broker:
+            traffic = Traffic(broker.url, options.rate, options.body_bytes)
+            try:
+                minutes, starts = measure(Place(broker), traffic, options.seconds)
+            finally:
+                traffic.stop()
+    result = {
+        **vars(options),
+        "machine": machine(),
+        "sent": traffic.sent,
+        "received": len(traffic.seen),
+        "lost": traffic.sent - len(traffic.seen),
+        "doubled": traffic.doubled,
+        "errors": traffic.errors,
+        "starts": starts,
+        "judged": judge(minutes),
+        "minutes": minutes,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    stem = f"steady-{time.strftime('%Y%m%d-%H%M%S')}"
+    (RESULTS / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{stem}.md").write_text(page(result))
+    print(page(result))
+    return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in result["judged"].values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
