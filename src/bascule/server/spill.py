@@ -8,6 +8,8 @@ from pathlib import Path
 
 #: A file is deleted when nobody needs any of it: small enough to come free, large enough not to be many.
 SEGMENT_BYTES = 64 << 20
+#: Written at once: a call of the system for each body would be most of the cost.
+WRITE_BYTES = 256 << 10
 _OFFSET_BITS = 32
 
 
@@ -21,6 +23,7 @@ class SpillFiles:
         self._live: dict[int, int] = {}  # bodies still needed, by segment
         self._segment = -1
         self._end = SEGMENT_BYTES
+        self._unwritten = bytearray()  # the last bytes of the current segment
 
     def _path(self, segment: int) -> Path:
         return self._directory / f"bodies-{segment}"
@@ -30,16 +33,28 @@ class SpillFiles:
         if self._end >= SEGMENT_BYTES:
             self._next_segment()
         handle = self._segment << _OFFSET_BITS | self._end
-        written = os.pwrite(self._files[self._segment], body, self._end)
-        if written != len(body):
-            raise OSError(f"spill file {self._path(self._segment)}: {written} of {len(body)} bytes written")
+        self._unwritten += body
         self._end += len(body)
         self._live[self._segment] += 1
+        if len(self._unwritten) >= WRITE_BYTES:
+            self._write()
         return handle
+
+    def _write(self) -> None:
+        start = self._end - len(self._unwritten)
+        written = os.pwrite(self._files[self._segment], self._unwritten, start)
+        if written != len(self._unwritten):
+            raise OSError(f"spill file {self._path(self._segment)}: {written} of {len(self._unwritten)} bytes written")
+        self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """The body behind a handle."""
-        return os.pread(self._files[handle >> _OFFSET_BITS], size_bytes, handle & ((1 << _OFFSET_BITS) - 1))
+        segment, start = handle >> _OFFSET_BITS, handle & ((1 << _OFFSET_BITS) - 1)
+        if segment == self._segment:
+            first = start - (self._end - len(self._unwritten))
+            if first >= 0:
+                return bytes(self._unwritten[first : first + size_bytes])
+        return os.pread(self._files[segment], size_bytes, start)
 
     def free(self, handle: int, size_bytes: int) -> None:  # noqa: ARG002 - the port tells the size
         """The body will not be asked for again."""
@@ -50,6 +65,8 @@ class SpillFiles:
 
     def _next_segment(self) -> None:
         full = self._segment
+        if self._unwritten:
+            self._write()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._segment += 1
         self._files[self._segment] = os.open(self._path(self._segment), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
