@@ -45,22 +45,22 @@ ORPHAN_TIMEOUT_S = 10.0
 SERVER_PROPERTIES = """\
 # Written by Bascule at every start; changes are lost.
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{host}:{controller_port}
+node.id={node_id}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
 advertised.listeners=PLAINTEXT://{host}:{port}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={log_dir}
 
-# One node, two cores: no copies, few partitions of the internal topics, few threads.
-offsets.topic.replication.factor=1
+# One machine, two cores: few partitions of the internal topics, few threads; as many copies as there are nodes.
+offsets.topic.replication.factor={replicas}
 offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr={in_sync_replicas}
 transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor={replicas}
+share.coordinator.state.topic.min.isr={in_sync_replicas}
 share.coordinator.state.topic.num.partitions=4
 num.network.threads=2
 num.io.threads=4
@@ -111,6 +111,7 @@ class EmbeddedKafka:
         self.heap_mb = heap_mb
         self._chosen_port = port
         self._jars = jars or JarStore()
+        self._cluster_id = new_cluster_id()  # for a directory that is still empty
         self._child: Child | None = None
         self._archive: Path | None = None
 
@@ -199,8 +200,12 @@ class EmbeddedKafka:
 
     def _start_once(self, java: Java, classpath: str, lock: int) -> None:
         self.port = self.port or free_port(HOST)
+        self._launch(java, classpath, lock)
+        self._wait_ready()
+
+    def _launch(self, java: Java, classpath: str, lock: int) -> None:
         (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
-        self._write_properties(controller_port=free_port(HOST))
+        self._properties_file.write_text(SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else ""))
         if not (self._log_dir / "meta.properties").exists():
             self._format(java, classpath)
         self._archive = self._archive_for(java, classpath)
@@ -208,6 +213,9 @@ class EmbeddedKafka:
         argv = [*self._java_command(java, classpath), sharing, "kafka.Kafka", self._properties_file]
         self._child = Child(argv, log_file=self.log_file, name="Kafka")
         self._child.start(keep_open=[lock])
+
+    def _wait_ready(self) -> None:
+        assert self._child is not None
         self._child.wait_ready(lambda: serves(self.port), START_TIMEOUT_S)
 
     @property
@@ -218,16 +226,14 @@ class EmbeddedKafka:
     def _properties_file(self) -> Path:
         return self.data_dir / "server.properties"
 
-    def _write_properties(self, controller_port: int) -> None:
-        text = SERVER_PROPERTIES.format(
-            host=HOST,
-            port=self.port,
-            controller_port=controller_port,
-            log_dir=self._log_dir,
-            cleaner_buffer_bytes=CLEANER_BUFFER_BYTES,
-            message_size_max_bytes=MESSAGE_SIZE_MAX_BYTES,
-        )
-        self._properties_file.write_text(text + (FSYNC_PROPERTIES if self.fsync else ""))
+    def _properties(self) -> dict[str, object]:
+        """What the template leaves open."""
+        controller_port = free_port(HOST)
+        return {
+            "host": HOST, "port": self.port, "controller_port": controller_port, "node_id": 1, "voters": f"1@{HOST}:{controller_port}",
+            "replicas": 1, "in_sync_replicas": 1, "log_dir": self._log_dir, "cleaner_buffer_bytes": CLEANER_BUFFER_BYTES,
+            "message_size_max_bytes": MESSAGE_SIZE_MAX_BYTES,
+        }  # fmt: skip
 
     def _java_command(self, java: Java, classpath: str) -> list[str | Path]:
         return [
@@ -266,12 +272,22 @@ class EmbeddedKafka:
 
     def _format(self, java: Java, classpath: str) -> None:
         """Give an empty directory its cluster id, which it keeps."""
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        tool: list[str | Path] = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", self._properties_file]
+        tool: list[str | Path] = [
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={self._cluster_id}",
+            "--config",
+            self._properties_file,
+        ]
         argv = [*self._java_command(java, classpath), *tool]
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
         if done.returncode:
             raise NotStarted(f"Kafka's data directory {self._log_dir} could not be formatted:\n{done.stdout[-4000:]}")
+
+
+def new_cluster_id() -> str:
+    """As Kafka's own tools make them."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 
 # A Metadata request, version 1, that asks for no topic: size; api key, version, correlation id, client id, number of topics.

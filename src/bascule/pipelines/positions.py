@@ -53,7 +53,8 @@ class Positions:
         there = self.topics.partitions()
         for topic, (partitions, config) in wanted.items():
             if topic not in there:
-                self.topics.create(topic, partitions, config, replication_factor=pipelines.replication_factor)
+                settings = {**config, "min.insync.replicas": str(pipelines.min_insync_replicas)}
+                self.topics.create(topic, partitions, settings, replication_factor=pipelines.replication_factor)
         self.topics.await_visible(wanted)
         policy = self.topics.config(pipelines.positions_topic).get("cleanup.policy")
         if policy != "compact":

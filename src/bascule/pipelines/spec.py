@@ -87,6 +87,7 @@ class Pipelines:
     stop_on_error: bool = False
     target_partitions: int = 1
     replication_factor: int = 1
+    min_insync_replicas: int = 1
     master: str = "local[*]"
     spark: dict[str, str] = field(default_factory=dict)
     trigger_interval_ms: int = 0
@@ -144,6 +145,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
         stop_on_error=run.on_error == "stop",
         target_partitions=run.target_partitions,
         replication_factor=settings.journal.replication_factor,
+        min_insync_replicas=settings.journal.min_insync_replicas,
         master=run.master,
         spark={name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in run.spark.items()},
         trigger_interval_ms=run.trigger_interval_ms,

@@ -1,0 +1,136 @@
+"""A Kafka of several nodes on one machine, each broker and controller (KRaft): what a cluster does can be tried and tested."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bascule.embedded.jars import JarStore
+from bascule.embedded.java import find_java
+from bascule.embedded.kafka import HOST, EmbeddedKafka, new_cluster_id
+
+NODES = 3
+#: For a few topics; three of them share the memory that one node has otherwise.
+NODE_HEAP_MB = 256
+#: Not those of outgoing connections, one of which might take a node's port while it is away.
+PORTS = range(20_000, 32_768)
+ASK_TIMEOUT_S = 10.0
+
+
+class ClusterNode(EmbeddedKafka):
+    """One of a cluster's nodes: stopped, killed and started as a single one is, but its start needs most of the others."""
+
+    def __init__(self, data_dir: Path, number: int, port: int, controllers: list[int], cluster_id: str, jars: JarStore | None) -> None:
+        """``controllers`` are the ports of all nodes' controllers; this is node ``number``, from 1."""
+        super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
+        self.number = number
+        self._controllers = controllers
+        self._cluster_id = cluster_id
+
+    def launch(self) -> None:
+        """Start it; do not wait. Raises DataInUse, NoJdk, JarUnavailable, NotStarted."""
+        with self._locked() as lock:
+            self._launch(find_java(), os.pathsep.join(map(str, self._jars.classpath("kafka"))), lock)
+
+    def wait_ready(self) -> None:
+        """Return when it serves. Raises NotStarted."""
+        self._wait_ready()
+
+    def start(self) -> None:
+        """Return when it serves: not before most of the nodes run. Raises as ``launch`` does."""
+        self.launch()
+        self.wait_ready()
+
+    def _properties(self) -> dict[str, object]:
+        count = len(self._controllers)
+        return {
+            **super()._properties(),
+            "node_id": self.number,
+            "controller_port": self._controllers[self.number - 1],
+            "voters": ",".join(f"{number}@{HOST}:{port}" for number, port in enumerate(self._controllers, 1)),
+            "replicas": count,
+            "in_sync_replicas": count // 2 + 1,
+        }
+
+
+class EmbeddedCluster:
+    """Nodes on loopback, their data under one directory; stopped or killed one by one, they start again on the same data and ports."""
+
+    def __init__(self, data_dir: Path, *, nodes: int = NODES, jars: JarStore | None = None) -> None:
+        ports, cluster_id = _free_ports(2 * nodes), new_cluster_id()
+        self.nodes = [
+            ClusterNode(data_dir / f"node-{number}", number, ports[number - 1], ports[nodes:], cluster_id, jars)
+            for number in range(1, nodes + 1)
+        ]
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` for clients: all nodes."""
+        return ",".join(node.bootstrap for node in self.nodes)
+
+    def controller(self) -> ClusterNode:
+        """The node that is the active controller now. Raises OSError while there is none."""
+        for node in self.nodes:
+            if node.running:
+                with suppress(OSError, struct.error):
+                    return self.nodes[_quorum_leader(node.port) - 1]
+        raise ConnectionError("no node knows an active controller")
+
+    def start(self) -> None:
+        """Return when all nodes serve; none is left when one does not. Raises as ``ClusterNode.start`` does."""
+        with ExitStack() as undo:
+            for node in self.nodes:
+                undo.callback(node.kill)
+                node.launch()
+            for node in self.nodes:
+                node.wait_ready()
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+#: A DescribeQuorum request, version 0, for partition 0 of the metadata: api key, version, correlation id, client id; the topic.
+_METADATA = b"__cluster_metadata"
+_QUORUM_BODY = struct.pack(">hhih5sB", 55, 0, 1, 5, b"ready", 0) + bytes([2, len(_METADATA) + 1]) + _METADATA + b"\2" + bytes(4 + 3)
+#: How the answer begins: size, correlation id, tags, error; one topic by its name; one partition, its number, error and leader.
+_QUORUM_ANSWER = struct.Struct(f">iiBhBB{len(_METADATA)}sBihi")
+
+
+def _quorum_leader(port: int) -> int:
+    """The id of the metadata's leader, as the node at ``port`` knows it. Raises OSError, struct.error."""
+    with socket.create_connection((HOST, port), ASK_TIMEOUT_S) as connection:
+        connection.sendall(struct.pack(">i", len(_QUORUM_BODY)) + _QUORUM_BODY)
+        answer = connection.makefile("rb").read(_QUORUM_ANSWER.size)
+    leader: int = _QUORUM_ANSWER.unpack(answer)[-1]
+    if leader < 1:
+        raise ConnectionError("there is no active controller")
+    return leader

@@ -1,0 +1,175 @@
+"""A broker on a Kafka of three nodes that are stopped, killed and missing under load: what was answered is there once, the rest waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, PartitionMetadata
+from tests.scenarios.test_guards import Hand, refused
+
+from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
+from bascule.kafka.guards import Role, guard
+from bascule.kafka.positions import POSITION_PARTITIONS
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Pipelines
+from bascule.testing.history import Operation, check
+from bascule.testing.storm import Storm
+from bascule.testing.system import Late, System, wait_for
+
+PREFIX = "cluster"
+CONFIG = """
+[journal]
+replication_factor = 3
+min_insync_replicas = 2
+append_timeout_s = 5
+"""
+OWN_TOPICS = ("journal", "snapshots", "store", "ingress")
+CLIENTS = ("send:orders", "send-tx:orders", "move:orders>moved", "take:moved")
+RATE = 40  # messages per second of each sender: the nodes need the processors to come back
+#: What is answered while a node is away, and again when it is back, before the next one goes.
+PROGRESS = 20
+#: A node's start takes six seconds on an idle machine, with three of them and a load at once a minute.
+NODE_S = 150.0
+STILL_S = 2.0
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def system(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with System(cluster.bootstrap, tmp_path_factory.mktemp("broker"), prefix=PREFIX, config=CONFIG) as running:
+        yield running
+
+
+class Load:
+    """Java clients at work, and what was answered to them."""
+
+    def __init__(self, storm: Storm, cluster: EmbeddedCluster) -> None:
+        self._storm = storm
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        self._nodes = cluster.nodes
+
+    def answered(self) -> int:
+        return sum(each.outcome == "ok" and each.target == "orders" for each in self._storm.history())
+
+    def goes_on(self) -> None:
+        """Returns when some more sends are answered."""
+        before = self.answered()
+        wait_for(lambda: self.answered() >= before + PROGRESS, "answers", NODE_S)
+
+    def whole(self) -> None:
+        """Returns when all nodes have all of Bascule's topics."""
+        wait_for(lambda: all(len(partition.isrs) == len(self._nodes) for partition in self._partitions()), "all replicas in sync", NODE_S)
+
+    def leader(self) -> ClusterNode:
+        """The node that leads the journal."""
+        (partition,) = self._admin.list_topics(f"{PREFIX}.journal", timeout=NODE_S).topics[f"{PREFIX}.journal"].partitions.values()
+        return self._nodes[partition.leader - 1]
+
+    def finish(self) -> list[Operation]:
+        self._storm.stop()
+        return self._storm.history()
+
+    def _partitions(self) -> list[PartitionMetadata]:
+        topics = self._admin.list_topics(timeout=NODE_S).topics
+        return [partition for name in OWN_TOPICS for partition in topics[f"{PREFIX}.{name}"].partitions.values()]
+
+
+@pytest.fixture
+def load(system: System, cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Load]:
+    with Storm(system.failover_url, tmp_path, *CLIENTS, rate=RATE, batch=5, quiet_s=2) as storm:
+        yield Load(storm, cluster)
+
+
+def judge(load: Load) -> None:
+    tally = check(load.finish())
+    assert tally.anomalies == [], tally
+    assert tally.sent > 0
+
+
+Bounce = tuple[Callable[[ClusterNode], None], Callable[[Load, EmbeddedCluster], ClusterNode]]
+
+
+def bounce(load: Load, cluster: EmbeddedCluster, *bounces: Bounce) -> None:
+    for end, choose in bounces:
+        load.whole()
+        node = choose(load, cluster)
+        end(node)
+        load.goes_on()
+        node.start()
+        load.goes_on()
+    load.whole()
+    judge(load)
+
+
+def leader(load: Load, cluster: EmbeddedCluster) -> ClusterNode:
+    return load.leader()
+
+
+def controller(load: Load, cluster: EmbeddedCluster) -> ClusterNode:
+    found: ClusterNode = wait_for(cluster.controller, "an active controller")
+    return found
+
+
+def numbered(number: int) -> Callable[[Load, EmbeddedCluster], ClusterNode]:
+    return lambda _, cluster: cluster.nodes[number]
+
+
+def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
+    cluster: EmbeddedCluster, tmp_path: Path, topic_prefix: str
+) -> None:
+    hand = Hand(cluster.bootstrap, topic_prefix)
+    with System(cluster.bootstrap, tmp_path / "three", prefix=topic_prefix, config=CONFIG) as system:
+        assert "WARNING" not in system.broker.said()
+        system.broker.stop()
+        hand.set("journal", "unclean.leader.election.enable", "true")
+        assert "has unclean.leader.election.enable=true: a replica that lags may become the leader" in refused(system)
+        hand.set("journal", "unclean.leader.election.enable", "false")
+        hand.set("store", "min.insync.replicas", "1")
+        system.broker.start()
+        said = f"topic '{topic_prefix}.store' has min.insync.replicas=1: of 3 replicas, what one alone has stored is confirmed"
+        assert said in system.broker.said()
+    positions = Positions(Pipelines(topic_prefix, hand.kafka, prefix=topic_prefix, replication_factor=3, min_insync_replicas=2), "test")
+    positions.prepare_topics()
+    assert guard(hand.kafka, {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
+    with System(cluster.bootstrap, tmp_path / "one", prefix=f"{topic_prefix}-one") as system:
+        assert f"topic '{topic_prefix}-one.journal' has replication factor=1: all is lost with one disk; set 3" in system.broker.said()
+
+
+def test_nodes_are_stopped_and_killed_one_after_the_other_and_nothing_is_lost_or_doubled(load: Load, cluster: EmbeddedCluster) -> None:
+    bounce(load, cluster, (ClusterNode.stop, leader), (ClusterNode.kill, leader), (ClusterNode.kill, controller))
+
+
+@pytest.mark.slow
+def test_every_node_is_stopped_and_killed_and_nothing_is_lost_or_doubled(load: Load, cluster: EmbeddedCluster) -> None:
+    bounce(load, cluster, *((end, numbered(number)) for number in range(3) for end in (ClusterNode.stop, ClusterNode.kill)))
+
+
+def test_with_two_of_three_nodes_it_goes_on_and_with_one_every_send_waits_until_they_are_back(
+    load: Load, system: System, cluster: EmbeddedCluster
+) -> None:
+    load.whole()
+    first = load.leader()
+    others = [node for node in cluster.nodes if node is not first]
+    first.stop()
+    load.goes_on()
+    others[0].kill()
+    wait_for(lambda: not system.status()["serving"], "the broker to find out")
+    before = load.answered()
+    with pytest.raises(Late):
+        wait_for(lambda: load.answered() > before, "an answer that nobody may give", STILL_S)
+    for node in (first, others[0]):
+        node.launch()
+    for node in (first, others[0]):
+        node.wait_ready()
+    load.goes_on()
+    load.whole()
+    judge(load)
