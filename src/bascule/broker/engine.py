@@ -7,10 +7,12 @@ things is an entry of a journal record, and is carried out when that record is c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import ExclusiveDivert, Route, durable_ids
+from bascule.broker.branches import Branches
 from bascule.broker.destinations import TEMPORARY_PREFIX, Destinations
 from bascule.broker.duplicates import DuplicateWindows, digest_of
 from bascule.broker.errors import (
@@ -67,6 +69,7 @@ class Engine(Destinations):
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.transactions: dict[bytes, Transaction] = {}
+        self.branches = Branches()
         self.stalled: JournalUnavailable | None = None
         self._transactions_due_ms = 0
 
@@ -289,10 +292,11 @@ class Engine(Destinations):
     # -- transactions ------------------------------------------------------------------------------------------------
 
     def in_transactions(self) -> Iterator[tuple[Queue, Message]]:
-        """Messages that open transactions have acknowledged."""
+        """Messages that open transactions have acknowledged, and those of prepared ones."""
         for transaction in self.transactions.values():
             for consumer, message in transaction.acks:
                 yield consumer.queue, message
+        yield from self.branches.held()
 
     def begin(self, transaction_id: bytes) -> Transaction:
         """A new local transaction."""
@@ -327,8 +331,11 @@ class Engine(Destinations):
         if self._transactions_due_ms:
             self.schedule.at(self._transactions_due_ms, self._end_old_transactions)
 
-    def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None]) -> None:
-        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead."""
+    def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> None:
+        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead.
+
+        ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
+        """
         persistent = any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
         error = transaction.doomed or (self.stalled if persistent else None)
         if error is not None:
@@ -337,26 +344,35 @@ class Engine(Destinations):
             return
         crash.point("transaction.commit.before")
         self.transactions.pop(transaction.id, None)
-        now_ms = self.clock()
-        stored: list[tuple[Message, tuple[Queue, ...], int]] = []
-        self.journaling.together(transaction.size_bytes, len(transaction.drafts))
-        for draft in transaction.drafts:
-            queues = self._decide(draft, now_ms)
-            if queues is not None:
-                stored.append((draft.message, queues, draft.delivery_time_ms))
-        for consumer, message in transaction.acks:
-            self.counters.acknowledged += 1
-            self.gone(consumer.queue, message)
-        self.journaling.part()
-        self.journaling.then(self._committed, stored, done)
+        acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+        self.carry_out(transaction.drafts, acks, transaction.size_bytes, partial(done, None), ended)
         crash.point("transaction.commit.after")
         self.journaling.close_if_full()
 
-    def _committed(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[BasculeError | None], None]) -> None:
+    def carry_out(
+        self, drafts: list[Draft], acks: list[tuple[Queue, Message]], size_bytes: int, done: Callable[[], None], ended: bytes = b""
+    ) -> None:
+        """What a transaction has gathered, as one journal record, with an entry that says so; ``done()`` once that is stored."""
+        now_ms = self.clock()
+        stored: list[tuple[Message, tuple[Queue, ...], int]] = []
+        self.journaling.together(size_bytes, len(drafts))
+        if ended:
+            self.journaling.add(ended)
+        for draft in drafts:
+            queues = self._decide(draft, now_ms)
+            if queues is not None:
+                stored.append((draft.message, queues, draft.delivery_time_ms))
+        for queue, message in acks:
+            self.counters.acknowledged += 1
+            self.gone(queue, message)
+        self.journaling.part()
+        self.journaling.then(self._carried_out, stored, done)
+
+    def _carried_out(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[], None]) -> None:
         self.counters.committed += 1
         for message, queues, due_ms in stored:
             self.put_in(message, queues, due_ms)
-        done(None)
+        done()
 
     def rollback(self, transaction: Transaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
@@ -365,13 +381,17 @@ class Engine(Destinations):
         self._give_up(transaction)
 
     def _give_up(self, transaction: Transaction) -> None:
-        returned: dict[Queue, list[Message]] = {}
-        for consumer, message in transaction.acks:
-            returned.setdefault(consumer.queue, []).append(message)
-        for queue, messages in returned.items():
-            self._return(queue, messages, failed=True)
+        self.take_back([(consumer.queue, message) for consumer, message in transaction.acks])
         transaction.acks.clear()
         transaction.drafts.clear()
+
+    def take_back(self, acks: list[tuple[Queue, Message]]) -> None:
+        """Messages that a transaction had received wait again, after a failed delivery."""
+        returned: dict[Queue, list[Message]] = {}
+        for queue, message in acks:
+            returned.setdefault(queue, []).append(message)
+        for queue, messages in returned.items():
+            self._return(queue, messages, failed=True)
 
     def confirm(self) -> None:
         """The oldest record in flight is stored."""

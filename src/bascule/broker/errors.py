@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from bascule.core.errors import BasculeError
+from bascule.journal.branches import Ending
 
 
 class ResourceLimit(BasculeError):
@@ -56,3 +57,35 @@ class TransactionRolledBack(BasculeError):
     def __init__(self, cause: BasculeError) -> None:
         super().__init__(str(cause))
         self.condition = cause.condition  # type: ignore[misc]
+
+
+class UnknownBranch(BasculeError):
+    """No such branch; ``ending`` is what became of it, as far as that is remembered."""
+
+    condition: ClassVar[str] = "amqp:not-found"
+
+    def __init__(self, text: str, ending: Ending | None = None) -> None:
+        super().__init__(text)
+        self.ending = ending
+
+
+class BranchExists(BasculeError):
+    """A branch of that name is there already."""
+
+    condition: ClassVar[str] = "amqp:not-allowed"
+
+
+class BranchBusy(BasculeError):
+    """The branch is just being ended otherwise than asked for: not now."""
+
+    condition: ClassVar[str] = "amqp:resource-locked"
+
+
+class BranchForced(BasculeError):
+    """An administrator has ended the branch; ``ending`` says how."""
+
+    condition: ClassVar[str] = "amqp:illegal-state"
+
+    def __init__(self, text: str, ending: Ending) -> None:
+        super().__init__(text)
+        self.ending = ending

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bascule.broker.branches import ROLLBACKS, Branch
 from bascule.broker.engine import Engine
 from bascule.broker.message import PRIORITY_MAX, Message
 from bascule.broker.queue import Queue
 from bascule.broker.snapshot import Snapshot
 from bascule.jms.sections import scan
+from bascule.journal.branches import Ended, decode_ended
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
@@ -29,6 +31,7 @@ from bascule.journal.records import (
     decode_reserve,
     decode_send,
     entries,
+    entry,
     mid_of,
 )
 
@@ -72,6 +75,8 @@ class Loader:
                 self._wanted.setdefault(mid, []).append(queue.id)
         for mid in snapshot.stored:
             self._take_stored(mid, stored.get(mid), snapshot)
+        for op, start, end in entries(snapshot.branches, 0):
+            self._apply(op, snapshot.branches, start, end)
         for address, pairs in snapshot.windows.items():
             window = engine.windows.window(address)
             for digest, time_ms in pairs:
@@ -181,6 +186,11 @@ class Loader:
             engine.ingress_positions[partition] = next_offset
         elif op == Op.SNAPSHOT:
             self.announced[decode_json(value, start, end)["id"]] = None
+        elif op == Op.PREPARED:
+            branch = Branch.from_entry(entry(Op.PREPARED, value[start:end]))
+            engine.branches.prepared[branch.xid] = branch
+        elif op == Op.ENDED:
+            self._branch_ended(decode_ended(value, start, end))
         else:
             raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
 
@@ -199,6 +209,7 @@ class Loader:
             name = self.snapshot and self.snapshot.id
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine
+        self._give_to_branches()
         delayed: dict[Message, list[Queue]] = {}
         for queue_id, live in self._live.items():
             queue = engine.addresses.queues[queue_id]
@@ -221,3 +232,24 @@ class Loader:
         self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
         self._live.clear()
         self._counts.clear()
+
+    def _branch_ended(self, ended: Ended) -> None:
+        branch = self.engine.branches.prepared.get(ended.xid)
+        if branch is not None and ended.ending in ROLLBACKS:
+            for queue_id, counts in branch.taken():
+                self._counts.setdefault(queue_id, {}).update((mid, count + 1) for mid, count in counts)
+        self.engine.branches.over(ended)
+
+    def _give_to_branches(self) -> None:
+        """What prepared branches have received is in their hands, as if there had been no crash."""
+        for branch in self.engine.branches.prepared.values():
+            for queue_id, counts in branch.taken():
+                queue = self.engine.addresses.queues.get(queue_id)
+                for mid, count in counts:
+                    message = self._live.get(queue_id, {}).pop(mid, None)
+                    if queue is None or message is None:
+                        continue  # the queue was deleted meanwhile
+                    message.references -= 1
+                    queue.hold(message)
+                    queue.counts[message.position] = count
+                    branch.acks.append((queue, message))

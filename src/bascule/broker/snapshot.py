@@ -1,7 +1,8 @@
 """A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
 
 Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed
-integers, then for each duplicate window its digests and times, then the mids of messages in the store. All big endian.
+integers, then for each duplicate window its digests and times, then the mids of messages in the store, then journal entries of the
+transaction branches. All big endian.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Snapshot:
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
     windows: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)  # mids, ascending, whose messages are in the store: below all others
+    branches: bytes = b""  # PREPARED and ENDED entries; the former whole, so that they keep nothing of the journal
 
     @property
     def id(self) -> str:
@@ -67,6 +69,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
         dict(engine.confirmed_ingress),
         windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
+        branches=engine.branches.entries(engine.clock()),
     )  # fmt: skip
     for queue in queues:
         messages = [message for message in (*queue.holds(), *uncommitted.get(queue, ())) if message.mid >= 0]
@@ -91,6 +94,7 @@ def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[in
     if not old or len(old) > STORE_DENSITY_MAX * (before_sequence - (old[0] >> INDEX_BITS)):
         return {}
     held = {message.mid: (message, queue) for queue in engine.addresses.queues.values() if queue.durable for message in queue.holds()}
+    held |= {message.mid: (message, queue) for queue, message in engine.branches.held() if queue.durable}
     found: dict[int, tuple[Message, Queue]] = {}
     size_bytes = 0
     for mid in old[:STORE_MESSAGES_MAX]:
@@ -119,7 +123,7 @@ def encode(snapshot: Snapshot) -> bytes:
         "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
         "queues": snapshot.queues, "ingress": sorted(snapshot.ingress.items()),
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
-        "stored": len(snapshot.stored),
+        "stored": len(snapshot.stored), "branches": len(snapshot.branches),
         "windows": [[address, len(pairs)] for address, pairs in snapshot.windows.items()],
     }  # fmt: skip
     encoded = json.dumps(head, separators=(",", ":")).encode()
@@ -130,6 +134,7 @@ def encode(snapshot: Snapshot) -> bytes:
     for pairs in snapshot.windows.values():
         parts.extend(_DIGEST.pack(digest, time_ms) for digest, time_ms in pairs)
     parts.append(struct.pack(f">{len(snapshot.stored)}Q", *snapshot.stored))
+    parts.append(snapshot.branches)
     return b"".join(parts)
 
 
@@ -157,6 +162,8 @@ def decode(data: bytes) -> Snapshot:
             position = end
         snapshot.stored = list(struct.unpack_from(f">{head['stored']}Q", data, position))
         position += 8 * head["stored"]
+        snapshot.branches = data[position : position + head.get("branches", 0)]
+        position += len(snapshot.branches)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise DamagedRecord(f"snapshot: {error}") from error
     if position != len(data):

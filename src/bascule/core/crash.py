@@ -39,6 +39,12 @@ POINTS: dict[str, str] = {
     "queue.delete.after": "the deletion is in the open record; the record is not appended",
     "transaction.commit.before": "a commit has come; nothing of it is decided",
     "transaction.commit.after": "all of it is in one record; the record is not appended",
+    "branch.prepare.before": "a client asks to prepare its transaction; nothing of it is decided",
+    "branch.prepare.after": "the branch is in the open record; the record is not appended",
+    "branch.prepare.stored": "the branch is prepared; nobody is answered",
+    "branch.end.before": "a manager tells a prepared branch its outcome; nothing of it is decided",
+    "branch.end.after": "the outcome, and what it brings, are in one record; the record is not appended",
+    "branch.end.stored": "the outcome is stored; nobody is answered",
     "ingress.take.before": "messages are read from the ingress; nothing is decided",
     "ingress.take.after": "they and the position behind them are in one record; the record is not appended",
     # -- broker: housekeeping

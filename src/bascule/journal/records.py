@@ -57,6 +57,8 @@ class Op(enum.IntEnum):
     QUEUE_DELETED = 7
     INGRESS = 8  # next offset to take from a partition of bascule.ingress
     SNAPSHOT = 9  # JSON: a snapshot announced
+    PREPARED = 10  # a transaction branch that will commit when it is told to: bascule.journal.branches
+    ENDED = 11  # what became of one; of a commit, in the record of its messages and acknowledgements
 
 
 class SendFlag:
@@ -208,9 +210,12 @@ def decode_header(value: bytes | None, *, check: bool = True) -> Header:
         raise DamagedRecord(f"unknown kind {kind}") from None
 
 
-def entries(value: bytes) -> Iterator[tuple[int, int, int]]:
-    """(op, start, end) of each entry of a record's value; the payload is ``value[start:end]``. Raises DamagedRecord."""
-    position, size = HEADER_SIZE, len(value)
+def entries(value: bytes, position: int = HEADER_SIZE, size: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """(op, start, end) of each entry of a record's value; the payload is ``value[start:end]``. Raises DamagedRecord.
+
+    ``position`` and ``size`` are the first byte and the end of what to look at: entries may stand within one.
+    """
+    size = len(value) if size is None else size
     while position < size:
         if position + _ENTRY.size > size:
             raise DamagedRecord(f"entry at byte {position} is cut off")

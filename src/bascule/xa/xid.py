@@ -1,46 +1,23 @@
-"""Transaction branch identifiers (X/Open XA, section 4.2): a global transaction, and within it one branch for each resource."""
+"""Names of transactions: how a manager makes them, and knows its own among others'."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from typing import NamedTuple
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from bascule.core.errors import InvalidInput
+from bascule.core.xid import Xid
+
+__all__ = ["FORMAT_ID", "MANAGER_NAME", "RESOURCE_NAME", "Xid", "branch", "deadline_ms_of", "manager_of", "named", "new_gtrid"]
 
 #: "BASC": says that the gtrid was made by ``new_gtrid``.
 FORMAT_ID = 0x42415343
-#: MAXGTRIDSIZE and MAXBQUALSIZE of the XA specification.
-PART_BYTES_MAX = 64
 #: A gtrid is NAME/ and 32 hexadecimal digits.
 MANAGER_NAME = re.compile(r"[A-Za-z0-9._-]{1,31}")
 #: A bqual is the resource's name.
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _GTRID = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{12})[0-9a-f]{20}")
-_TEXT = re.compile(r"(\d{1,10}):([^:]{1,192}):([^:]{0,192})")
-
-
-class Xid(NamedTuple):
-    """A branch: ``gtrid`` is the global transaction, ``bqual`` the branch in it. ``str`` and ``parse`` are each other's inverse."""
-
-    format_id: int
-    gtrid: bytes
-    bqual: bytes
-
-    def __str__(self) -> str:
-        return f"{self.format_id}:{quote_from_bytes(self.gtrid)}:{quote_from_bytes(self.bqual, safe='')}"
-
-    @classmethod
-    def parse(cls, text: str) -> Xid:
-        """The Xid that ``str`` gave. Raises InvalidInput."""
-        if (match := _TEXT.fullmatch(text)) is None:
-            raise InvalidInput(f"{text!r} is no Xid: FORMAT:GTRID:BQUAL is one")
-        xid = cls(int(match[1]), unquote_to_bytes(match[2]), unquote_to_bytes(match[3]))
-        if max(len(xid.gtrid), len(xid.bqual)) > PART_BYTES_MAX or xid.format_id >= 1 << 31:
-            raise InvalidInput(f"{text!r} is no Xid: gtrid and bqual have at most {PART_BYTES_MAX} bytes, the format id 31 bits")
-        return xid
 
 
 def new_gtrid(manager: str, deadline_ms: int) -> bytes:

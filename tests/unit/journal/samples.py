@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bascule.core.xid import Xid
+from bascule.journal.branches import Ended, Ending, Prepared, ended_entry, prepared_entry
 from bascule.journal.records import (
     Kind,
     Op,
@@ -40,8 +42,20 @@ STATE = (
     json_entry(Op.SNAPSHOT, {"id": "7-42", "bytes": 100}),
 )
 
+XID = Xid(0x42415343, b"shop/0199a1b2c3d4", "geschäft".encode())
+IN_BRANCH = Send(SendFlag.DURABLE | SendFlag.DUPLICATE_ID, 0, 4, 0, 0, 0, "orders", (), (bytes(range(16)),), (), None, PLAIN.body)
+BRANCH = Prepared(
+    XID, 1_700_000_000_003, "client-ü", (IN_BRANCH,), ((1, [(mid_of(41, 3), 0), (mid_of(41, 4), 2)]), (2, [(mid_of(40, 0), 1)]))
+)
+ENDS = [Ended(XID, ending, 1_700_000_000_004) for ending in Ending]
+BRANCHES = (
+    prepared_entry(*BRANCH),
+    *(ended_entry(*ended) for ended in ENDS),
+)
+
 RECORDS: dict[str, bytes] = {
     "epoch": encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, START)),
     "data": encode_record(Kind.DATA, 7, 42, b"".join(DATA)),
+    "branches": encode_record(Kind.STATE, 7, 44, b"".join(BRANCHES)),
     "state": encode_record(Kind.STATE, 7, 43, b"".join(STATE)),
 }

@@ -9,8 +9,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.journal.samples import FULL, PIPELINES_ONLY, PLAIN, RECORDS
+from tests.unit.journal.samples import BRANCH, ENDS, FULL, PIPELINES_ONLY, PLAIN, RECORDS
 
+from bascule.journal.branches import decode_ended, decode_prepared
 from bascule.journal.records import Kind, Op, decode_ack, decode_header, decode_json, decode_send, entries
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "journal-v1"
@@ -24,8 +25,10 @@ def test_records_are_written_as_they_always_were(name: str) -> None:
     assert RECORDS[name].hex() == path.read_bytes().hex()
 
 
-def test_there_is_a_file_for_each_kind_of_record_and_none_besides() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.bin")} == {kind.name.lower() for kind in Kind}
+def test_there_is_a_file_for_each_sample_and_one_of_each_kind_of_record() -> None:
+    files = list(GOLDEN.glob("*.bin"))
+    assert {path.stem for path in files} == set(RECORDS)
+    assert {decode_header(path.read_bytes()).kind for path in files} == set(Kind)
 
 
 def test_every_operation_is_in_a_file() -> None:
@@ -46,3 +49,10 @@ def test_the_start_of_an_epoch_names_the_exclusive_diverts() -> None:
     ((op, start, end),) = entries(value)
     assert op == Op.EPOCH
     assert decode_json(value, start, end)["exclusive"] == ["audit"]
+
+
+def test_branches_written_by_version_1_are_read() -> None:
+    value = (GOLDEN / "branches.bin").read_bytes()
+    (_, *prepared), *ended = entries(value)
+    assert decode_prepared(value, *prepared) == BRANCH
+    assert [decode_ended(value, start, end) for _, start, end in ended] == ENDS

@@ -1,0 +1,298 @@
+"""Transaction branches (X/Open XA): transactions that are prepared, so that any connection may end them, also after a restart.
+
+A prepared branch is its journal entry, and the messages that it has taken from queues: those are in its hands, seen and counted by nobody
+else. Its sends are in no queue; they are routed by the commit, as those of any transaction are, and compared with what was sent before
+(``_AMQ_DUPL_ID``) only then: an id that waited in a branch would shut out others, and be lost with a rollback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, TransactionRolledBack, UnknownBranch
+from bascule.broker.message import Message
+from bascule.broker.queue import Queue
+from bascule.broker.transactions import Draft, Transaction
+from bascule.core import crash
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.core.xid import Xid
+from bascule.jms.sections import scan
+from bascule.journal.branches import Ended, Ending, Prepared, Received, decode_prepared, ended_entry, prepared_entry
+from bascule.journal.records import Send, SendFlag, entries
+
+if TYPE_CHECKING:
+    from bascule.broker.engine import Engine
+
+#: Branches that wait for their outcome, and what they hold: managers that never come back must not fill the memory.
+PREPARED_MAX = 10_000
+PREPARED_BYTES_MAX = 256 << 20
+#: Ends that are remembered, to answer those who did not hear of them.
+ENDED_MAX = 10_000
+
+COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
+ROLLBACKS = frozenset((Ending.ROLLED_BACK, Ending.FORCED_ROLLBACK))
+_FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
+_DIGEST_FLAGS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+class Branch:
+    """A prepared branch. ``entry`` is what the journal says of it, ``acks`` the messages that it holds."""
+
+    __slots__ = ("acks", "ending", "entry", "received", "sent", "since_ms", "stored", "xid")
+
+    def __init__(self, entry: bytes, prepared: Prepared, *, stored: bool) -> None:
+        self.entry = entry
+        self.xid = prepared.xid
+        self.since_ms = prepared.since_ms
+        self.sent = len(prepared.sends)
+        self.received = sum(len(counts) for _, counts in prepared.received)
+        self.stored = stored  # the entry is in the journal: it is prepared from then on
+        self.acks: list[tuple[Queue, Message]] = []
+        self.ending: Ending | None = None  # decided, and not stored yet
+
+    @classmethod
+    def from_entry(cls, entry: bytes) -> Branch:
+        """The branch that a PREPARED entry of the journal describes. Raises DamagedRecord."""
+        return cls(entry, _prepared(entry), stored=True)
+
+    def taken(self) -> tuple[Received, ...]:
+        """The messages that it has received, as the journal names them."""
+        return _prepared(self.entry).received
+
+
+@dataclass(slots=True)
+class Branches:
+    """The branches of one broker, as far as they are decided; what is stored of their ends."""
+
+    prepared: dict[Xid, Branch] = field(default_factory=dict)
+    forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten
+    ended: dict[Xid, Ending] = field(default_factory=dict)  # the last ones, oldest first
+
+    def held(self) -> Iterator[tuple[Queue, Message]]:
+        """Messages in the hands of branches."""
+        for branch in self.prepared.values():
+            yield from branch.acks
+
+    def over(self, ended: Ended) -> None:
+        """The journal says so."""
+        self.prepared.pop(ended.xid, None)
+        if ended.ending in _FORCED:
+            self.forced[ended.xid] = ended
+        elif ended.ending is Ending.FORGOTTEN:
+            self.forced.pop(ended.xid, None)
+        else:
+            self.remember(ended.xid, ended.ending)
+
+    def remember(self, xid: Xid, ending: Ending) -> None:
+        """What became of a branch, for who asks again."""
+        self.ended[xid] = ending
+        if len(self.ended) > ENDED_MAX:
+            del self.ended[next(iter(self.ended))]
+
+    def entries(self, at_ms: int) -> bytes:
+        """Journal entries that say all this, as far as it is stored: a snapshot has them."""
+        return b"".join((
+            *(branch.entry for branch in self.prepared.values() if branch.stored),
+            *(ended_entry(*ended) for ended in self.forced.values()),
+            *(ended_entry(xid, ending, at_ms) for xid, ending in self.ended.items()),
+        ))  # fmt: skip
+
+
+class Listed(NamedTuple):
+    """A branch that somebody has to see to. ``ending`` is None for one that is prepared, else what an administrator made of it."""
+
+    xid: Xid
+    ending: Ending | None
+    since_ms: int
+    sent: int
+    received: int
+    size_bytes: int
+
+
+def listed(engine: Engine) -> list[Listed]:
+    """All branches that are prepared, or were ended by an administrator and are not forgotten."""
+    branches = engine.branches
+    waiting = [
+        Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
+        for branch in branches.prepared.values()
+        if branch.stored
+    ]
+    return waiting + [Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0) for ended in branches.forced.values()]
+
+
+def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
+    """A transaction becomes a branch; ``done(True)`` once that is stored, ``done(False)`` at once where there was nothing in it.
+
+    Without a transaction it is the repeat of a prepare whose answer was lost. Raises TransactionRolledBack, BranchExists, UnknownBranch.
+    """
+    branches = engine.branches
+    known = branches.prepared.get(xid)
+    if transaction is None:
+        if known is None or known.ending is not None:
+            raise _unknown(engine, xid)
+        engine.journaling.then(done, True)
+        return
+    error = transaction.doomed or engine.stalled or _no_room(engine, transaction)
+    if known is not None or xid in branches.forced:
+        error = BranchExists(f"branch {xid} is prepared already")
+    elif xid in branches.ended:
+        error = UnknownBranch(f"branch {xid} has ended: {_said(branches.ended[xid])}")
+    if error is not None:
+        engine.rollback(transaction)
+        raise TransactionRolledBack(error)
+    if not (transaction.drafts or transaction.acks):
+        engine.transactions.pop(transaction.id, None)
+        done(False)
+        return
+    crash.point("branch.prepare.before")
+    engine.transactions.pop(transaction.id, None)
+    received: dict[int, list[tuple[int, int]]] = {}
+    for consumer, message in transaction.acks:
+        queue = consumer.queue
+        if queue.durable and message.mid >= 0:
+            received.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
+    entry = prepared_entry(xid, engine.clock(), container, map(_send_of, transaction.drafts), received.items())
+    branch = branches.prepared[xid] = Branch(entry, _prepared(entry), stored=False)
+    branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+    engine.journaling.add(entry)
+    engine.journaling.then(_stored, branch, done)
+    crash.point("branch.prepare.after")
+    engine.journaling.close_if_full()
+
+
+def commit_one_phase(engine: Engine, transaction: Transaction, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
+    """As a commit of the transaction, which is remembered by its xid. Raises TransactionRolledBack."""
+    if xid in engine.branches.ended:
+        engine.rollback(transaction)
+        raise TransactionRolledBack(UnknownBranch(f"branch {xid} has ended: {_said(engine.branches.ended[xid])}"))
+    ended = Ended(xid, Ending.COMMITTED, engine.clock())
+
+    def committed(error: BasculeError | None) -> None:
+        if error is None:
+            engine.branches.over(ended)
+        done(error)
+
+    engine.commit(transaction, committed, ended_entry(*ended))
+
+
+def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
+    """A prepared branch is committed or rolled back; ``done()`` once that is stored.
+
+    Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable.
+    """
+    branches = engine.branches
+    if xid in branches.forced:
+        raise BranchForced(f"branch {xid} was {_said(branches.forced[xid].ending)}", branches.forced[xid].ending)
+    branch = branches.prepared.get(xid)
+    if branch is None:
+        error = _unknown(engine, xid)
+        if ending is Ending.ROLLED_BACK and xid not in branches.ended:
+            # Its prepare may still be on its way, on a connection that its client has given up: then it is to fail.
+            branches.remember(xid, ending)
+        raise error
+    if branch.ending is ending:
+        engine.journaling.then(done)
+        return
+    if branch.ending is not None:
+        raise BranchBusy(f"branch {xid} is being {_said(branch.ending)}")
+    if engine.stalled is not None:
+        raise engine.stalled
+    crash.point("branch.end.before")
+    branch.ending = ending
+    ended = Ended(xid, ending, engine.clock())
+    entry = ended_entry(*ended)
+    if ending in COMMITS:
+        acks, branch.acks = branch.acks, []
+        engine.carry_out(_drafts(branch.entry), acks, len(branch.entry), partial(_over, engine, branch, ended, done), entry)
+    else:
+        engine.journaling.add(entry)
+        engine.journaling.then(_over, engine, branch, ended, done)
+    crash.point("branch.end.after")
+    engine.journaling.close_if_full()
+
+
+def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
+    """An administrator's end of a branch has been seen to; ``done()`` once that is stored. Raises UnknownBranch."""
+    if xid not in engine.branches.forced:
+        raise UnknownBranch(f"branch {xid} has not been ended by an administrator")
+    ended = Ended(xid, Ending.FORGOTTEN, engine.clock())
+    engine.journaling.add(ended_entry(*ended))
+    engine.journaling.then(engine.branches.over, ended)
+    engine.journaling.then(done)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def _stored(branch: Branch, done: Callable[[bool], None]) -> None:
+    crash.point("branch.prepare.stored")
+    branch.stored = True
+    done(True)
+
+
+def _over(engine: Engine, branch: Branch, ended: Ended, done: Callable[[], None]) -> None:
+    crash.point("branch.end.stored")
+    engine.branches.over(ended)
+    if ended.ending in ROLLBACKS:
+        engine.counters.rolled_back += 1
+        engine.take_back(branch.acks)
+    done()
+
+
+def _no_room(engine: Engine, transaction: Transaction) -> ResourceLimit | None:
+    prepared = engine.branches.prepared
+    if len(prepared) >= PREPARED_MAX:
+        return ResourceLimit(f"{len(prepared)} branches are prepared and wait for their outcome: `recover` lists them")
+    size_bytes = transaction.size_bytes + sum(len(branch.entry) for branch in prepared.values())
+    if prepared and size_bytes > PREPARED_BYTES_MAX:
+        return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {PREPARED_BYTES_MAX}: `recover` lists them")
+    return None
+
+
+def _unknown(engine: Engine, xid: Xid) -> UnknownBranch:
+    ending = engine.branches.ended.get(xid)
+    if ending is None:
+        return UnknownBranch(f"there is no branch {xid}")
+    return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)
+
+
+def _said(ending: Ending) -> str:
+    return {
+        Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled back", Ending.FORCED_COMMIT: "committed by an administrator",
+        Ending.FORCED_ROLLBACK: "rolled back by an administrator", Ending.FORGOTTEN: "forgotten",
+    }[ending]  # fmt: skip
+
+
+def _prepared(entry: bytes) -> Prepared:
+    _, start, end = next(entries(entry, 0))
+    return decode_prepared(entry, start, end)
+
+
+def _send_of(draft: Draft) -> Send:
+    message = draft.message
+    flags = SendFlag.DURABLE if draft.durable else 0
+    flags |= _DIGEST_FLAGS[len(draft.duplicate_ids)] | (SendFlag.GROUPED if message.group is not None else 0)
+    return Send(
+        flags, draft.routing, message.priority, 0, message.expiry_ms, draft.delivery_time_ms, draft.address, (), draft.duplicate_ids,
+        (), None, draft.body,
+    )  # fmt: skip
+
+
+def _drafts(entry: bytes) -> list[Draft]:
+    prepared = _prepared(entry)
+    drafts = []
+    for send in prepared.sends:
+        group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
+        message = Message(send.body, send.priority, send.expiry_ms, group)
+        durable = bool(send.flags & SendFlag.DURABLE)
+        drafts.append(
+            Draft(
+                message, send.address, Routing(send.routing), send.body, durable, prepared.container, send.duplicate_ids,
+                send.delivery_time_ms,
+            )
+        )  # fmt: skip
+    return drafts

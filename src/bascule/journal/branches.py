@@ -1,0 +1,117 @@
+"""Journal entries of transaction branches (XA): prepared, and ended.
+
+    xid       format id u32 | size of gtrid u8 | size of bqual u8 | gtrid | bqual
+    PREPARED  xid | prepared at i64 ms since the epoch | size of container id u16 | container id | entries
+              entries: each as in a record's body. SEND: a message as its client sent it, neither routed nor seen by any divert: its
+              queues and diverts are none. COUNT: messages of a queue that the branch has received, which nobody else may have, each
+              with its deliveries that had failed before. A rollback is one more failed delivery of each.
+    ENDED     xid | Ending u8 | ended at i64 ms since the epoch
+
+A commit's record holds, beside ENDED, the branch's messages and acknowledgements as SEND and ACK entries like any others. So a reader that
+knows nothing of branches, such as a pipeline, sees them exactly then, all at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bascule.core.xid import Xid
+from bascule.journal.records import DamagedRecord, Op, Send, count_entry, decode_count, decode_send, entries, entry, send_entry
+
+_XID = struct.Struct(">IBB")
+_PREPARED = struct.Struct(">qH")
+_ENDED = struct.Struct(">Bq")
+
+
+class Ending(enum.IntEnum):
+    """What became of a branch."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    FORCED_COMMIT = 3  # by an administrator, without its manager: remembered until FORGOTTEN
+    FORCED_ROLLBACK = 4
+    FORGOTTEN = 5
+
+
+#: Messages that a branch has received from a queue: its id, and (mid, failed deliveries) of each.
+Received = tuple[int, list[tuple[int, int]]]
+
+
+class Prepared(NamedTuple):
+    """A PREPARED entry. ``container`` is the client that sent the messages."""
+
+    xid: Xid
+    since_ms: int
+    container: str
+    sends: tuple[Send, ...]
+    received: tuple[Received, ...]
+
+
+class Ended(NamedTuple):
+    """An ENDED entry."""
+
+    xid: Xid
+    ending: Ending
+    at_ms: int
+
+
+def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send], received: Iterable[Received]) -> bytes:
+    """A PREPARED entry. The sends have neither queues nor diverts."""
+    name = container.encode()
+    parts = [_encoded(xid), _PREPARED.pack(since_ms, len(name)), name]
+    parts += [send_entry(send) for send in sends]
+    parts += [count_entry(queue, counts) for queue, counts in received]
+    return entry(Op.PREPARED, b"".join(parts))
+
+
+def decode_prepared(value: bytes, start: int, end: int) -> Prepared:
+    """The PREPARED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    try:
+        xid, position = _xid(value, start)
+        since_ms, size = _PREPARED.unpack_from(value, position)
+        position += _PREPARED.size
+        container = value[position : position + size].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise DamagedRecord(f"prepared branch at byte {start}: {error}") from error
+    if position + size > end:
+        raise DamagedRecord(f"prepared branch at byte {start} runs past its end")
+    sends: list[Send] = []
+    received: list[Received] = []
+    for op, inner, inner_end in entries(value, position + size, end):
+        if op == Op.SEND:
+            sends.append(decode_send(value, inner, inner_end))
+        elif op == Op.COUNT:
+            received.append(decode_count(value, inner, inner_end))
+        else:
+            raise DamagedRecord(f"prepared branch at byte {start}: operation {op} has no place in one")
+    return Prepared(xid, since_ms, container, tuple(sends), tuple(received))
+
+
+def ended_entry(xid: Xid, ending: Ending, at_ms: int) -> bytes:
+    """An ENDED entry."""
+    return entry(Op.ENDED, _encoded(xid) + _ENDED.pack(ending, at_ms))
+
+
+def decode_ended(value: bytes, start: int, end: int) -> Ended:
+    """The ENDED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
+    try:
+        xid, position = _xid(value, start)
+        ending, at_ms = _ENDED.unpack_from(value, position)
+        if position + _ENDED.size != end:
+            raise DamagedRecord(f"end of a branch at byte {start}: {end - start} bytes")
+        return Ended(xid, Ending(ending), at_ms)
+    except (struct.error, ValueError) as error:
+        raise DamagedRecord(f"end of a branch at byte {start}: {error}") from error
+
+
+def _encoded(xid: Xid) -> bytes:
+    return _XID.pack(xid.format_id, len(xid.gtrid), len(xid.bqual)) + xid.gtrid + xid.bqual
+
+
+def _xid(value: bytes, start: int) -> tuple[Xid, int]:
+    format_id, gtrid_size, bqual_size = _XID.unpack_from(value, start)
+    middle = start + _XID.size + gtrid_size
+    return Xid(format_id, value[start + _XID.size : middle], value[middle : middle + bqual_size]), middle + bqual_size

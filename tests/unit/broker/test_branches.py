@@ -1,0 +1,438 @@
+"""Prepared branches: withheld, kept over crashes and snapshots, ended by anybody, seen by diverts with their commit alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.conftest import Bench
+
+from bascule.broker import branches
+from bascule.broker import snapshot as snapshots
+from bascule.broker.errors import (
+    BranchBusy,
+    BranchExists,
+    BranchForced,
+    JournalUnavailable,
+    ResourceLimit,
+    TransactionRolledBack,
+    UnknownBranch,
+)
+from bascule.core.xid import Xid
+from bascule.journal.branches import Ending
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries
+from bascule.testing.broker import Receiver
+
+XID = Xid(7, b"gtrid", b"bqual")
+OTHER = Xid(7, b"gtrid", b"other")
+
+
+class Work:
+    """A bench whose broker has one message in "in", and a transaction that takes it and sends one to "out"."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.answers: list[Any] = []
+        bench.fill("order", to="in")
+        bench.queue("out")
+        bench.broker.settle()
+        self.consumer = bench.consumer(bench.queue("in"))
+        self.transaction = bench.engine.begin(b"1")
+        bench.engine.acknowledge_in(self.transaction, self.consumer.consumer, self.consumer.messages[0])
+        bench.put("bill", to="out", transaction=self.transaction)
+        bench.broker.settle()
+
+    def prepare(self, xid: Xid = XID) -> None:
+        branches.prepare(self.bench.engine, self.transaction, xid, "client", self.answers.append)
+
+    def prepared(self) -> Work:
+        self.prepare()
+        self.bench.broker.settle()
+        assert self.answers == [True]
+        return self
+
+    def end(self, ending: Ending, xid: Xid = XID) -> None:
+        branches.end(self.bench.engine, xid, ending, lambda: self.answers.append(ending))
+
+    def where(self) -> tuple[list[Any], list[Any]]:
+        """What waits in the two queues."""
+        return self.bench.waiting(self.bench.queue("in")), self.bench.waiting(self.bench.queue("out"))
+
+    def listed(self) -> list[Xid]:
+        return [each.xid for each in branches.listed(self.bench.engine)]
+
+    def fresh(self, queue: str = "in") -> Receiver:
+        """A new consumer, the one before being gone."""
+        self.bench.engine.detach(self.consumer.consumer)
+        return self.bench.consumer(self.bench.queue(queue))
+
+
+@pytest.fixture
+def work(bench: Bench) -> Work:
+    return Work(bench)
+
+
+def ops_of(bench: Bench) -> list[list[int]]:
+    return [[op for op, _, _ in entries(value)] for value in bench.values()]
+
+
+def test_a_branch_is_prepared_when_it_is_stored_and_its_messages_are_nobodys(work: Work) -> None:
+    work.prepare()
+    work.bench.broker.flush()
+    assert work.answers == []
+    assert work.listed() == []
+    work.bench.broker.settle()
+    assert work.answers == [True]
+    assert work.listed() == [XID]
+    assert work.bench.got(work.fresh()) == []
+    assert work.where() == ([], [])
+    assert work.bench.queue("in").delivering_count == 1
+    assert work.bench.engine.transactions == {}
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_commit_by_anybody_brings_the_sends_and_ends_the_messages(work: Work, crash: bool) -> None:
+    work.prepared()
+    if crash:
+        work.bench.crash()
+        assert work.listed() == [XID]
+        assert work.where() == ([], [])
+    work.end(Ending.COMMITTED)
+    work.bench.broker.flush()
+    assert work.answers == [True]
+    work.bench.broker.settle()
+    assert work.answers == [True, Ending.COMMITTED]
+    assert work.where() == ([], ["bill"])
+    assert work.listed() == []
+    work.bench.crash()
+    assert work.where() == ([], ["bill"])
+    assert work.bench.queue("in").held_messages == 0
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_after_a_rollback_the_messages_come_again_once_that_is_stored(work: Work, crash: bool) -> None:
+    work.prepared()
+    if crash:
+        work.bench.crash()
+    consumer = work.bench.consumer(work.bench.queue("in"))
+    work.end(Ending.ROLLED_BACK)
+    work.bench.broker.flush()
+    assert work.bench.got(consumer) == []
+    work.bench.engine.detach(work.consumer.consumer)
+    work.bench.broker.settle()
+    assert work.bench.got(consumer) == ["order"]
+    assert work.bench.counts(consumer) == [1]
+    assert work.where() == ([], [])
+    work.bench.crash()
+    assert work.where() == (["order"], [])
+    assert work.listed() == []
+
+
+def test_a_commit_is_one_record_and_pipelines_see_the_messages_in_it_alone(work: Work) -> None:
+    work.prepared()
+    found = {key: ops for (key, _), ops in zip(work.bench.broker.log.records, ops_of(work.bench), strict=True) if Op.PREPARED in ops}
+    assert found == {KEY_OF_KIND[Kind.STATE]: [Op.PREPARED]}
+    work.end(Ending.COMMITTED)
+    work.bench.broker.settle()
+    assert sorted(ops_of(work.bench)[-1]) == [Op.SEND, Op.ACK, Op.ENDED]
+    assert work.bench.broker.log.records[-1][0] == KEY_OF_KIND[Kind.DATA]
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
+def test_killed_at_its_end_a_branch_is_prepared_or_over(work: Work, ending: Ending, stored: int) -> None:
+    work.prepared()
+    work.end(ending)
+    work.bench.broker.flush()
+    assert len(work.bench.broker.in_flight) == 1
+    work.bench.crash(stored)
+    over = ([], ["bill"]) if ending is Ending.COMMITTED else (["order"], [])
+    assert (work.listed(), work.where()) == (([], over) if stored else ([XID], ([], [])))
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_killed_at_its_prepare_a_branch_is_prepared_or_rolled_back(work: Work, stored: int) -> None:
+    work.prepare()
+    work.bench.broker.flush()
+    work.bench.crash(stored)
+    assert (work.listed(), work.where()) == (([XID], ([], [])) if stored else ([], (["order"], [])))
+
+
+def test_a_snapshot_has_the_sends_of_branches_whole_and_keeps_no_journal_for_them(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put("bill", to="out", transaction=transaction)
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    snapshot = snapshots.decode(next(iter(bench.broker.snapshots.values())))
+    assert snapshot.first_offset() == snapshot.next_offset
+    bench.crash()
+    branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue("out")) == ["bill"]
+
+
+@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
+def test_a_snapshot_between_the_decision_and_its_storing_knows_the_branch_as_prepared(work: Work, ending: Ending) -> None:
+    work.prepared()
+    work.end(ending)
+    work.bench.broker.take_snapshot()
+    assert snapshots.decode(next(iter(work.bench.broker.snapshots.values()))).branches
+    work.bench.broker.settle()
+    work.bench.crash()
+    assert work.listed() == []
+    assert work.where() == (([], ["bill"]) if ending is Ending.COMMITTED else (["order"], []))
+
+
+def test_old_messages_that_a_branch_holds_move_to_the_store(work: Work) -> None:
+    work.prepared()
+    bench = work.bench
+    for number in range(20):
+        bench.fill(number, to="other")
+    taken = snapshots.take(bench.engine, bench.broker.offsets)
+    found = snapshots.pinning(bench.engine, taken, before_sequence=taken.sequence - 18)
+    assert "order" in [bench.content(message) for message, _ in found.values()]
+
+
+def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
+    bench.fill("short", to="in", ttl_ms=1_000)
+    consumer = bench.consumer(bench.queue("in"))
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    bench.crash()
+    bench.now_ms += 10_000
+    bench.engine.tick()
+    bench.broker.settle()
+    assert bench.queue("ExpiryQueue").held_messages == 0
+    assert bench.queue("in").held_messages == 1
+
+
+def test_a_branch_without_work_votes_read_only_and_writes_nothing(bench: Bench) -> None:
+    answers: list[bool] = []
+    records = len(bench.values())
+    branches.prepare(bench.engine, bench.engine.begin(b"1"), XID, "client", answers.append)
+    bench.broker.settle()
+    assert answers == [False]
+    assert len(bench.values()) == records
+    with pytest.raises(UnknownBranch):
+        branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
+
+
+def test_sends_are_routed_by_the_commit(work: Work) -> None:
+    work.bench.put("news", to="t", transaction=work.transaction)
+    work.prepared()
+    late = work.bench.subscription("late")
+    work.bench.engine.delete_queue(work.bench.queue("out"))
+    work.bench.broker.settle()
+    work.end(Ending.COMMITTED)
+    work.bench.broker.settle()
+    assert work.bench.waiting(late) == ["news"]
+    assert work.where() == ([], ["bill"])
+
+
+def test_of_an_id_that_two_branches_send_the_first_commit_counts(bench: Bench) -> None:
+    for number, xid in enumerate((XID, OTHER)):
+        transaction = bench.engine.begin(b"%d" % number)
+        bench.put(f"by {number}", transaction=transaction, properties={"_AMQ_DUPL_ID": "once"})
+        branches.prepare(bench.engine, transaction, xid, "client", lambda _: None)
+    for xid in (OTHER, XID):
+        branches.end(bench.engine, xid, Ending.COMMITTED, lambda: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["by 1"]
+
+
+def test_an_id_in_a_branch_that_is_rolled_back_shuts_nobody_out(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put("branch", transaction=transaction, properties={"_AMQ_DUPL_ID": "once"})
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.fill("other", properties={"_AMQ_DUPL_ID": "once"})
+    branches.end(bench.engine, XID, Ending.ROLLED_BACK, lambda: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["other"]
+
+
+def test_non_persistent_messages_of_a_branch_survive_a_crash_with_it(bench: Bench) -> None:
+    transaction = bench.engine.begin(b"1")
+    bench.put("light", durable=False, transaction=transaction)
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    bench.crash()
+    branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["light"]
+    bench.crash()
+    assert bench.waiting(bench.queue()) == []
+
+
+def test_a_rollback_too_many_sends_what_the_branch_held_to_the_dead_letters(bench: Bench) -> None:
+    bench.fill("poison", to="in")
+    for number in range(3):
+        consumer = bench.consumer(bench.queue("in"))
+        transaction = bench.engine.begin(b"%d" % number)
+        bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+        xid = Xid(7, b"%d" % number, b"")
+        branches.prepare(bench.engine, transaction, xid, "client", lambda _: None)
+        bench.broker.settle()
+        bench.crash()
+        branches.end(bench.engine, xid, Ending.ROLLED_BACK, lambda: None)
+        bench.broker.settle()
+    assert bench.waiting(bench.queue("DLQ")) == ["poison"]
+
+
+# -- who asks again, and who asks otherwise ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_repeated_end_is_told_what_became_of_the_branch(work: Work, ending: Ending, crash: bool) -> None:
+    work.prepared()
+    work.end(ending)
+    work.bench.broker.settle()
+    if crash:
+        work.bench.broker.take_snapshot()
+        work.bench.broker.settle()
+        work.bench.crash()
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(ending)
+    assert caught.value.ending is ending
+    assert work.answers == [True, ending]
+
+
+def test_of_two_commits_at_once_both_are_answered_when_the_one_is_stored(work: Work) -> None:
+    work.prepared()
+    work.end(Ending.COMMITTED)
+    work.end(Ending.COMMITTED)
+    with pytest.raises(BranchBusy):
+        work.end(Ending.ROLLED_BACK)
+    work.bench.broker.flush()
+    assert work.answers == [True]
+    work.bench.broker.settle()
+    assert work.answers == [True, Ending.COMMITTED, Ending.COMMITTED]
+    assert work.where() == ([], ["bill"])
+
+
+def test_a_prepare_that_comes_after_its_rollback_fails(work: Work) -> None:
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is None
+    with pytest.raises(TransactionRolledBack, match="rolled back"):
+        work.prepare()
+    assert work.bench.got(work.fresh()) == ["order"]
+
+
+def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
+    work.prepared()
+    branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
+    assert work.answers == [True, True]
+    with pytest.raises(UnknownBranch):
+        branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
+
+
+def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) -> None:
+    work.prepared()
+    second = work.bench.engine.begin(b"2")
+    work.bench.put("second", to="out", transaction=second)
+    with pytest.raises(TransactionRolledBack) as caught:
+        branches.prepare(work.bench.engine, second, XID, "client", work.answers.append)
+    assert caught.value.condition == BranchExists.condition
+    assert work.bench.engine.transactions == {}
+
+
+def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    assert work.answers == [None]
+    work.bench.crash()
+    assert work.where() == ([], ["bill"])
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is Ending.COMMITTED
+
+
+def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
+    with pytest.raises(UnknownBranch):
+        work.end(Ending.ROLLED_BACK)
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    assert work.where()[1] == []
+
+
+# -- administrators ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", ["none", "replay", "snapshot"])
+@pytest.mark.parametrize(("forced", "left"), [(Ending.FORCED_COMMIT, ([], ["bill"])), (Ending.FORCED_ROLLBACK, (["order"], []))])
+def test_what_an_administrator_forced_is_told_until_it_is_forgotten(work: Work, forced: Ending, left: Any, crash: str) -> None:
+    work.prepared()
+    work.bench.engine.detach(work.consumer.consumer)
+    work.end(forced)
+    work.bench.broker.settle()
+    if crash == "snapshot":
+        work.bench.broker.take_snapshot()
+        work.bench.broker.settle()
+    if crash != "none":
+        work.bench.crash()
+    assert work.where() == left
+    assert [(each.xid, each.ending) for each in branches.listed(work.bench.engine)] == [(XID, forced)]
+    for ending in (Ending.COMMITTED, Ending.ROLLED_BACK):
+        with pytest.raises(BranchForced) as caught:
+            work.end(ending)
+        assert caught.value.ending is forced
+    branches.forget(work.bench.engine, XID, lambda: work.answers.append("forgotten"))
+    work.bench.broker.settle()
+    assert work.answers[-1] == "forgotten"
+    work.bench.crash()
+    assert work.listed() == []
+    with pytest.raises(UnknownBranch):
+        branches.forget(work.bench.engine, XID, lambda: None)
+
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+def refused(work: Work) -> TransactionRolledBack:
+    with pytest.raises(TransactionRolledBack) as caught:
+        work.prepare()
+    assert work.bench.engine.transactions == {}
+    assert work.listed() == []
+    return caught.value
+
+
+def test_a_transaction_that_can_only_be_rolled_back_is_not_prepared(work: Work) -> None:
+    work.transaction.doomed = ResourceLimit("larger than a record")
+    assert "larger than a record" in str(refused(work))
+
+
+def test_while_kafka_does_not_store_nothing_is_prepared_or_ended(work: Work) -> None:
+    work.prepared()
+    work.bench.engine.stalled = JournalUnavailable("Kafka is away")
+    with pytest.raises(JournalUnavailable):
+        work.end(Ending.COMMITTED)
+    work.bench.engine.stalled = None
+    work.end(Ending.COMMITTED)
+    work.bench.broker.settle()
+    assert work.where() == ([], ["bill"])
+
+
+@pytest.mark.parametrize("limit", ["PREPARED_MAX", "PREPARED_BYTES_MAX"])
+def test_there_is_a_limit_to_what_waits_for_its_outcome(work: Work, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(branches, limit, 1)
+    work.prepared()
+    second = work.bench.engine.begin(b"2")
+    work.bench.put("second", to="out", transaction=second)
+    with pytest.raises(TransactionRolledBack) as caught:
+        branches.prepare(work.bench.engine, second, OTHER, "client", work.answers.append)
+    assert caught.value.condition == ResourceLimit.condition
+    assert "recover" in str(caught.value)
+
+
+def test_only_the_last_ends_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    for number in range(3):
+        branches.commit_one_phase(bench.engine, bench.engine.begin(b"1"), Xid(7, b"%d" % number, b""), lambda _: None)
+    bench.broker.settle()
+    assert [xid.gtrid for xid in bench.engine.branches.ended] == [b"1", b"2"]
