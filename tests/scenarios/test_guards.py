@@ -168,8 +168,22 @@ def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System,
     assert reason[what] in said
 
 
-def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_of_before(system: System, hand: Hand) -> None:
-    send(system, "one")
-    system.broker.stop()  # with a snapshot
+@pytest.mark.parametrize(("at_work", "grown"), [(False, True), (True, False), (True, True)], ids=["at the start", "at work", "grown"])
+def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_of_before(
+    system: System, hand: Hand, at_work: bool, grown: bool
+) -> None:
+    for _ in range(3):
+        send(system, "one")
+    if not at_work:
+        system.broker.kill()  # there is no snapshot
     hand.create_anew("journal")
-    assert "deleted and created again" in refused(system)
+    for _ in range(20 if grown else 0):  # beyond the other's end
+        hand.put(b"somebody's own")
+    if at_work:
+        with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
+            context.send(ORDERS, "nobody may answer this")
+        wait_for(lambda: not system.broker.running, "the broker to end")
+        said = system.broker.said()
+    else:
+        said = refused(system)
+    assert f"error: journal {system.prefix}.journal was deleted and created again" in said

@@ -13,6 +13,8 @@ from bascule.core.errors import Unavailable
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 
 CHUNK_BYTES = 900_000
+#: Beside the snapshots: the id of the journal's topic.
+JOURNAL_KEY = b"journal"
 
 
 class SnapshotStore:
@@ -22,6 +24,7 @@ class SnapshotStore:
         self._kafka = kafka
         self._topic = topic
         self._chunks: dict[str, int] = {}  # of each snapshot read or written
+        self._journal_id = ""
 
     def read(self) -> dict[str, bytes]:
         """Every complete, undamaged snapshot by its id. Raises Unavailable."""
@@ -39,9 +42,17 @@ class SnapshotStore:
                         chunks.pop(bytes(key), None)
         finally:
             reader.close()
+        self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()
         found = _joined(chunks)
         self._chunks = {snapshot_id: -(-len(data) // CHUNK_BYTES) for snapshot_id, data in found.items()}
         return found
+
+    def journal_id(self, now: str) -> str:
+        """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
+        if not self._journal_id:
+            self._send({JOURNAL_KEY.decode(): now.encode()})
+            self._journal_id = now
+        return self._journal_id
 
     def write(self, snapshot_id: str, data: bytes) -> None:
         """Store a snapshot; when this returns, Kafka has it. Raises Unavailable."""

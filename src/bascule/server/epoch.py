@@ -26,6 +26,7 @@ from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
+    DamagedRecord,
     ForeignRecord,
     Kind,
     Op,
@@ -35,7 +36,7 @@ from bascule.journal.records import (
     json_entry,
 )
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
-from bascule.server.following import Following
+from bascule.server.following import CREATED_AGAIN, Following
 from bascule.server.housekeeping import Housekeeping
 
 log = logging.getLogger(__name__)
@@ -235,6 +236,12 @@ class Epoch:
 
     def _own_gap(self, start: int, end: int) -> bool:
         """Somebody else wrote between our records: a newer epoch ends this one, anything else is alarmed and passed over."""
+        try:
+            if self.following.created_again():
+                raise DamagedRecord(f"journal {self.place.topic} {CREATED_AGAIN}")
+        except BasculeError as error:
+            self.end(error)
+            return False
         reader = PartitionReader(self.place.kafka, self.place.topic, self.place.partition)
         try:
             reader.seek(start)

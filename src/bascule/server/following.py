@@ -18,6 +18,7 @@ from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
+from bascule.kafka.admin import Topics
 from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.housekeeping import StoredMessages
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: How long a read at the journal's end waits for more before it is looked whether the end is known.
 READ_S = 0.05
+HELP = "Restore it; or delete all of Bascule's topics to begin anew"
+CREATED_AGAIN = f"was deleted and created again: what it held is gone. {HELP}"
 
 
 @contextmanager
@@ -58,6 +61,7 @@ class Following:
         self.snapshots: list[str] = []
         self.stored: set[int] = set()
         self.foreign = 0  # records that are not Bascule's
+        self.journal_id = ""  # of the topic
         self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
 
     async def up_to(self, end: int) -> Loader:
@@ -77,7 +81,7 @@ class Following:
                 if newest.next_offset > high:
                     raise DamagedRecord(
                         f"journal {self._place.topic} ends at offset {high}, and snapshot {newest.id} was made at {newest.next_offset}:"
-                        f" it was deleted and created again, or lost its end. Restore it; or delete all of Bascule's topics to begin anew"
+                        f" it has lost its end. {HELP}"
                     )
             for snapshot in [*candidates, None]:
                 loader = self._beginning(snapshot, stored, first)
@@ -101,13 +105,32 @@ class Following:
     def _candidates(self) -> list[Snapshot]:
         """The newest first."""
         found: list[Snapshot] = []
-        for name, data in SnapshotStore(self._place.kafka, self._place.snapshots_topic).read().items():
+        store = SnapshotStore(self._place.kafka, self._place.snapshots_topic)
+        for name, data in store.read().items():
             try:
                 found.append(snapshots.decode(data))
             except DamagedRecord as error:
                 log.error("snapshot %s cannot be used: %s", name, error)
+        self._recognise(store)
         self.snapshots = [snapshot.id for snapshot in found]
         return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
+
+    def _recognise(self, store: SnapshotStore) -> None:
+        """The journal's topic must be the one that was there at the first start. Raises DamagedRecord, Unavailable."""
+        self.journal_id = self._id_now()
+        if store.journal_id(self.journal_id) != self.journal_id:
+            raise DamagedRecord(f"journal {self._place.topic} {CREATED_AGAIN}")
+
+    def created_again(self) -> bool:
+        """Whether the journal's topic is another one of its name by now. Raises Unavailable."""
+        return self._id_now() != self.journal_id
+
+    def _id_now(self) -> str:
+        topic = self._place.topic
+        found = Topics(self._place.kafka).ids([topic])
+        if topic not in found:
+            raise Unavailable(f"there is no topic {topic}")
+        return found[topic]
 
     def _beginning(self, snapshot: Snapshot | None, stored: Mapping[int, bytes], first: int) -> Loader | None:
         try:
