@@ -35,6 +35,7 @@ $(VENV)/.python: requirements-build.lock requirements-dev.lock pyproject.toml
 $(VENV)/.jars: $(VENV)/.python src/bascule/embedded/jars.lock
 	@$(BIN)/python -m bascule.embedded.java
 	@$(BIN)/python -m bascule.embedded.jars fetch $(JAR_SETS)
+	@$(BIN)/python -m bascule.pipelines.class_archive 2>$(VENV)/class_archive.log || { cat $(VENV)/class_archive.log >&2; exit 1; }
 	@touch $@
 
 # Apache Qpid Proton comes as C source: without a compiler its test says that it is skipped.

@@ -30,6 +30,8 @@ SERVICE_TIMEOUT_S = 300
 #: In the environment of every process of a run, and so in that of every descendant.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
 LEAVE_TIMEOUT_S = 10.0
+#: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 _numbers = itertools.count(1)
 
@@ -57,6 +59,7 @@ def _processes_of_run(run: str) -> dict[int, str]:
 def _no_process_left_behind() -> Iterator[None]:
     run = uuid.uuid4().hex
     os.environ[RUN_VARIABLE] = run
+    os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
     yield
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while (left := _processes_of_run(run)) and time.monotonic() < deadline:

@@ -16,6 +16,7 @@ from bascule.core.errors import InvalidInput
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.journal.records import HEADER_SIZE
+from bascule.pipelines.class_archive import java_options
 from bascule.pipelines.divert import STATE_KEY
 from bascule.pipelines.spec import Pipelines
 
@@ -37,6 +38,7 @@ _SETTINGS = {
     # A failed batch is run again by the driver, from the position: at once by Spark it could only fail again.
     "spark.task.maxFailures": "1",
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 #: An idle fetch that a new batch finds under way is waited for; at Kafka's default of 500 ms each batch would take that long.
 _FETCH_WAIT_MS = "20"
@@ -69,6 +71,7 @@ def spark_session(pipelines: Pipelines) -> SparkSession:
         **pipelines.spark,
     }
     builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(pipelines.master)
+    settings[_JAVA_OPTIONS] = f"{java_options()} {settings.get(_JAVA_OPTIONS, '')}".strip()
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
