@@ -21,9 +21,9 @@ from bascule.testing.system import System
 FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 #: A broker's death and its next start lie well within.
 CALL_S = 90.0
-#: Between two messages that stay for some snapshots, so that they move to the store and leave it again.
+#: Between two messages that stay for some snapshots, also on a slow machine, so that they move to the store and leave it again.
 LAP_S = 0.2
-KEPT = 3
+KEPT = 30
 INGRESS_EACH_LAP = 3
 RECEIVE_S = 1.0
 
