@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "bascule"
 #: A package imports only from itself and from those before it.
-ORDER = ("core", "amqp", "jms", "journal", "config", "broker", "kafka", "embedded", "pipelines", "client", "xa", "server", "cli")
+ORDER = ("core", "amqp", "jms", "journal", "config", "broker", "kafka", "embedded", "pipelines", "client", "xa", "adapter", "server", "cli")
 #: Shipped fakes and peers may use everything that a user's own test would.
 TESTING_MAY_NOT = ("server", "cli")
 #: Bytes and state only: no third party, and none of the ways to the world outside.

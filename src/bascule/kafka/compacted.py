@@ -125,7 +125,15 @@ class Appender:
 class TableReader:
     """The newest records of partitions of a compacted topic, by key. Each read goes on where the last one stopped. Safe for threads."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        topic: str,
+        partitions: Sequence[int],
+        follow: Callable[[bytes, bytes | None], None] = lambda *_: None,
+    ) -> None:
+        """``follow`` is told each record that is read, in the order of the offsets of its partition."""
+        self._follow = follow
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._admin = AdminClient(dict(kafka))
         self._consumer = Consumer(
@@ -168,6 +176,11 @@ class TableReader:
             self._reach({partition: offset + 1}, deadline, None)
             return dict(self._table)
 
+    def reached(self) -> dict[int, int]:
+        """How far each partition is read: the next offset."""
+        with self._lock:
+            return dict(self._reached)
+
     def known(self) -> dict[bytes, Stored]:
         """What the last read found."""
         with self._lock:
@@ -203,11 +216,12 @@ class TableReader:
         assert partition is not None
         assert offset is not None
         if failure is None:
-            key, value = message.key(), message.value()
+            key, value = bytes(message.key() or b""), message.value()
             if value is None:
-                self._table.pop(bytes(key or b""), None)
+                self._table.pop(key, None)
             else:
-                self._table[bytes(key or b"")] = Stored(bytes(value), partition, offset)
+                self._table[key] = Stored(bytes(value), partition, offset)
+            self._follow(key, value)
             self._reached[partition] = offset + 1
         elif failure.code() == KafkaError._PARTITION_EOF:
             self._reached[partition] = max(self._reached[partition], offset)

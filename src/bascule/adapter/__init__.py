@@ -1,0 +1,1 @@
+"""The Kafka resource adapter: records into endpoints, and messages out of them, within a transaction or without."""

@@ -1,0 +1,293 @@
+"""An endpoint at work: a member of a consumer group that takes partitions over, schedules what comes, and commits at once.
+
+    poll -> inbound log: in flight -> commit the group's offsets -> scheduler -> workers -> inbound log: done
+
+A record that is read is in the inbound log before its offset is committed, and is delivered after that: so whatever dies, it is either read
+again or found in flight by whoever takes its partition over.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
+from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
+from bascule.adapter.inbound.log import InboundLog
+from bascule.adapter.inbound.record import record_of
+from bascule.adapter.inbound.spec import ActivationSpec
+from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.adapter.inbound.topics import set_up
+from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.core import crash
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.consumer import GroupConsumer, Received, read_again
+from bascule.xa.log import Outcome
+
+POLL_S = 0.1
+#: A partition goes to another member when what is at work on its records is done, or after this time; the rest is in the log.
+HAND_OVER_S = 30.0
+#: So many batches may wait; then nothing more is read for a while.
+BATCHES_WAITING = 2
+#: So many records may wait for their next try; then no more is read from the retry topic.
+DELAYED_MAX = 10_000
+HOUSEKEEP_S = 10.0
+TAKE_AGAIN_S = 0.5
+TAKERS = 4
+
+_log = logging.getLogger("bascule.adapter")
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A source partition in this member's hands."""
+
+    place: Place
+    token: str = ""
+    ready: bool = False
+    gone: bool = False
+    #: Offsets that were in flight before: when the group's offset did not get beyond them they are read again, and passed over.
+    known: set[int] = field(default_factory=set)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for."""
+
+    group: str
+    endpoint: str
+    running: bool
+    partitions: dict[str, str]
+    waiting: int
+    delayed: int
+    at_work: int
+    hanging: tuple[str, ...]
+    counts: dict[str, int]
+    trouble: str
+
+
+class Activation:
+    """Made by ``ResourceAdapter``; may be used alone."""
+
+    def __init__(self, kafka: Mapping[str, Any], spec: ActivationSpec, endpoint: Endpoint) -> None:
+        check(endpoint)
+        self.spec = spec
+        self.counts = Counts()
+        self.name = name_of(endpoint)
+        self._kafka = dict(kafka)
+        xa = spec.transacted
+        self._log = xa.log if xa is not None else InboundLog("inbound", kafka, group=spec.group)
+        mode: Mode = (
+            InTransaction(xa, spec.delivery_timeout_s, lambda: self._workers.stopping) if xa is not None else AtLeastOnce(self._log)
+        )
+        deliverer = Deliverer(spec, self._log, mode, self.counts)
+        self._workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(self._workers, delivery, call), self.counts)
+        self._runs: dict[Place, _Run] = {}
+        self._flowing: set[Place] = set()
+        self._full = False
+        self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
+        self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix=f"bascule-take-{spec.group}")
+        #: Read, and not yet both in the log and committed.
+        self._unscheduled: list[Delivery] = []
+        self._offsets: dict[tuple[str, int], int] = {}
+        self._trouble = ""
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._consumer: GroupConsumer | None = None
+
+    def start(self) -> None:
+        """Returns when it has asked the group for partitions. Raises Unavailable, InvalidInput, OutOfOrder (manager not open)."""
+        if self.spec.transacted is not None:
+            self.spec.transacted.manager.begin().rollback()
+        set_up(self._kafka, self.spec)
+        self._log.recover()
+        self._consumer = GroupConsumer(
+            self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
+            on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
+        )  # fmt: skip
+        self._workers.start()
+        for name, target in (("inbound", self._poll), ("housekeeping", self._housekeep)):
+            thread = threading.Thread(target=target, name=f"bascule-{name}-{self.spec.group}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
+        """Ends it. What is at work is waited for, what waits is left in flight for the next start.
+
+        Gives the names of workers that are still in their endpoint after ``drain_s``; what they do counts in no transaction.
+        """
+        left = self._workers.stop(drain_s)
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._takers.shutdown()
+        if self.spec.transacted is None:
+            self._log.close()
+        return left
+
+    def status(self) -> Status:
+        """How it stands now."""
+        with self._workers.changed:
+            scheduler = self._workers.scheduler
+            waiting, delayed, at_work = scheduler.waiting, scheduler.delayed, len(scheduler.running())
+        counts = self.counts.by_name()
+        partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in list(self._runs.values())}
+        running = any(thread.is_alive() for thread in self._threads)
+        hanging = tuple(self._workers.hanging)
+        return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, counts, self._trouble)
+
+    # -- the polling thread
+
+    def _poll(self) -> None:
+        assert self._consumer is not None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._turn(self._consumer)
+                    self._trouble = ""
+                except Unavailable as error:
+                    if str(error) != self._trouble:
+                        _log.warning("%s: %s", self.spec.group, error)
+                    self._trouble = str(error)
+        except BaseException as error:
+            _log.exception("%s stands still", self.spec.group)
+            self._trouble = f"stands still: {error}"
+        finally:
+            self._consumer.close()
+
+    def _turn(self, consumer: GroupConsumer) -> None:
+        while not self._taken.empty():
+            self._begin(*self._taken.get())
+        self._regulate(consumer)
+        for received in consumer.poll(self.spec.batch, POLL_S):
+            self._receive(received)
+        if self._offsets:
+            self._schedule(consumer)
+
+    def _begin(self, run: _Run, deliveries: list[Delivery]) -> None:
+        if not run.gone:
+            self._workers.add(deliveries)
+            run.ready = True
+
+    def _regulate(self, consumer: GroupConsumer) -> None:
+        with self._workers.changed:
+            delayed = self._workers.scheduler.delayed
+            waiting = self._workers.scheduler.waiting - delayed
+        high = BATCHES_WAITING * self.spec.batch
+        self._full = waiting >= (high // 2 if self._full else high)
+        flowing = set() if self._full or self._unscheduled else {run.place for run in self._runs.values() if run.ready}
+        if delayed >= DELAYED_MAX:
+            flowing = {place for place in flowing if place.topic != self.spec.retry_topic}
+        if flowing != self._flowing:
+            consumer.pause(self._flowing - flowing)
+            consumer.resume(flowing - self._flowing)
+            self._flowing = flowing
+
+    def _receive(self, received: Received) -> None:
+        place = Place(received.topic, received.partition)
+        run = self._runs.get(place)
+        if run is None or not run.ready:
+            return  # it is not ours, and comes to whose it is
+        self._offsets[place] = received.offset + 1
+        if received.offset in run.known:
+            run.known.discard(received.offset)
+            return
+        self._unscheduled.append(_delivery(Ref(place, run.token, received.offset), received))
+
+    def _schedule(self, consumer: GroupConsumer) -> None:
+        """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
+        crash.point("inbound.log.before")
+        self._log.schedule([delivery.ref for delivery in self._unscheduled])
+        crash.point("inbound.log.after")
+        consumer.commit(self._offsets)
+        crash.point("inbound.commit.after")
+        deliveries, self._unscheduled, self._offsets = self._unscheduled, [], {}
+        self._workers.add(deliveries)
+
+    def _assigned(self, places: list[tuple[str, int]]) -> None:
+        for topic, partition in places:
+            run = self._runs[Place(topic, partition)] = _Run(Place(topic, partition))
+            self._takers.submit(self._take, run)
+
+    def _revoked(self, places: list[tuple[str, int]]) -> None:
+        self._leave(places, 0.0 if self._stopping.is_set() else HAND_OVER_S)
+
+    def _leave(self, places: list[tuple[str, int]], drain_s: float = 0.0) -> None:
+        runs = [run for topic, partition in places if (run := self._runs.pop(Place(topic, partition), None)) is not None]
+        for run in runs:
+            run.gone = True
+            self._flowing.discard(run.place)
+            self._offsets.pop(run.place, None)
+        gone = {run.place for run in runs}
+        self._unscheduled = [delivery for delivery in self._unscheduled if delivery.ref.place not in gone]
+        for run in runs:
+            self._workers.drop(run.token)
+        deadline_s = time.monotonic() + drain_s
+        for run in runs:
+            if drain_s and not self._workers.drop(run.token, max(0.001, deadline_s - time.monotonic())):
+                _log.warning("%s: %s is handed over with records still at work", self.spec.group, run.place)
+
+    # -- taking over
+
+    def _take(self, run: _Run) -> None:
+        while not run.gone and not self._stopping.is_set():
+            try:
+                run.token = run.token or self._log.take(run.place)
+                if (deliveries := self._adopt(run)) is not None:
+                    crash.point("inbound.take.after")
+                    self._taken.put((run, deliveries))
+                    return
+            except BasculeError as error:
+                run.trouble = str(error)
+                _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
+            self._stopping.wait(TAKE_AGAIN_S)
+
+    def _adopt(self, run: _Run) -> list[Delivery] | None:
+        """What was in flight of the partition; None while a transaction has a record whose outcome is not known."""
+        flights = self._log.flights(run.place)
+        if flights.claims:
+            run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
+            self._finish(run, list(flights.claims))
+            return None
+        found = read_again(self._kafka, run.place.topic, run.place.partition, flights.keys)
+        deliveries = []
+        for offset, keys in sorted(flights.keys.items()):
+            if offset in found:
+                ref = Ref(run.place, run.token, offset)
+                deliveries.append(_delivery(ref, found[offset], keys, failures=flights.failures[offset], redelivered=True))
+                continue
+            _log.error("%s, offset %d was in flight and is not there any more: it was deleted from its topic", run.place, offset)
+            self.counts.add("vanished")
+            self._log.done(run.place, keys)
+        run.known = set(flights.keys)
+        self.counts.add("redelivered", len(deliveries))
+        return deliveries
+
+    def _finish(self, run: _Run, claims: list[Any]) -> None:
+        """Who held the partition can decide nothing more: what is not decided is rolled back, and what is, is carried out."""
+        if (xa := self.spec.transacted) is None:
+            _log.warning("%s: %s %s; this endpoint has no transaction manager", self.spec.group, run.place, run.trouble)
+            return
+        for xid in claims:
+            stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK)
+            _log.info("%s: %s %s, found at the taking over of %s", self.spec.group, xid, stands, run.place)
+
+    def _housekeep(self) -> None:
+        while not self._stopping.wait(HOUSEKEEP_S):
+            try:
+                self._log.housekeep()
+            except BasculeError as error:
+                _log.warning("%s: %s", self._log.topic, error)
+
+
+def _delivery(ref: Ref, received: Received, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False) -> Delivery:
+    record, due_ms = record_of(received, failures=failures, redelivered=redelivered)
+    due_s = time.monotonic() + due_ms / 1000 - time.time() if due_ms else 0.0
+    return Delivery(ref, record, keys or (key_of(FLIGHT, ref),), max(0.0, due_s))

@@ -1,0 +1,96 @@
+"""The adapter of a program: its endpoints, from the start of the program to its end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, Status
+from bascule.adapter.inbound.endpoint import Endpoint
+from bascule.adapter.inbound.spec import ActivationSpec
+from bascule.core.errors import InvalidInput
+
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
+
+
+class ResourceAdapter:
+    """Endpoints of one Kafka cluster. Nothing is opened before ``start``, ``run`` or ``with``, so a module may hold one."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        """``kafka`` is for librdkafka: ``bootstrap.servers``, security, ``session.timeout.ms``."""
+        self._kafka = dict(kafka)
+        self._activations: list[Activation] = []
+        self._started = False
+
+    def endpoint(self, spec: ActivationSpec) -> Callable[[EndpointT], EndpointT]:
+        """Decorates a function of a record, or a class with ``on_record(record)``: it is activated when the adapter starts."""
+
+        def decorate(endpoint: EndpointT) -> EndpointT:
+            self.activate(spec, endpoint)
+            return endpoint
+
+        return decorate
+
+    def activate(self, spec: ActivationSpec, endpoint: Endpoint) -> Activation:
+        """An endpoint takes records from now on, or from the start on. Raises InvalidInput; Unavailable if it starts now."""
+        if any(each.spec.group == spec.group for each in self._activations):
+            raise InvalidInput(f"group {spec.group!r} has an endpoint already: each needs a group of its own")
+        activation = Activation(self._kafka, spec, endpoint)
+        if self._started:
+            activation.start()
+        self._activations.append(activation)
+        return activation
+
+    def deactivate(self, activation: Activation, drain_s: float = HAND_OVER_S) -> list[str]:
+        """It takes no more records; see ``Activation.stop``."""
+        self._activations.remove(activation)
+        return activation.stop(drain_s) if self._started else []
+
+    def start(self) -> None:
+        """All of them are active. Raises Unavailable, InvalidInput; then none is."""
+        with ExitStack() as undo:
+            for activation in self._activations:
+                activation.start()
+                undo.callback(activation.stop, 0.0)
+            undo.pop_all()
+        self._started = True
+
+    def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
+        """Ends all of them at once; what is at work is waited for. Gives the workers that did not end."""
+        left: list[str] = []
+        threads = [threading.Thread(target=lambda each=each: left.extend(each.stop(drain_s))) for each in self._activations]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._started = False
+        return left
+
+    def run(self, drain_s: float = HAND_OVER_S) -> None:
+        """From the main thread: starts, and returns when SIGTERM or SIGINT has come and what was at work is done."""
+        told = threading.Event()
+        before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            told.wait()
+            self.stop(drain_s)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def status(self) -> list[Status]:
+        """Of each endpoint."""
+        return [activation.status() for activation in self._activations]
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self.stop()

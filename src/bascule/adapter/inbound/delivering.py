@@ -1,0 +1,190 @@
+"""What a delivery promises: at least once, or within a transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from bascule.adapter.inbound.log import InboundLog, Superseded
+from bascule.adapter.inbound.record import Record, cause_of, dead_letter_of, retry_of
+from bascule.adapter.inbound.spec import ActivationSpec, Xa
+from bascule.adapter.inbound.state import Ref
+from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
+from bascule.core import crash
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.compacted import Outgoing
+from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
+
+#: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
+AWAY_PAUSE_S = 1.0
+#: A transaction in doubt is looked at so often.
+DOUBT_PAUSE_S = 0.2
+
+_log = logging.getLogger("bascule.adapter")
+
+
+class NotNow(BasculeError):
+    """Something that is needed is away; the record is as it was."""
+
+
+class Mode(Protocol):
+    """How a record is handled, and how it is moved away."""
+
+    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+        """Raises Superseded, NotNow, Late, or why it failed; then it is in flight as before."""
+
+    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+        """To the retry or dead-letter topic. Raises as ``deliver`` does."""
+
+
+class AtLeastOnce:
+    """Done with when the endpoint has returned."""
+
+    def __init__(self, log: InboundLog) -> None:
+        self._log = log
+
+    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+        """See Mode."""
+        work()
+        self._log.done(delivery.ref.place, delivery.keys)
+
+    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+        """See Mode. Killed in between, the record is in both."""
+        self._log.append(outgoing).result()
+        self._log.done(delivery.ref.place, delivery.keys, wait=True)
+
+
+class InTransaction:
+    """The receipt of the record, and all that the endpoint enlists, commit together."""
+
+    def __init__(self, xa: Xa, timeout_s: float, stopping: Callable[[], bool]) -> None:
+        self._xa = xa
+        self._timeout_s = timeout_s
+        self._stopping = stopping
+
+    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+        """See Mode."""
+        self._run(delivery.ref, work)
+
+    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+        """See Mode."""
+
+        def send() -> None:
+            topic, key, value, headers, _, timestamp_ms = outgoing
+            self._xa.manager.enlist(self._xa.kafka).send(topic, value, key, headers=headers, timestamp_ms=timestamp_ms)
+
+        self._run(delivery.ref, send)
+
+    def _run(self, ref: Ref, work: Callable[[], None]) -> None:
+        try:
+            transaction = self._xa.manager.begin(self._timeout_s)
+        except BasculeError as error:  # it was closed too early
+            raise NotNow(str(error)) from error
+        try:
+            with transaction:
+                transaction.enlist(self._xa.log).take(ref)
+                work()
+        except ResourceFailed as error:
+            raise NotNow(str(error)) from error
+        except TransactionRolledBack as error:
+            if isinstance(error.__cause__, Superseded):
+                raise error.__cause__ from None
+            if isinstance(error.__cause__, ResourceFailed):
+                raise NotNow(str(error)) from error
+            raise
+        except (TransactionInDoubt, HeuristicOutcome) as error:
+            _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
+            if self._in_flight(ref):
+                raise
+
+    def _in_flight(self, ref: Ref) -> bool:
+        """Whether the record is still to be handled, once its transaction is no longer in doubt."""
+        while not self._stopping():
+            try:
+                flights = self._xa.log.flights(ref.place)
+            except Unavailable as error:
+                _log.warning("%s, offset %d: in doubt: %s", ref.place, ref.offset, error)
+            else:
+                if ref.offset not in flights.claims.values():
+                    return ref.offset in flights.keys
+            time.sleep(DOUBT_PAUSE_S)
+        raise NotNow(f"{ref.place}, offset {ref.offset} is in doubt; recovery finishes it")
+
+
+class Deliverer:
+    """Calls the endpoint for a delivery, and does what its failure asks for."""
+
+    def __init__(self, spec: ActivationSpec, log: InboundLog, mode: Mode, counts: Counts) -> None:
+        self._spec = spec
+        self._log = log
+        self._mode = mode
+        self._counts = counts
+
+    def handle(self, workers: Workers, delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+        """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
+
+        def work() -> None:
+            crash.point("inbound.deliver.before")
+            call(delivery.record)
+            workers.settle(delivery)
+            crash.point("inbound.deliver.after")
+
+        try:
+            if delivery.failure is None:
+                self._deliver(workers, delivery, work)
+            if delivery.failure is not None:
+                return self._failed(delivery, delivery.failure)
+        except Superseded as error:
+            self._counts.add("superseded")
+            _log.info("%s", error)
+        except (NotNow, Unavailable) as error:
+            _log.warning("%s, offset %d: %s; again in %g s", delivery.ref.place, delivery.ref.offset, error, AWAY_PAUSE_S)
+            return time.monotonic() + AWAY_PAUSE_S
+        except (BasculeError, OSError) as error:
+            _log.warning("%s, offset %d is not moved: %s", delivery.ref.place, delivery.ref.offset, error)
+            return time.monotonic() + AWAY_PAUSE_S
+        return None
+
+    def _deliver(self, workers: Workers, delivery: Delivery, work: Callable[[], None]) -> None:
+        try:
+            self._mode.deliver(delivery, work)
+            self._counts.add("delivered")
+        except (Late, Superseded):
+            raise
+        except Exception as error:
+            if delivery.phase is not Phase.SETTLING:
+                workers.settle(delivery)
+            if isinstance(error, NotNow):
+                raise
+            self._counts.add("failed")
+            delivery.failure = error
+
+    def _failed(self, delivery: Delivery, error: BaseException) -> float | None:
+        record, spec = delivery.record, self._spec
+        failures = record.failures + 1
+        _log.warning("%s-%d, offset %d failed (%d of %d): %s", *record_at(record), failures, spec.retries + 1, cause_of(error))
+        if failures > spec.retries:
+            crash.point("inbound.dead_letter.before")
+            self._mode.move(delivery, dead_letter_of(record, spec, error))
+            self._counts.add("dead_lettered")
+            return None
+        pause_s = spec.backoff.pause_s(failures)
+        if spec.in_place:
+            delivery.keys = (*delivery.keys, self._log.failed(delivery.ref, failures))
+            delivery.record = replace(record, failures=failures)
+            delivery.failure = None
+            self._counts.add("retried")
+            return time.monotonic() + pause_s
+        crash.point("inbound.retry.before")
+        self._mode.move(delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
+        crash.point("inbound.retry.after")
+        self._counts.add("retried")
+        return None
+
+
+def record_at(record: Record) -> tuple[str, int, int]:
+    """Topic, partition, offset."""
+    return record.topic, record.partition, record.offset

@@ -1,0 +1,108 @@
+"""A record as an endpoint gets it, and as it goes to the retry and dead-letter topics when the endpoint fails."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bascule.kafka.compacted import Outgoing
+from bascule.kafka.consumer import Received
+from bascule.pipelines.mapping import error_headers
+
+if TYPE_CHECKING:
+    from bascule.adapter.inbound.spec import ActivationSpec
+
+#: Of the retry topic: how often it has failed, why the last time, not before when (ms since the epoch), and where it was at first.
+FAILURES = "bascule.retry.count"
+CAUSE = "bascule.retry.cause"
+DUE = "bascule.retry.due"
+ORIGIN = "bascule.retry.origin"
+#: Of a dead letter: the topic that brings it back to the group.
+RETURN_TO = "bascule.retry.topic"
+_OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO})
+_ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d+)/(\d+)")
+CONNECT = "__connect.errors."
+#: A header, too, counts towards the largest record that a topic takes.
+CAUSE_LENGTH_MAX = 1000
+STAGE = "ENDPOINT"
+
+Headers = list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``topic``, ``partition`` and ``offset`` are where it was at first, also when it comes by way of the retry topic.
+
+    ``failures`` is how often it has failed so far; ``redelivered`` says that it may have been delivered before without having failed.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = 0
+    failures: int = 0
+    redelivered: bool = False
+
+    def header(self, name: str) -> bytes | None:
+        """The last one of a name."""
+        return next((value for each, value in reversed(self.headers) if each == name), None)
+
+
+def record_of(received: Received, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
+    """What an endpoint gets, and when at the earliest (ms since the epoch; 0 for at once)."""
+    own = {name: value or b"" for name, value in received.headers if name in _OWN}
+    at, headers = (received.topic, received.partition, received.offset), tuple(received.headers)
+    due_ms = 0
+    if ORIGIN in own and (match := _ORIGIN.fullmatch(own[ORIGIN])) is not None:
+        at = (match[1].decode(), int(match[2]), int(match[3]))
+        headers = tuple(header for header in headers if header[0] not in _OWN)
+        failures, due_ms = max(failures, _number(own, FAILURES)), _number(own, DUE)
+    return Record(*at, received.key, received.value, headers, received.timestamp_ms, failures, redelivered), due_ms
+
+
+def _number(own: dict[str, bytes], name: str) -> int:
+    text = own.get(name, b"")
+    return int(text) if text.isdigit() else 0
+
+
+def cause_of(error: BaseException) -> str:
+    """In a line."""
+    return f"{type(error).__name__}: {error}"[:CAUSE_LENGTH_MAX]
+
+
+def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms: int) -> Outgoing:
+    """For the retry topic."""
+    said: Headers = [(CAUSE, cause_of(error).encode())]
+    return _outgoing(spec.retry_topic, record, [*_coordinates(record, record.failures + 1), *said, (DUE, str(due_ms).encode())])
+
+
+def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException) -> Outgoing:
+    """For the dead-letter topic, under the names of Kafka Connect."""
+    short = type(error)(cause_of(error)) if len(str(error)) > CAUSE_LENGTH_MAX else error
+    said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, short)
+    connect: Headers = [(name, value if isinstance(value, bytes) else None) for name, value in said]
+    return _outgoing(
+        spec.dead_letter_topic, record, [*_coordinates(record, record.failures + 1), (RETURN_TO, spec.retry_topic.encode()), *connect]
+    )
+
+
+def returned(letter: Received) -> Outgoing | None:
+    """A dead letter on its way back to its group, as if it had never failed; None for what is none."""
+    headers = dict(letter.headers)
+    target, origin = headers.get(RETURN_TO), headers.get(ORIGIN)
+    if target is None or origin is None:
+        return None
+    kept: Headers = [header for header in letter.headers if header[0] not in _OWN and not header[0].startswith(CONNECT)]
+    return Outgoing(target.decode(), letter.key, letter.value, [*kept, (ORIGIN, origin)], timestamp_ms=letter.timestamp_ms)
+
+
+def _coordinates(record: Record, failures: int) -> Headers:
+    return [(FAILURES, str(failures).encode()), (ORIGIN, f"{record.topic}/{record.partition}/{record.offset}".encode())]
+
+
+def _outgoing(topic: str, record: Record, said: Headers) -> Outgoing:
+    return Outgoing(topic, record.key, record.value, [*record.headers, *said], timestamp_ms=record.timestamp_ms)

@@ -1,0 +1,146 @@
+"""What an endpoint is activated with."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from bascule.adapter.inbound.log import InboundLog
+    from bascule.xa.kafka import KafkaResource
+    from bascule.xa.manager import TransactionManager
+
+WORKERS_MAX = 1024
+BATCH_MAX = 100_000
+#: Group names become topic names.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class Order(enum.StrEnum):
+    """Which records wait for one another. Those that do are tried again in their place, and not by way of the retry topic."""
+
+    NONE = "none"
+    KEY = "key"
+    PARTITION = "partition"
+
+
+class Start(enum.StrEnum):
+    """Where a group begins that has read nothing yet."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before the next try: ``first_s``, then ``factor`` times as long each time, up to ``longest_s``."""
+
+    first_s: float = 1.0
+    factor: float = 2.0
+    longest_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s:
+            raise InvalidInput(f"{self}: first_s >= 0, factor >= 1 and longest_s >= first_s are expected")
+
+    def pause_s(self, failures: int) -> float:
+        """After so many failures, from 1.
+
+        >>> [Backoff(1, 2, 5).pause_s(failures) for failures in (1, 2, 3, 4)]
+        [1, 2, 4, 5]
+        """
+        return float(min(self.longest_s, self.first_s * self.factor ** min(failures - 1, 64)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Xa:
+    """Each record within a transaction of its own. All three must be resources, or the manager, of the same transactions.
+
+    ``log`` makes the receipt a part of it, ``kafka`` takes what goes to the retry and dead-letter topics.
+    """
+
+    manager: TransactionManager
+    log: InboundLog
+    kafka: KafkaResource
+
+    def __post_init__(self) -> None:
+        for each in (self.log, self.kafka):
+            if self.manager.resources.get(each.name) is not each:
+                raise InvalidInput(f"resource {each.name!r} is not one of transaction manager {self.manager.name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationSpec:
+    """Checked when it is made. Raises InvalidInput, with the name of the field.
+
+    topics: names, or one regular expression that begins with ``^``. group: the consumer group; its name begins those of its topics.
+    workers: the most endpoints at work at once. batch: records that are scheduled together. retries: tries after the first one.
+    transacted: None for at least once. delivery_timeout_s: an endpoint at work for longer hangs, and its record counts as failed.
+    """
+
+    topics: tuple[str, ...]
+    group: str
+    workers: int = 4
+    batch: int = 500
+    order: Order = Order.NONE
+    transacted: Xa | None = None
+    retries: int = 3
+    backoff: Backoff = field(default_factory=Backoff)
+    delivery_timeout_s: float = 60.0
+    start: Start = Start.EARLIEST
+    retry_topic: str = ""
+    dead_letter_topic: str = ""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "topics", (self.topics,) if isinstance(self.topics, str) else tuple(self.topics))
+        put(self, "order", _one_of(Order, self.order, "order"))
+        put(self, "start", _one_of(Start, self.start, "start"))
+        put(self, "retry_topic", self.retry_topic or f"{self.group}.retry")
+        put(self, "dead_letter_topic", self.dead_letter_topic or f"{self.group}.dead-letter")
+        _expect(_NAME.fullmatch(self.group) is not None, "group", self.group, f"{_NAME.pattern}")
+        _expect(1 <= self.workers <= WORKERS_MAX, "workers", self.workers, f"1 to {WORKERS_MAX}")
+        _expect(1 <= self.batch <= BATCH_MAX, "batch", self.batch, f"1 to {BATCH_MAX}")
+        _expect(self.retries >= 0, "retries", self.retries, "0 or more")
+        _expect(self.delivery_timeout_s > 0, "delivery_timeout_s", self.delivery_timeout_s, "more than 0")
+        self._check_topics()
+        if self.transacted is not None and self.transacted.log.group != self.group:
+            raise InvalidInput(f"transacted: the inbound log is that of group {self.transacted.log.group!r}, not of {self.group!r}")
+
+    def _check_topics(self) -> None:
+        _expect(bool(self.topics) and all(self.topics), "topics", self.topics, "at least one")
+        patterns = [each for each in self.topics if each.startswith("^")]
+        _expect(not patterns or len(self.topics) == 1, "topics", self.topics, "names, or one pattern alone")
+        own = {"retry_topic": self.retry_topic, "dead_letter_topic": self.dead_letter_topic, "inbound log": f"{self.group}.inbound"}
+        _expect(len(set(own.values())) == len(own), "topics", own, "three different ones of the group's own")
+        for name, topic in own.items():
+            taken = topic in self.topics or any(_matches(pattern, topic) for pattern in patterns)
+            _expect(not taken, "topics", self.topics, f"none that takes in {topic!r}, the group's {name}")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a failed record is tried again where it stands, with those behind it waiting."""
+        return self.order is not Order.NONE
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    try:
+        return re.match(pattern, topic) is not None
+    except re.error as error:
+        raise InvalidInput(f"topics: {pattern!r} is no regular expression: {error}") from error
+
+
+def _one_of(kind: type[enum.StrEnum], value: str, name: str) -> enum.StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInput(f"{name}={value!r}: one of {', '.join(kind)} is expected") from None
+
+
+def _expect(right: bool, name: str, value: object, expected: str) -> None:
+    if not right:
+        raise InvalidInput(f"{name}={value!r}: {expected} is expected")

@@ -1,0 +1,153 @@
+"""What the inbound log says: which records are in flight, in whose hands, and which transactions have claimed them. Without IO.
+
+The log is a compacted topic. Each entry has a key of its own, so compaction takes none away that was not deleted. For the source partition
+P, the record at offset N, and the token T of one who has taken P over:
+
+    owner/P/T          T has P from here on
+    flight/P/T/N       T has scheduled the record; it is in flight until this is deleted
+    failed/P/T/N       how often it has failed so far, where it is not moved to the retry topic
+    claim/P/T/N/XID    a transaction under T that is prepared: it alone decides what becomes of the record
+
+The fence is the order of the log: an entry of T after a later owner's does not count. Who was replaced and does not know it (a process
+that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bascule.core.errors import BasculeError
+from bascule.core.xid import Xid
+
+
+class LogUnreadable(BasculeError):
+    """An entry of the inbound log that is not one. Nothing is guessed: what it says may be a record in flight."""
+
+
+class Place(NamedTuple):
+    """A partition of a source topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Ref(NamedTuple):
+    """A record in flight, in the hands of the owner with ``token``."""
+
+    place: Place
+    token: str
+    offset: int
+
+
+class Entry(NamedTuple):
+    """A key of the log, taken apart."""
+
+    kind: str
+    ref: Ref
+    xid: Xid | None = None
+
+
+OWNER, FLIGHT, FAILED, CLAIM = "owner", "flight", "failed", "claim"
+_FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6}
+
+
+def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
+    """The key of an entry.
+
+    >>> key_of(FLIGHT, Ref(Place("payments", 2), "5f", 17))
+    b'flight/payments/2/5f/17'
+    """
+    place = ref.place
+    parts = [kind, place.topic, str(place.partition), ref.token, str(ref.offset), str(xid)]
+    return "/".join(parts[: _FIELDS[kind]]).encode()
+
+
+def entry_of(key: bytes) -> Entry:
+    """What ``key_of`` was given. Raises LogUnreadable."""
+    try:
+        kind, topic, partition, token, *rest = key.decode().split("/", 5)
+        if len(rest) + 4 != _FIELDS[kind]:
+            raise ValueError(kind)
+        offset = int(rest[0]) if rest else -1
+        return Entry(kind, Ref(Place(topic, int(partition)), token, offset), Xid.parse(rest[1]) if kind == CLAIM else None)
+    except (ValueError, KeyError, BasculeError) as error:
+        raise LogUnreadable(f"unreadable key {key[:200]!r}: {error}") from error
+
+
+@dataclass(slots=True)
+class Flight:
+    """A record that is in flight: the keys that say so, and how often it has failed."""
+
+    keys: set[bytes] = field(default_factory=set)
+    failures: int = 0
+
+
+class Claim(NamedTuple):
+    """A prepared transaction that has a record."""
+
+    offset: int
+    key: bytes
+
+
+@dataclass(slots=True)
+class PlaceState:
+    """Of one source partition."""
+
+    owner: str | None = None
+    owners: dict[str, bytes] = field(default_factory=dict)
+    flights: dict[int, Flight] = field(default_factory=dict)
+    claims: dict[Xid, Claim] = field(default_factory=dict)
+    #: Entries that do not count; whoever takes over deletes them, and then the owners' before it.
+    void: set[bytes] = field(default_factory=set)
+
+
+class LogFold:
+    """The state of a log, entry by entry in the order of its offsets (within each source partition)."""
+
+    def __init__(self) -> None:
+        self.places: dict[Place, PlaceState] = {}
+
+    def place(self, place: Place) -> PlaceState:
+        """A source partition's state, empty where nothing is known."""
+        return self.places.setdefault(place, PlaceState())
+
+    def claim(self, xid: Xid) -> tuple[Place, Claim] | None:
+        """Where a transaction has a record, if it does."""
+        return next(((place, state.claims[xid]) for place, state in self.places.items() if xid in state.claims), None)
+
+    def apply(self, key: bytes, value: bytes | None) -> None:
+        """The next record of the log. Raises LogUnreadable."""
+        entry = entry_of(key)
+        state = self.place(entry.ref.place)
+        if value is None:
+            _remove(state, entry, key)
+        elif entry.kind == OWNER:
+            state.owner = entry.ref.token
+            state.owners[entry.ref.token] = key
+        elif state.owner not in (None, entry.ref.token):
+            state.void.add(key)
+        elif entry.xid is not None:
+            state.claims[entry.xid] = Claim(entry.ref.offset, key)
+        else:
+            flight = state.flights.setdefault(entry.ref.offset, Flight())
+            flight.keys.add(key)
+            if entry.kind == FAILED:
+                flight.failures = max(flight.failures, json.loads(value))
+
+
+def _remove(state: PlaceState, entry: Entry, key: bytes) -> None:
+    state.void.discard(key)
+    if entry.kind == OWNER:
+        state.owners.pop(entry.ref.token, None)
+    elif entry.xid is not None:
+        if (claim := state.claims.get(entry.xid)) is not None and claim.key == key:
+            del state.claims[entry.xid]
+    elif (flight := state.flights.get(entry.ref.offset)) is not None:
+        flight.keys.discard(key)
+        if not flight.keys:
+            del state.flights[entry.ref.offset]

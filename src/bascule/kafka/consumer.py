@@ -1,0 +1,158 @@
+"""A member of a consumer group: batches of records, offsets committed by hand, partitions that come and go one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bascule.core.errors import Unavailable
+from bascule.kafka.compacted import CLIENT_SETTINGS
+from bascule.kafka.history import TopicHistory, passing
+
+#: Offsets further apart than this are fetched one by one when records are read again.
+GAP_MAX = 1000
+_SETTINGS: Mapping[str, Any] = {
+    **CLIENT_SETTINGS,
+    # Members that keep their partitions go on while others come or go.
+    "partition.assignment.strategy": "cooperative-sticky",
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": 50,
+    "check.crcs": True,
+    # Half a second is what a group's coordinator is given to gather anyway.
+    "reconnect.backoff.ms": 50,
+}
+#: Nothing to tell anybody: the first of them is followed by ``on_lost``.
+_QUIET = frozenset({KafkaError._MAX_POLL_EXCEEDED, KafkaError._PARTITION_EOF})
+
+Partitions = Callable[[list[tuple[str, int]]], None]
+
+
+class Received(NamedTuple):
+    """A record that was read. ``partition`` and ``offset`` are where."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+class GroupConsumer:
+    """For one thread. ``on_assigned``, ``on_revoked`` (still ours) and ``on_lost`` (ours no longer) are called from ``poll`` and ``close``.
+
+    A partition that is assigned stands still until ``resume``.
+    """
+
+    def __init__(
+        self, kafka: Mapping[str, Any], group: str, topics: Collection[str], *, start: str,
+        on_assigned: Partitions, on_revoked: Partitions, on_lost: Partitions,
+    ) -> None:  # fmt: skip
+        """``start``: ``earliest`` or ``latest``, where the group has committed nothing. A topic ``^...`` is a pattern."""
+        own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": start}
+        self._consumer = Consumer({**_SETTINGS, **kafka, **own})
+        self._failure: KafkaError | None = None
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
+        self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    def poll(self, count: int, timeout_s: float) -> list[Received]:
+        """What is there, at most ``count``; waits only while nothing is. Raises Unavailable."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise Unavailable(f"records are not readable: {failure.str()}")
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        messages = [first, *(self._consumer.consume(count - 1, 0) if count > 1 else [])]
+        # What was read besides must not get lost by an error: that is raised the next time.
+        return [_received(message) for message in messages if self._good(message)]
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """The next offset to read of each partition; stored when this returns.
+
+        Raises Unavailable: to be repeated, unless ``on_lost`` or ``on_revoked`` comes first.
+        """
+        at = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        try:
+            done = self._consumer.commit(offsets=at, asynchronous=False)
+            for each in done or []:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
+
+    def pause(self, partitions: Collection[tuple[str, int]]) -> None:
+        """They stand still; those that are not assigned are passed over."""
+        self._consumer.pause(self._ours(partitions))
+
+    def resume(self, partitions: Collection[tuple[str, int]]) -> None:
+        """They go on; those that are not assigned are passed over."""
+        self._consumer.resume(self._ours(partitions))
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()
+
+    def _ours(self, partitions: Collection[tuple[str, int]]) -> list[TopicPartition]:
+        return [each for each in self._consumer.assignment() if (each.topic, each.partition) in partitions]
+
+    def _good(self, message: Message) -> bool:
+        failure = message.error()
+        if failure is not None and not passing(failure) and failure.code() not in _QUIET:
+            self._failure = failure
+        return failure is None
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        consumer.pause(partitions)
+        self._on_assigned([(each.topic, each.partition) for each in partitions])
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._on_revoked([(each.topic, each.partition) for each in partitions])
+        consumer.incremental_unassign(partitions)
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._on_lost([(each.topic, each.partition) for each in partitions])
+        consumer.incremental_unassign(partitions)
+
+
+def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:
+    """The records at these offsets, as far as they are still there. Raises Unavailable."""
+    found: dict[int, Received] = {}
+    if not offsets:
+        return found
+    history = TopicHistory({**CLIENT_SETTINGS, **kafka}, topic, partition)
+    earliest, wanted = history.earliest(), set(offsets)
+    for first, last in _ranges(sorted(offset for offset in wanted if offset >= earliest)):
+        for message in history.records(first, last + 1, committed=True):
+            if message.offset() in wanted:
+                found[message.offset() or 0] = _received(message)
+    return found
+
+
+def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs without large gaps, both ends included.
+
+    >>> _ranges([1, 2, 5, 5000])
+    [(1, 5), (5000, 5000)]
+    """
+    ranges: list[tuple[int, int]] = []
+    for offset in offsets:
+        if ranges and offset - ranges[-1][1] <= GAP_MAX:
+            ranges[-1] = (ranges[-1][0], offset)
+        else:
+            ranges.append((offset, offset))
+    return ranges
+
+
+def _received(message: Message) -> Received:
+    headers: Any = message.headers() or ()
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    key: Any = message.key()
+    return Received(topic, partition, offset, key, message.value(), headers, message.timestamp()[1])
