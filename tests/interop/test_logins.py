@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Iterator
 
 import pytest
 from tests.interop.conftest import Connect
 
 from bascule.amqp.scram import Verifier
+from bascule.client import Queue, connect
+from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
 from bascule.testing.qpid import JmsError
@@ -85,6 +88,25 @@ def test_a_client_with_a_certificate_needs_no_password_and_is_known_by_its_name(
 ) -> None:
     connect_to(url(secure, authority, ann))
     assert users(secure) == ["ann"]
+
+
+@pytest.mark.parametrize(("password", "user"), [("hush", "bob"), (None, "ann")])
+def test_the_python_client_logs_in_by_scram_and_by_certificate(
+    secure: System, authority: Authority, ann: Certificate, password: str | None, user: str
+) -> None:
+    tls = ssl.create_default_context(cafile=authority.certificate)
+    if password is None:
+        tls.load_cert_chain(ann.certificate, ann.key)
+    login = {} if password is None else {"user": user, "password": password}
+    with connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, **login) as context:
+        assert users(secure) == [user]
+        context.send(Queue("by.python"), "x")
+
+
+def test_the_python_client_is_told_of_a_wrong_password(secure: System, authority: Authority) -> None:
+    tls = ssl.create_default_context(cafile=authority.certificate)
+    with pytest.raises(BasculeError, match="SCRAM-SHA-256"):
+        connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, user="bob", password="guess")
 
 
 def test_who_has_neither_is_not_let_in(secure: System, authority: Authority, connect_to: Connect) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from typing import Any, Final
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
 from bascule.amqp.performatives import Open, Role
-from bascule.amqp.sasl import AnonymousClient, AuthenticationFailed, PlainClient, SaslClient
+from bascule.amqp.sasl import AnonymousClient, AuthenticationFailed, ClientMechanism, ExternalClient, PlainClient, SaslClient
+from bascule.amqp.scram import ScramClient
 from bascule.amqp.types import Symbol
 from bascule.client.destination import Destination
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidClientId, SecurityDenied, TimedOut, of_connection
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Silence of the broker after which it counts as gone; brokers send heartbeats at half of what they are told.
 IDLE_TIMEOUT_S: Final = 60.0
+NONCE_BYTES: Final = 18
 DESIRED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 _ESTABLISHMENT_FAILED: Final = Symbol("amqp:connection-establishment-failed")
 _FAILOVER_LIST: Final = Symbol("failover-server-list")
@@ -47,6 +50,15 @@ class Settings:
     prefetch: int = 1000
     timeout_s: float = 30.0
     reconnects: bool = False
+    own_tls: bool = False  # a TLS context was given, which may hold a certificate
+
+
+def _mechanisms(settings: Settings) -> list[ClientMechanism]:
+    """How to log in, what is safest first: the server's offer decides."""
+    if settings.user:
+        password = settings.password or ""
+        return [ScramClient(settings.user, password, secrets.token_hex(NONCE_BYTES)), PlainClient(settings.user, password)]
+    return [ExternalClient(), AnonymousClient()] if settings.own_tls else [AnonymousClient()]
 
 
 class Core:
@@ -88,10 +100,8 @@ class Core:
     def begin(self, endpoint: Endpoint) -> None:
         """There is a socket."""
         settings = self.settings
-        mechanism = PlainClient(settings.user, settings.password or "") if settings.user else AnonymousClient()
-        self.amqp = Connection(
-            Role.CLIENT, container_id=self.container_id, sasl=SaslClient([mechanism], endpoint.host), idle_timeout_s=IDLE_TIMEOUT_S
-        )
+        sasl = SaslClient(_mechanisms(settings), endpoint.host)
+        self.amqp = Connection(Role.CLIENT, container_id=self.container_id, sasl=sasl, idle_timeout_s=IDLE_TIMEOUT_S)
         sole = ("sole-connection-for-container",) if settings.client_id else ()
         self.amqp.open(
             hostname=endpoint.host,

@@ -79,6 +79,7 @@ class ConnectionFactory:
             prefetch=PREFETCH if prefetch is None else prefetch,
             timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
             reconnects=address.reconnect is not None,
+            own_tls=self.tls is not None,
         )
         return Core(settings, time.monotonic), Plan(list(address.endpoints), address.reconnect)
 
