@@ -1,0 +1,119 @@
+"""An application with an endpoint in a process of its own, to be killed: a row and a receipt for each record, in one transaction.
+
+A record ``fail-K-...`` fails its first K times; ``hold-...`` is at work until its file is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Xa
+from bascule.testing.system import wait_for
+from bascule.xa import FileLog, TransactionManager
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.postgres import PostgresResource
+
+ROOT = Path(__file__).parents[2]
+END_S = 90.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the members of a group share. Transactions live in topics of the group's own."""
+
+    conninfo: str
+    bootstrap: str
+    group: str
+    topic: str
+    receipts: str
+    table: str
+    directory: str
+    workers: int = 4
+    batch: int = 500
+    order: str = "none"
+    retries: int = 1
+
+    def kafka(self, member: str) -> dict[str, str | int]:
+        """With a name for each member, so that one that is killed and started again is what it was, at once."""
+        return {"bootstrap.servers": self.bootstrap, "session.timeout.ms": 6000, "group.instance.id": member}
+
+    def transactions(self, member: str) -> tuple[TransactionManager, InboundLog, PostgresResource, KafkaResource]:
+        plain = {"bootstrap.servers": self.bootstrap}
+        database = PostgresResource("db", self.conninfo)
+        kafka = KafkaResource("kafka", plain, prefix=f"{self.group}.xa", instance=member)
+        inbound = InboundLog("inbound", plain, group=self.group)
+        log = FileLog(Path(self.directory) / "decisions.xalog")
+        return TransactionManager("victim", log, [inbound, database, kafka], shared=True, timeout_s=30), inbound, database, kafka
+
+
+def main(where: Where, member: str) -> None:
+    logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
+    manager, inbound, database, kafka = where.transactions(member)
+    spec = ActivationSpec(
+        topics=(where.topic,), group=where.group, workers=where.workers, batch=where.batch, order=where.order, retries=where.retries,
+        backoff=Backoff(0.05, 2.0, 0.2), delivery_timeout_s=30.0, transacted=Xa(manager, inbound, kafka),
+    )  # fmt: skip
+    adapter = ResourceAdapter(where.kafka(member))
+
+    @adapter.endpoint(spec)
+    def pay(record: Record) -> None:
+        value = (record.value or b"").decode()
+        manager.enlist(database).execute(f"INSERT INTO {where.table} VALUES (%s, %s)", (value, member))
+        manager.enlist(kafka).send(where.receipts, record.value, record.key)
+        if value.startswith("fail-") and record.failures < int(value.split("-")[1]):
+            raise ValueError(f"no luck with {value}")
+        if value.startswith("hold-"):
+            Path(where.directory, f"{value}.at-work").touch()
+            while not Path(where.directory, value).exists():
+                time.sleep(0.01)
+
+    with manager:
+        adapter.run(drain_s=20.0)
+    for resource in (inbound, database, kafka):
+        resource.close()
+
+
+class Member:
+    """The process."""
+
+    def __init__(self, where: Where, member: str = "m1", environment: Mapping[str, str] | None = None) -> None:
+        self.log = Path(where.directory, f"{member}.log")
+        argv = [sys.executable, __file__, json.dumps(asdict(where)), member]
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        with self.log.open("a") as out:
+            self._process = subprocess.Popen(
+                argv, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths} | dict(environment or {})
+            )
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        """How it has ended; waits for that."""
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end:\n{self.log.read_text()[-4000:]}") from None
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+        self._process.wait()
+
+
+def await_file(path: Path) -> None:
+    wait_for(path.exists, f"{path.name}")
+
+
+if __name__ == "__main__":
+    main(Where(**json.loads(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,171 @@
+"""The scheduler gives each item once, keeps the order of each lane, and keeps to times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bascule.adapter.inbound.scheduler import Scheduler
+from bascule.adapter.inbound.spec import Order
+from bascule.adapter.inbound.state import Place, Ref
+
+
+@dataclass(eq=False)
+class Job:
+    ref: Ref
+    key: bytes | None = None
+
+
+def job(offset: int, key: bytes | None = None, partition: int = 0, token: str = "t") -> Job:
+    return Job(Ref(Place("topic", partition), token, offset), key)
+
+
+def taken(scheduler: Scheduler[Job], now_s: float = 0.0) -> list[int]:
+    found = []
+    while (item := scheduler.take(now_s)) is not None:
+        found.append(item.ref.offset)
+    return found
+
+
+def test_without_order_all_are_at_work_at_once() -> None:
+    scheduler: Scheduler[Job] = Scheduler(Order.NONE)
+    for offset in range(3):
+        scheduler.add(job(offset, b"one"))
+    assert taken(scheduler) == [0, 1, 2]
+
+
+def test_of_a_key_one_is_at_work_and_the_next_follows_it() -> None:
+    scheduler: Scheduler[Job] = Scheduler(Order.KEY)
+    jobs = [job(0, b"a"), job(1, b"a"), job(2, b"b"), job(3), job(4)]
+    for each in jobs:
+        scheduler.add(each)
+    assert taken(scheduler) == [0, 2, 3, 4]
+    scheduler.done(jobs[0])
+    assert taken(scheduler) == [1]
+
+
+def test_an_item_that_is_tried_again_stays_before_those_behind_it() -> None:
+    scheduler: Scheduler[Job] = Scheduler(Order.PARTITION)
+    jobs = [job(0), job(1), job(2, partition=1)]
+    for each in jobs:
+        scheduler.add(each)
+    assert taken(scheduler) == [0, 2]
+    scheduler.again(jobs[0], 5.0)
+    assert taken(scheduler, 4.9) == []
+    assert scheduler.next_due_s() == 5.0
+    assert taken(scheduler, 5.0) == [0]
+    scheduler.done(jobs[0])
+    assert taken(scheduler, 5.0) == [1]
+
+
+def test_what_is_due_first_comes_first_and_blocks_nothing() -> None:
+    scheduler: Scheduler[Job] = Scheduler(Order.NONE)
+    scheduler.add(job(0), 60.0)
+    scheduler.add(job(1), 1.0)
+    scheduler.add(job(2))
+    assert taken(scheduler, 0.0) == [2]
+    assert taken(scheduler, 1.0) == [1]
+    assert (scheduler.waiting, scheduler.delayed) == (1, 1)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_what_is_dropped_never_comes_and_holds_nobody_up(order: Order) -> None:
+    scheduler: Scheduler[Job] = Scheduler(order)
+    old, other = [job(offset, b"a", token="old") for offset in range(3)], job(9, b"a", token="new")
+    for each in (*old, other):
+        scheduler.add(each)
+    at_work = scheduler.take(0.0)
+    assert at_work is old[0]
+    scheduler.drop("old")
+    scheduler.done(at_work)
+    assert taken(scheduler) == [9]
+    assert scheduler.waiting == 0
+
+
+class Model(RuleBasedStateMachine):
+    """Against lists: what may be taken is the head of a lane that nobody works on, and is due."""
+
+    order = Order.NONE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: Scheduler[Job] = Scheduler(self.order)
+        self.lanes: dict[object, list[Job]] = {}
+        self.due: dict[Job, float] = {}
+        self.at_work: list[Job] = []
+        self.now_s = 0.0
+        self.numbers = 0
+
+    def lane(self, item: Job) -> object:
+        if self.order is Order.PARTITION:
+            return item.ref.place
+        return item.key if self.order is Order.KEY and item.key is not None else item
+
+    @rule(
+        key=st.sampled_from([None, b"a", b"b"]),
+        partition=st.integers(0, 1),
+        token=st.sampled_from("xy"),
+        delay_s=st.sampled_from([0, 0, 3]),
+    )
+    def add(self, key: bytes | None, partition: int, token: str, delay_s: int) -> None:
+        self.numbers += 1
+        item = job(self.numbers, key, partition, token)
+        self.due[item] = self.now_s + delay_s if delay_s else 0.0
+        self.lanes.setdefault(self.lane(item), []).append(item)
+        self.scheduler.add(item, self.due[item])
+
+    @rule()
+    def take(self) -> None:
+        item = self.scheduler.take(self.now_s)
+        may = [lane[0] for lane in self.lanes.values() if lane and lane[0] not in self.at_work and self.due[lane[0]] <= self.now_s]
+        if item is None:
+            assert may == []
+        else:
+            assert item in may
+            self.at_work.append(item)
+
+    @precondition(lambda self: self.at_work)
+    @rule(data=st.data(), again=st.booleans())
+    def finish(self, data: st.DataObject, again: bool) -> None:
+        item = data.draw(st.sampled_from(self.at_work))
+        self.at_work.remove(item)
+        if again and item in self.lanes.get(self.lane(item), []):
+            self.due[item] = self.now_s + 2
+            self.scheduler.again(item, self.due[item])
+        else:
+            self.lanes[self.lane(item)].remove(item)
+            self.scheduler.done(item)
+
+    @rule(token=st.sampled_from("xy"))
+    def drop(self, token: str) -> None:
+        self.scheduler.drop(token)
+        for name, lane in self.lanes.items():
+            self.lanes[name] = [item for item in lane if item.ref.token != token or item in self.at_work]
+
+    @rule()
+    def wait(self) -> None:
+        self.now_s += 1
+
+    @invariant()
+    def counts(self) -> None:
+        assert self.scheduler.waiting == sum(len(lane) for lane in self.lanes.values()) - len(self.at_work)
+        assert len(self.scheduler.running()) == len(self.at_work)
+
+
+class ByKey(Model):
+    order = Order.KEY
+
+
+class ByPartition(Model):
+    order = Order.PARTITION
+
+
+for machine in (Model, ByKey, ByPartition):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNoOrder = Model.TestCase
+TestByKey = ByKey.TestCase
+TestByPartition = ByPartition.TestCase

@@ -1,0 +1,125 @@
+"""The inbound log's rule: an entry of an owner after a later one's does not count, whatever is compacted away."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, LogUnreadable, Place, Ref, entry_of, key_of
+from bascule.core.xid import Xid
+
+PLACE = Place("payments.eu", 3)
+XID = Xid(7, b"shop/1", b"inbound")
+
+
+def owner(token: str) -> tuple[bytes, bytes]:
+    return key_of(OWNER, Ref(PLACE, token, -1)), b"somebody"
+
+
+def flight(token: str, offset: int) -> tuple[bytes, bytes]:
+    return key_of(FLIGHT, Ref(PLACE, token, offset)), b"1"
+
+
+def claim(token: str, offset: int, xid: Xid = XID) -> tuple[bytes, bytes]:
+    return key_of(CLAIM, Ref(PLACE, token, offset), xid), b"1"
+
+
+def folded(*entries: tuple[bytes, bytes | None]) -> LogFold:
+    fold = LogFold()
+    for key, value in entries:
+        fold.apply(key, value)
+    return fold
+
+
+@pytest.mark.parametrize("kind", [OWNER, FLIGHT, FAILED, CLAIM])
+def test_a_key_is_what_it_was_made_of(kind: str) -> None:
+    entry = entry_of(key_of(kind, Ref(PLACE, "5f", 17), XID))
+    assert entry.kind == kind
+    assert entry.ref == Ref(PLACE, "5f", -1 if kind == OWNER else 17)
+    assert entry.xid == (XID if kind == CLAIM else None)
+
+
+@pytest.mark.parametrize(
+    "key", [b"", b"flight/payments/2", b"flight/payments/two/5f/1", b"claim/payments/2/5f/1/no-xid", b"\xff", b"more/a/1/b"]
+)
+def test_a_foreign_key_is_no_entry(key: bytes) -> None:
+    with pytest.raises(LogUnreadable, match="unreadable key"):
+        entry_of(key)
+
+
+def test_what_a_replaced_owner_adds_does_not_count() -> None:
+    state = folded(owner("a"), flight("a", 1), owner("b"), flight("a", 2), claim("a", 1)).place(PLACE)
+    assert set(state.flights) == {1}
+    assert state.claims == {}
+    assert state.void == {flight("a", 2)[0], claim("a", 1)[0]}
+
+
+def test_what_counted_before_stands_for_the_next_owner_with_its_claims() -> None:
+    state = folded(owner("a"), flight("a", 1), claim("a", 1), owner("b")).place(PLACE)
+    assert set(state.flights) == {1}
+    assert list(state.claims) == [XID]
+
+
+def test_a_record_of_two_keys_is_in_flight_until_both_are_gone() -> None:
+    failed = key_of(FAILED, Ref(PLACE, "b", 1))
+    fold = folded(owner("a"), flight("a", 1), owner("b"), (failed, b"2"))
+    assert fold.place(PLACE).flights[1].failures == 2
+    fold.apply(flight("a", 1)[0], None)
+    assert set(fold.place(PLACE).flights) == {1}
+    fold.apply(failed, None)
+    assert fold.place(PLACE).flights == {}
+
+
+def test_a_deletion_of_what_does_not_count_changes_nothing_that_does() -> None:
+    fold = folded(owner("a"), flight("a", 1), owner("b"), flight("b", 2), claim("b", 2), claim("a", 2))
+    fold.apply(claim("a", 2)[0], None)
+    assert list(fold.place(PLACE).claims) == [XID]
+    assert fold.place(PLACE).void == set()
+
+
+Log = list[tuple[bytes, bytes | None]]
+TOKENS = ["a", "b", "c", "d"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Log:
+    """Owners in turn, each of which goes on writing after it is replaced; each cleans up before it deletes earlier owners' entries."""
+    log: Log = []
+    done: set[bytes] = set()
+    for number, token in enumerate(TOKENS[: draw(st.integers(1, 4))]):
+        log.append(owner(token))
+        if draw(st.booleans()):
+            state = folded(*log).place(PLACE)
+            log += [(key, None) for key in state.void]
+            log += [(state.owners[each], None) for each in list(state.owners)[:-1]]
+        for _ in range(draw(st.integers(0, 6))):
+            writer = draw(st.sampled_from(TOKENS[: number + 1]))
+            entry = draw(st.sampled_from([flight, claim]))(writer, draw(st.integers(0, 3)))
+            if entry[0] in done or entry in log:
+                continue
+            log.append(entry)
+            if draw(st.integers(0, 3)) == 0:
+                done.add(entry[0])
+                log.append((entry[0], None))
+    return log
+
+
+@given(histories(), st.integers(0, 2**32))
+def test_a_compacted_log_says_what_the_whole_log_says(log: Log, seed: int) -> None:
+    chosen = random.Random(seed)
+    newest = {key: place for place, (key, _) in enumerate(log)}
+    end = chosen.randint(0, len(log))  # what lies behind is not compacted yet
+    compacted = [
+        (key, value)
+        for place, (key, value) in enumerate(log)
+        if place >= end or newest[key] >= end or (newest[key] == place and (value is not None or chosen.random() < 0.5))
+    ]
+    whole, short = folded(*log).place(PLACE), folded(*compacted).place(PLACE)
+    assert {offset: flight.keys for offset, flight in short.flights.items()} == {
+        offset: flight.keys for offset, flight in whole.flights.items()
+    }
+    assert short.claims == whole.claims
+    assert short.owner == whole.owner
