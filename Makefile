@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,6 +16,8 @@ TEST_JAR_SETS := qpid-jms-javax spring artemis
 ARGS ?=
 # Test processes at once, each with services of its own: many tests wait for a time to pass.
 WORKERS ?= 2
+# Of a soak.
+SECONDS ?= 1800
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,7 +74,10 @@ bench: setup ## load against Bascule and against Artemis, in one run
 bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
 	$(BIN)/python bench/pipelines.py $(ARGS)
 
-soak: setup ## the slow tests
+soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
+	$(BIN)/python -m bascule.testing.soak --seconds $(SECONDS) $(ARGS)
+
+slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml

@@ -31,9 +31,10 @@ import org.apache.qpid.jms.message.JmsInboundMessageDispatch;
  * --rate is messages per second of each sender. With --resend true a transaction in doubt is sent again, its messages' _AMQ_DUPL_ID the same.
  *
  * A message's id is its text and its property storm_id. The history has one JSON line per operation: {"t": ms since the epoch, "client", "op",
- * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}; a broken connection makes an operation
- * indeterminate, never failed. Standard output has {"event": "ready"} and, last, {"event": "end"} with the counts of outcomes. Senders stop when
- * standard input says "stop" or ends; the others once they have got nothing for --quiet-s after that.
+ * "from", "to", "ids", "redelivered" (ids), "outcome": ok | fail | indeterminate, "error"}, sends with their beginning, what is taken from a topic
+ * with its subscription; a broken connection makes an operation indeterminate, never failed. Standard output has {"event": "ready"} and, last,
+ * {"event": "end"} with the counts of outcomes. Senders stop when standard input says "stop" or ends; the others once they have got nothing for
+ * --quiet-s after that.
  */
 public final class Storm {
     /**
@@ -90,7 +91,9 @@ public final class Storm {
         final boolean transacted, sender, resend = Boolean.parseBoolean(options.get("resend"));
         final int batch = number("batch", 10), rate = number("rate", 0);
         final AtomicInteger interruptions = new AtomicInteger();
+        final String subscription;
         volatile boolean connected;
+        long begun;
         JmsConnection connection;
         Session session;
         MessageConsumer consumer;
@@ -105,8 +108,10 @@ public final class Storm {
             transacted = !parts[0].equals("send");
             from = sender ? null : route[0];
             to = sender ? route[0] : route.length > 1 ? route[1] : null;
+            subscription = from != null && from.startsWith("topic:") ? name + ".storm" : null;
             if (sender) senders.incrementAndGet();
             open();
+            if (subscription != null) operation("subscribe", List.of(), List.of(), Outcome.ok, null);
         }
 
         void open() throws JMSException {
@@ -162,6 +167,7 @@ public final class Storm {
 
         boolean send() throws JMSException {
             List<String> ids = newIds(1);
+            begun = System.currentTimeMillis();
             try {
                 producer.send(message(ids.get(0)));
                 operation("send", ids, List.of(), Outcome.ok, null);
@@ -174,6 +180,7 @@ public final class Storm {
 
         boolean sendTransaction() throws Exception {
             List<String> ids = newIds(batch);
+            begun = System.currentTimeMillis();
             for (boolean doubtful = false; ; ) {
                 try {
                     for (String id : ids) producer.send(message(id));
@@ -244,7 +251,8 @@ public final class Storm {
 
         void operation(String kind, List<String> ids, List<String> redelivered, Outcome outcome, Exception error) {
             outcomes.get(outcome).addAndGet(ids.size());
-            write("\"op\":\"" + (from != null && to != null ? "move" : kind) + "\"" + field("from", from) + field("to", to) + ",\"ids\":" + array(ids)
+            write("\"op\":\"" + (from != null && to != null ? "move" : kind) + "\"" + field("from", from) + field("to", to)
+                    + field("subscription", subscription) + (sender ? ",\"begun\":" + begun : "") + ",\"ids\":" + array(ids)
                     + ",\"redelivered\":" + array(redelivered) + ",\"outcome\":\"" + outcome + "\"" + field("error", error));
         }
 

@@ -10,6 +10,7 @@ Nothing is started again by itself, so a test says what is dead and when. ``basc
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -31,6 +32,8 @@ BROKER_START_S = 60.0
 PIPELINES_START_S = 150.0
 WAIT_S = 60.0
 POLL_S = 0.02
+#: Of the admin server, also on a loaded machine.
+ANSWER_S = 10.0
 #: A client that comes back at once, as long as it takes.
 FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200&failover.warnAfterReconnectAttempts=1000"
 
@@ -157,14 +160,31 @@ class System:
         """For a client that is to live on."""
         return failover(self.url)
 
-    def status(self) -> dict[str, Any]:
+    def status(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """What the broker says of itself. Raises OSError."""
-        found: dict[str, Any] = self.ask("status")
+        found: dict[str, Any] = self._get("status", timeout_s)
         return found
+
+    def serves(self, timeout_s: float = ANSWER_S) -> bool:
+        """Whether the broker says that it serves clients."""
+        return self._says(lambda status: status["serving"], timeout_s)
+
+    def stands_by(self, timeout_s: float = ANSWER_S) -> bool:
+        """Whether the broker says that it is the standby of another."""
+        return self._says(lambda status: not status["serving"] and "standing by" in status["reason"], timeout_s)
+
+    def _says(self, what: Callable[[dict[str, Any]], Any], timeout_s: float) -> bool:
+        try:
+            return bool(self.broker.running and what(self.status(timeout_s)))
+        except (OSError, http.client.HTTPException):  # it starts, or has just died
+            return False
 
     def ask(self, path: str, **parameters: str | int) -> Any:
         """What the admin server shows under a path. Raises OSError."""
-        with urllib.request.urlopen(f"{self._admin}/{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+        return self._get(f"{path}?{urllib.parse.urlencode(parameters)}", ANSWER_S)
+
+    def _get(self, path: str, timeout_s: float) -> Any:
+        with urllib.request.urlopen(f"{self._admin}/{path}", timeout=timeout_s) as answer:
             return json.load(answer)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:

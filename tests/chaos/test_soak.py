@@ -1,0 +1,137 @@
+"""Everything is killed and stopped at random under load: nothing is lost, nothing doubled, anywhere. The short form of `make soak`.
+
+A seed that was printed is given again by BASCULE_CHAOS_SEED; BASCULE_CHAOS_ROUNDS says how many kills the rounds of `make slow` have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bascule.testing.history import ANOMALIES, Operation
+from bascule.testing.soak import KINDS, Plan, Result, soak
+from bascule.testing.soak.plan import MOVED, PAYMENTS, REGIONAL
+from bascule.testing.soak.report import write_report
+from bascule.testing.soak.run import Evidence
+
+FAULTS = 15
+SECONDS = 50.0
+ROUNDS = int(os.environ.get("BASCULE_CHAOS_ROUNDS", "20"))
+ROUND_S = 5.0
+
+
+def run(capsys: pytest.CaptureFixture[str], directory: Path, **plan: object) -> Result:
+    seed = int(os.environ.get("BASCULE_CHAOS_SEED", random.randrange(1 << 32)))
+
+    def tell(text: str) -> None:
+        with capsys.disabled():
+            print(f"soak: {text}")  # noqa: T201
+
+    tell(f"seed {seed}")
+    result = soak(Plan(seed=seed, **plan), directory, tell)  # type: ignore[arg-type]
+    tell(str(result.tally))
+    return result
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    """What has been run."""
+    return []
+
+
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(
+    results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(
+        capsys, tmp_path, seconds=SECONDS, faults=FAULTS, pause_max_s=8.0, down_max_s=2.0, rate=15, snapshot_records=500, prefix="short"
+    )
+    results.append(result)
+    assert result.tally.anomalies == []
+    assert result.failures == []
+    assert result.tally.sent > 0
+    assert len(result.faults) >= FAULTS
+    assert {fault.kind for fault in result.faults} == set(KINDS)
+
+
+def one(results: list[Result]) -> Result:
+    if not results:
+        pytest.skip("nothing was run")
+    return results[0]
+
+
+def test_the_report_has_every_fault_and_every_anomaly_by_its_name(results: list[Result], tmp_path: Path) -> None:
+    result = one(results)
+    page = write_report(result, tmp_path).read_text()
+    assert all(f"<td>{name}</td>" in page for name in (*ANOMALIES, *KINDS))
+    assert page.count('<line class="mark') == page.count("<svg") * (len(result.faults) + 1)
+    assert "No anomaly" in page
+    assert "http" not in page  # nothing is fetched
+
+
+Plant = Callable[[Evidence], Evidence]
+
+
+def doubled_record(evidence: Evidence) -> Evidence:
+    topic, divert = next(iter(evidence.diverted.items()))
+    return dataclasses.replace(evidence, diverted={**evidence.diverted, topic: divert._replace(ids=[*divert.ids, divert.ids[0]])})
+
+
+def missing_record(evidence: Evidence) -> Evidence:
+    topic, divert = next(iter(evidence.diverted.items()))
+    return dataclasses.replace(evidence, diverted={**evidence.diverted, topic: divert._replace(ids=divert.ids[1:])})
+
+
+def stranger(evidence: Evidence) -> Evidence:
+    topic, divert = next(iter(evidence.diverted.items()))
+    return dataclasses.replace(evidence, diverted={**evidence.diverted, topic: divert._replace(ids=[*divert.ids, "a stranger"])})
+
+
+def taken(evidence: Evidence, place: str) -> Operation:
+    return next(each for each in evidence.operations if each.source == place and each.outcome == "ok")
+
+
+def forgotten(place: str) -> Plant:
+    def plant(evidence: Evidence) -> Evidence:
+        gone = set(taken(evidence, place).ids)
+        return dataclasses.replace(
+            evidence, operations=[each for each in evidence.operations if each.source != place or not gone & set(each.ids)]
+        )
+
+    return plant
+
+
+def taken_again(evidence: Evidence) -> Evidence:
+    return dataclasses.replace(evidence, operations=[*evidence.operations, taken(evidence, MOVED)])
+
+
+PLANTED: list[tuple[str, Plant]] = [
+    ("divert-dup", doubled_record),
+    ("divert-loss", missing_record),
+    ("unexpected", stranger),
+    ("lost", forgotten(REGIONAL)),
+    ("ingress-loss", forgotten(PAYMENTS)),
+    ("duplicated", taken_again),
+]
+
+
+@pytest.mark.parametrize(("name", "plant"), PLANTED, ids=[name for name, _ in PLANTED])
+def test_an_anomaly_that_is_planted_in_what_was_seen_is_found(results: list[Result], name: str, plant: Plant) -> None:
+    found = Counter(anomaly.name for anomaly in plant(one(results).evidence).judge().anomalies)
+    assert found[name] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_nothing_is_lost_or_doubled_in_many_rounds_of_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ("kill-active", "kill-driver", "kill-worker")
+    result = run(capsys, tmp_path, seconds=ROUNDS * ROUND_S, faults=ROUNDS, kinds=kinds, brokers=1, down_max_s=0.5, prefix="rounds")
+    assert result.tally.anomalies == []
+    assert result.failures == []
+    assert len(result.faults) >= ROUNDS
