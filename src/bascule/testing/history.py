@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -177,6 +178,10 @@ class _History:
         self.places = sorted({*self.takes, *self.begins, *queues})
         self.seen = {place: {id for each in self.takes.get(place, ()) for id in each.ids} for place in self.places}
         self.deliveries = {place: list(_deliveries(self.takes.get(place, ()))) for place in self.places}
+        # Asked for once for each send.
+        self.taken_away = cache(self._taken_away)
+        self.spilled = cache(self._spilled)
+        self.copies = {topic: frozenset(divert.ids) for topic, divert in diverts.items()}
 
     def _note(self, each: Operation) -> None:
         self.facts.update(each.facts)
@@ -228,13 +233,13 @@ class _History:
         }
         return self.matching(begin.selector if begin is not None else "", ids) - self.taken_away(place.destination)
 
-    def taken_away(self, destination: str) -> set[str]:
+    def _taken_away(self, destination: str) -> set[str]:
         """What an exclusive divert takes of a destination's messages."""
         ids = self.sent(destination, "ok", "indeterminate")
         exclusive = (divert for divert in self.diverts.values() if divert.exclusive and divert.source == destination)
         return {id for divert in exclusive for id in self.matching(divert.selector, ids)}
 
-    def spilled(self, destination: str) -> set[str]:
+    def _spilled(self, destination: str) -> set[str]:
         """What was given out where a destination's dead and expired messages go."""
         return {id for place, seen in self.seen.items() if place.destination in self.spills.get(destination, ()) for id in seen}
 
@@ -288,7 +293,7 @@ def _check_arrived(tally: Tally, history: _History) -> None:
         left = {id for id in seen - open_ids - history.spilled(destination) if history.facts_of(id).must_arrive}
         tally.report("lost", f"given back to {place} and never given out again", left)
         strange = seen - history.may_hold(destination)
-        looped = {id for id in strange if any(id in divert.ids for divert in history.diverts.values())} if ingested else set()
+        looped = {id for id in strange if any(id in copies for copies in history.copies.values())} if ingested else set()
         tally.report("loop", f"diverted to Kafka and back in {place}", looped)
         tally.report("unexpected", f"in {place} without having been sent", strange - looped)
         if begin is not None:
@@ -400,9 +405,9 @@ def _presence(history: _History, send: Operation) -> Iterator[bool]:
     for place, seen in history.seen.items():
         if place.destination == send.target:
             yield from (id in seen or id in history.spilled(send.target) for id in history.due_at(place, ids))
-    for divert in history.diverts.values():
+    for topic, divert in history.diverts.items():
         if divert.source == send.target:
-            yield from (id in divert.ids for id in history.matching(divert.selector, ids) if history.facts_of(id).persistent)
+            yield from (id in history.copies[topic] for id in history.matching(divert.selector, ids) if history.facts_of(id).persistent)
 
 
 def _check_diverts(tally: Tally, history: _History) -> None:
