@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, TransactionRolledBack, UnknownBranch
+from bascule.broker.errors import (
+    BranchBusy,
+    BranchExists,
+    BranchForced,
+    ResourceLimit,
+    TransactionRolledBack,
+    UnknownBranch,
+    UnknownTransaction,
+)
 from bascule.broker.message import Message
 from bascule.broker.queue import Queue
 from bascule.broker.transactions import Draft, Transaction
@@ -71,6 +79,7 @@ class Branches:
     prepared: dict[Xid, Branch] = field(default_factory=dict)
     forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last ones, oldest first
+    committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
 
     def held(self) -> Iterator[tuple[Queue, Message]]:
         """Messages in the hands of branches."""
@@ -90,6 +99,14 @@ class Branches:
     def remember(self, xid: Xid, ending: Ending) -> None:
         """What became of a branch, for who asks again."""
         self.ended[xid] = ending
+        self._forget_old()
+
+    def refuse(self, xid: Xid) -> None:
+        """It is not prepared. Its prepare may still be on its way, on a connection that its client has given up: it is to fail."""
+        self.ended.setdefault(xid, Ending.ROLLED_BACK)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
         if len(self.ended) > ENDED_MAX:
             del self.ended[next(iter(self.ended))]
 
@@ -127,13 +144,14 @@ def listed(engine: Engine) -> list[Listed]:
 def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
     """A transaction becomes a branch; ``done(True)`` once that is stored, ``done(False)`` at once where there was nothing in it.
 
-    Without a transaction it is the repeat of a prepare whose answer was lost. Raises TransactionRolledBack, BranchExists, UnknownBranch.
+    Without a transaction, which has gone with its connection, it may be the repeat of one whose answer was lost.
+    Raises TransactionRolledBack.
     """
     branches = engine.branches
     known = branches.prepared.get(xid)
     if transaction is None:
         if known is None or known.ending is not None:
-            raise _unknown(engine, xid)
+            raise _lost(branches, xid)
         engine.journaling.then(done, True)
         return
     error = transaction.doomed or engine.stalled or _no_room(engine, transaction)
@@ -164,14 +182,21 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
     engine.journaling.close_if_full()
 
 
-def commit_one_phase(engine: Engine, transaction: Transaction, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
-    """As a commit of the transaction, which is remembered by its xid. Raises TransactionRolledBack."""
+def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
+    """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``. Raises TransactionRolledBack."""
+    if transaction is None:
+        if engine.branches.ended.get(xid) is not Ending.COMMITTED:
+            raise _lost(engine.branches, xid)
+        engine.journaling.then(done, None)
+        return
     if xid in engine.branches.ended:
         engine.rollback(transaction)
         raise TransactionRolledBack(UnknownBranch(f"branch {xid} has ended: {_said(engine.branches.ended[xid])}"))
     ended = Ended(xid, Ending.COMMITTED, engine.clock())
+    engine.branches.committing.add(xid)
 
     def committed(error: BasculeError | None) -> None:
+        engine.branches.committing.discard(xid)
         if error is None:
             engine.branches.over(ended)
         done(error)
@@ -187,12 +212,13 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
     branches = engine.branches
     if xid in branches.forced:
         raise BranchForced(f"branch {xid} was {_said(branches.forced[xid].ending)}", branches.forced[xid].ending)
+    if xid in branches.committing:
+        raise BranchBusy(f"branch {xid} is being committed")
     branch = branches.prepared.get(xid)
     if branch is None:
         error = _unknown(engine, xid)
-        if ending is Ending.ROLLED_BACK and xid not in branches.ended:
-            # Its prepare may still be on its way, on a connection that its client has given up: then it is to fail.
-            branches.remember(xid, ending)
+        if ending is Ending.ROLLED_BACK:
+            branches.refuse(xid)
         raise error
     if branch.ending is ending:
         engine.journaling.then(done)
@@ -251,6 +277,11 @@ def _no_room(engine: Engine, transaction: Transaction) -> ResourceLimit | None:
     if prepared and size_bytes > PREPARED_BYTES_MAX:
         return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {PREPARED_BYTES_MAX}: `recover` lists them")
     return None
+
+
+def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
+    branches.refuse(xid)
+    return TransactionRolledBack(UnknownTransaction(f"the transaction of branch {xid} is not there: it went with its connection"))
 
 
 def _unknown(engine: Engine, xid: Xid) -> UnknownBranch:

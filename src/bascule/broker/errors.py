@@ -56,6 +56,7 @@ class TransactionRolledBack(BasculeError):
 
     def __init__(self, cause: BasculeError) -> None:
         super().__init__(str(cause))
+        self.cause = cause
         self.condition = cause.condition  # type: ignore[misc]
 
 

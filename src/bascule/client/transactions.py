@@ -7,7 +7,7 @@ from typing import Any
 
 from bascule.amqp.performatives import Accepted, Declare, Declared, Discharge, Rejected
 from bascule.client.errors import IllegalState, Refused, TimedOut, TransactionInDoubt, TransactionRolledBack
-from bascule.client.links import Control, CoordinatorState, Transaction
+from bascule.client.links import ConsumerState, Control, CoordinatorState, Transaction
 from bascule.client.operation import Operation
 from bascule.client.session_links import Acknowledge, SessionLinks
 from bascule.core.errors import BasculeError
@@ -49,10 +49,7 @@ class Transactions(SessionLinks):
         transaction = self._open_transaction()
         if transaction.id is None and not transaction.lost:
             return
-        yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, "commit", until_s)
-        if transaction.refused is not None and not transaction.lost:
-            yield from self.rollback(until_s)
-            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}")
+        yield from self._taken(transaction, "commit", until_s)
         try:
             transaction.check()
             control = yield from self._discharge(transaction, until_s, fail=False)
@@ -68,6 +65,36 @@ class Transactions(SessionLinks):
             raise TransactionInDoubt("the connection was lost before the commit was answered")
         if not isinstance(control.outcome, Accepted):
             raise TransactionRolledBack(f"the broker rolled back: {_reason(control.outcome)}")
+
+    def hand_over(self, until_s: float) -> Operation[bytes | None]:
+        """The transaction, whole at the broker, for somebody else to end: its id, None where it is empty. The next one begins.
+
+        Raises TransactionRolledBack, TimedOut.
+        """
+        self.check()
+        transaction = self._open_transaction()
+        if transaction.id is None and not transaction.lost:
+            return None
+        yield from self._taken(transaction, "hand a transaction over", until_s)
+        self._next_transaction()
+        transaction.check()
+        self.engine.flush_settled()
+        return transaction.id
+
+    def _taken(self, transaction: Transaction, what: str, until_s: float) -> Operation[None]:
+        """Return when the broker has all messages of the transaction. Raises TransactionRolledBack, TimedOut."""
+        yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, what, until_s)
+        if transaction.refused is not None and not transaction.lost:
+            yield from self.rollback(until_s)
+            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}")
+
+    def set_aside(self, until_s: float) -> Operation[None]:
+        """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""
+        yield from self._suspend(list(self.consumers), until_s)
+
+    def resume(self, consumer: ConsumerState) -> None:
+        """A consumer is sent messages again."""
+        self._resume([consumer])
 
     def rollback(self, until_s: float) -> Operation[None]:
         """Undo the transaction: its sends are gone, what was received in it comes again."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
-from bascule.broker import administration
+from bascule.broker import administration, branches
 from bascule.broker.administration import Progress
 from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.queue import Queue
 from bascule.config.address import check_address
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.xid import Xid
 from bascule.jms.selector import Selector, SelectorError, compile_selector
+from bascule.journal.branches import Ending
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -122,6 +125,23 @@ async def _close(node: Node, id: str) -> Answer:  # its name in the request
     return {"closed": len(found)}
 
 
+async def _force(node: Node, xid: str, ending: Ending) -> Answer:
+    """Ends a prepared branch without its manager, which is told so until it is forgotten."""
+    branches.end(node.engine, Xid.parse(xid), ending, _nothing)
+    await _stored(node, node.engine)
+    return {"forced": xid}
+
+
+async def _forget(node: Node, xid: str) -> Answer:
+    branches.forget(node.engine, Xid.parse(xid), _nothing)
+    await _stored(node, node.engine)
+    return {"forgotten": xid}
+
+
+def _nothing() -> None:
+    """Whoever waits does so for the journal."""
+
+
 def _selector(text: str) -> Selector | None:
     try:
         return compile_selector(text) if text.strip() else None
@@ -167,4 +187,7 @@ ACTIONS: dict[str, Action] = {
     "dead-letters/return": Action(_return, (), {"queue": "", "selector": ""}),
     "subscriptions/delete": Action(_unsubscribe, ("name",), {"force": False}),
     "connections/close": Action(_close, ("id",)),
+    "branches/commit": Action(partial(_force, ending=Ending.FORCED_COMMIT), ("xid",)),
+    "branches/rollback": Action(partial(_force, ending=Ending.FORCED_ROLLBACK), ("xid",)),
+    "branches/forget": Action(_forget, ("xid",)),
 }

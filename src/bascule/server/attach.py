@@ -18,6 +18,7 @@ from bascule.core.destination import Routing
 from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
+from bascule.server import management
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink, no_local_of, selector_of
 
 if TYPE_CHECKING:
@@ -110,7 +111,11 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
 
 
 def _producer(connection: ClientConnection, link: ReceiverLink, address: str, routing: Routing) -> ProducerLink:
-    connection.server.engine.attach_producer(address, routing)
+    engine = connection.server.engine
+    if address == management.ADDRESS:
+        engine.addresses.producers[address, routing] += 1  # no queue is behind it
+    else:
+        engine.attach_producer(address, routing)
     return ProducerLink(connection, link, address, routing)
 
 
@@ -142,6 +147,8 @@ def _attach_consumer(connection: ClientConnection, link: SenderLink) -> None:
             _consume(connection, link, queue, None, source=answer).on_close = queue
         return
     place = place_of(source.address, source.capabilities)
+    if place.address == management.ADDRESS:
+        raise AmqpError(NOT_ALLOWED, f"{management.ADDRESS} answers to the reply-to of a request: a temporary queue will do")
     if place.address.startswith(TEMPORARY_PREFIX) and place.address not in connection.temporary.values():
         raise AmqpError(NOT_ALLOWED, f"only its own connection may consume from temporary destination {place.address!r}")
     selector = _selector(link)

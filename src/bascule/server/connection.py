@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import bascule
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role
 from bascule.amqp.session import Session
@@ -26,6 +26,7 @@ from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
+from bascule.server import management
 from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink
 from bascule.server.tls import certified_name
@@ -233,10 +234,15 @@ class ClientConnection(asyncio.Protocol):
                 place = place_of_message(facts.to, event.payload)
                 address, routing = place.address, routing_at(self, place)
                 self._check_relay(address, routing)
+            if address == management.ADDRESS and transaction is not None:
+                raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
         except BasculeError as error:
             producer.refused(token, error)
         else:
-            self.server.engine.send(address, routing, event.payload, facts, self.container, producer, token, transaction)
+            if address == management.ADDRESS:
+                self._requested(producer, event.payload, token)
+            else:
+                self.server.engine.send(address, routing, event.payload, facts, self.container, producer, token, transaction)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
 
@@ -247,6 +253,15 @@ class ClientConnection(asyncio.Protocol):
             engine.check_topic(address)
         if not engine.share_of_room(address, routing, 1):
             raise QueueFull(f"{address!r} is full")
+
+    def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
+        """A request to the management node: taken at once, and answered when it is done."""
+        try:
+            management.request(self, body)
+        except BasculeError as error:
+            producer.refused(token, error)
+        else:
+            producer.accepted(token)
 
     def _transaction(self, txn_id: bytes) -> Transaction:
         transaction = self.transactions.get(txn_id)

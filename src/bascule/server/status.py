@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import bascule
+from bascule.broker.branches import Listed, listed
 from bascule.broker.delivery import Counters
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.server.links import ConsumerLink, ProducerLink
+from bascule.server.management import STATES
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -89,6 +91,17 @@ class ConnectionStatus(TypedDict):
     transactions: int
 
 
+class BranchStatus(TypedDict):
+    """One branch of a transaction over several resources."""
+
+    xid: str
+    state: str  # prepared | heuristic-commit | heuristic-rollback
+    since_ms: int  # since the epoch
+    sent: int  # messages
+    received: int
+    bytes: int  # of what it sends
+
+
 class Status(TypedDict):
     """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
 
@@ -99,6 +112,7 @@ class Status(TypedDict):
     reason: str  # why it does not serve; empty when it does
     queues: list[QueueStatus]
     pins: list[dict[str, Any]]  # pipelines for which the journal is kept: see Pin
+    branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
     gauges: dict[str, float]
     counters: dict[str, float]
 
@@ -108,11 +122,13 @@ def status_of(node: Node) -> Status:
     engine = node.loaded_engine
     gauges: dict[str, float] = {"connections": len(node.connections), "journal_foreign_records": node.foreign_records}
     queues: list[QueueStatus] = []
+    branches: list[BranchStatus] = []
     if engine is not None:
         journaling, bodies = engine.journaling, engine.bodies
         queues = [queue_status(queue) for queue in engine.addresses.queues.values()]
+        branches = [branch_status(branch) for branch in listed(engine)]
         gauges |= {
-            "queues": len(queues), "transactions_open": len(engine.transactions),
+            "queues": len(queues), "transactions_open": len(engine.transactions), "branches_prepared": len(engine.branches.prepared),
             "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
             "journal_in_flight_bytes": journaling.in_flight_bytes,
             "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
@@ -120,7 +136,15 @@ def status_of(node: Node) -> Status:
     return Status(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[dataclasses.asdict(pin) for pin in node.pins],
-        gauges=gauges, counters=_named(node.counters),
+        branches=branches, gauges=gauges, counters=_named(node.counters),
+    )  # fmt: skip
+
+
+def branch_status(branch: Listed) -> BranchStatus:
+    """One branch."""
+    return BranchStatus(
+        xid=str(branch.xid), state=STATES[branch.ending], since_ms=branch.since_ms, sent=branch.sent, received=branch.received,
+        bytes=branch.size_bytes,
     )  # fmt: skip
 
 

@@ -327,8 +327,10 @@ def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
     work.prepared()
     branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
     assert work.answers == [True, True]
-    with pytest.raises(UnknownBranch):
+    with pytest.raises(TransactionRolledBack, match="went with its connection"):
         branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
+    with pytest.raises(TransactionRolledBack):  # the first one, late
+        branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)
 
 
 def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) -> None:
@@ -350,6 +352,27 @@ def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
     with pytest.raises(UnknownBranch) as caught:
         work.end(Ending.ROLLED_BACK)
     assert caught.value.ending is Ending.COMMITTED
+
+
+def test_who_asks_about_a_commit_in_one_phase_that_is_not_stored_yet_has_to_ask_again(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    with pytest.raises(BranchBusy):
+        work.end(Ending.ROLLED_BACK)
+    work.bench.broker.take_snapshot()
+    assert not snapshots.decode(next(iter(work.bench.broker.snapshots.values()))).branches
+    work.bench.broker.settle()
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is Ending.COMMITTED
+
+
+def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
+    assert work.answers == [None, None]
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(work.bench.engine, None, OTHER, work.answers.append)
 
 
 def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
