@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.scenarios.adapter_topics import create, produce
+import pytest
+from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
-from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog
+from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter
+from bascule.adapter.inbound.metrics import serve_metrics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.system import wait_for
 
@@ -26,19 +33,260 @@ def active(kafka: EmbeddedKafka, spec: ActivationSpec, endpoint: Any) -> Iterato
         activation.stop(5.0)
 
 
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, topic_prefix: str) -> str:
+    """Of two partitions."""
+    create(kafka.bootstrap, topic_prefix)
+    return topic_prefix
+
+
 def values(count: int) -> list[str]:
     return [f"v{number}" for number in range(count)]
 
 
-def test_each_record_comes_to_the_endpoint_and_is_in_flight_no_more(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    create(kafka.bootstrap, topic_prefix)
-    produce(kafka.bootstrap, topic_prefix, values(1000))
-    seen: list[str] = []
-    log = InboundLog("look", {"bootstrap.servers": kafka.bootstrap}, group=topic_prefix)
-    with active(kafka, ActivationSpec(topics=(topic_prefix,), group=topic_prefix), lambda record: seen.append(record.value.decode())):
-        wait_for(lambda: len(seen) >= 1000, "all records")
-        produce(kafka.bootstrap, topic_prefix, ["last"])
-        wait_for(lambda: "last" in seen, "one that came later")
-    assert Counter(seen) == Counter([*values(1000), "last"])
-    assert log.all_flights() == {}
+def text(record: Record) -> str:
+    return (record.value or b"").decode()
+
+
+class Seen:
+    """An endpoint that keeps what it is given; ``act`` may fail."""
+
+    def __init__(self, act: Callable[[Record], None] = lambda _: None) -> None:
+        self.records: list[Record] = []
+        self._act = act
+
+    def __call__(self, record: Record) -> None:
+        self._act(record)
+        self.records.append(record)
+
+    @property
+    def values(self) -> list[str]:
+        return [text(record) for record in self.records]
+
+    def wait(self, count: int) -> list[str]:
+        wait_for(lambda: len(self.records) >= count, f"{count} records; there are {len(self.records)}", 90)
+        return self.values
+
+
+def nothing_in_flight(kafka: EmbeddedKafka, group: str) -> None:
+    log = InboundLog("look", {"bootstrap.servers": kafka.bootstrap}, group=group)
+    wait_for(lambda: log.all_flights() == {}, "nothing in flight")
     log.close()
+
+
+def test_each_record_comes_once_and_is_in_flight_no_more(kafka: EmbeddedKafka, topic: str) -> None:
+    produce(kafka.bootstrap, topic, values(1000))
+    seen = Seen()
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic), seen):
+        seen.wait(1000)
+        produce(kafka.bootstrap, topic, ["last"])
+        seen.wait(1001)
+        nothing_in_flight(kafka, topic)
+    assert Counter(seen.values) == Counter([*values(1000), "last"])
+
+
+def test_a_pattern_takes_in_all_topics_that_it_names(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    create(kafka.bootstrap, f"{topic_prefix}.in.a", f"{topic_prefix}.in.b")
+    for name in "ab":
+        produce(kafka.bootstrap, f"{topic_prefix}.in.{name}", [name])
+    seen = Seen()
+    with active(kafka, ActivationSpec(topics=(f"^{topic_prefix}\\.in\\..*",), group=topic_prefix), seen):
+        assert sorted(seen.wait(2)) == ["a", "b"]
+
+
+class Counting:
+    """An endpoint as a class, of which each worker has an instance; async."""
+
+    made: list[Counting] = []  # noqa: RUF012 - of the class, on purpose
+    seen: list[str] = []  # noqa: RUF012
+    most = 0
+    at_work = 0
+
+    def __init__(self) -> None:
+        self.closed = False
+        Counting.made.append(self)
+
+    async def on_record(self, record: Record) -> None:
+        Counting.at_work += 1
+        Counting.most = max(Counting.most, Counting.at_work)
+        await asyncio.sleep(0.01)
+        Counting.seen.append(text(record))
+        Counting.at_work -= 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_each_worker_has_an_instance_and_no_more_are_at_work_than_there_are_workers(kafka: EmbeddedKafka, topic: str) -> None:
+    produce(kafka.bootstrap, topic, values(100))
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=3), Counting):
+        wait_for(lambda: len(Counting.seen) >= 100, "all records")
+    assert sorted(Counting.seen) == sorted(values(100))
+    assert len(Counting.made) == 3
+    assert Counting.most <= 3
+    assert all(instance.closed for instance in Counting.made)
+
+
+def test_a_record_that_fails_is_tried_again_and_dead_in_the_end_and_can_be_sent_back(
+    kafka: EmbeddedKafka,
+    topic: str,
+    bascule: Bascule,  # noqa: F811
+) -> None:
+    broken = threading.Event()
+    broken.set()
+
+    def act(record: Record) -> None:
+        if record.key == b"never" and broken.is_set():
+            raise ValueError("not this one")
+        if record.key == b"twice" and record.failures < 2:
+            raise KeyError(record.failures)
+
+    seen = Seen(act)
+    at = ("--group", topic, "--kafka", kafka.bootstrap)
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, retries=2, backoff=QUICK), seen) as activation:
+        produce(kafka.bootstrap, topic, ["n", "t", "o"], keys=["never", "twice", "once"], partition=1)
+        assert sorted(seen.wait(2)) == ["o", "t"]
+        letters = Watcher(kafka.bootstrap, f"{topic}.dead-letter")
+        letters.wait(1)
+        tries = Watcher(kafka.bootstrap, f"{topic}.retry")
+        tries.wait(4)
+        listed = bascule("adapter", "dead-letters", "list", *at)
+        assert f"{topic}/1/0" in listed.stdout
+        assert "ValueError: not this one" in listed.stdout
+        broken.clear()
+        assert bascule("adapter", "dead-letters", "return", *at).stderr == "returned: 1\n"
+        seen.wait(3)
+        assert bascule("adapter", "dead-letters", "return", *at).stderr == "returned: 0\n"
+        assert bascule("adapter", "dead-letters", "list", *at).stdout == f"{topic}: no dead letters\n"
+        nothing_in_flight(kafka, topic)
+        assert bascule("adapter", "status", *at).stdout == f"{topic}: 0 in flight, 0 dead letters\n"
+        counts = activation.status().counts
+    (twice,) = [record for record in seen.records if record.key == b"twice"]
+    assert (twice.topic, twice.partition, twice.offset, twice.failures, twice.headers) == (topic, 1, 1, 2, ())
+    headers = dict(letters.records[0].headers())
+    assert {name: headers[f"__connect.errors.{name}"].decode() for name in ("topic", "partition", "offset", "connector.name")} == {
+        "topic": topic, "partition": "1", "offset": "0", "connector.name": topic,
+    }  # fmt: skip
+    assert headers["__connect.errors.exception.class.name"] == b"ValueError"
+    assert headers["__connect.errors.exception.message"] == b"not this one"
+    assert headers["bascule.retry.count"] == b"3"
+    (second,) = [
+        dict(each.headers()) for each in tries.records if each.key() == b"twice" and dict(each.headers())["bascule.retry.count"] == b"2"
+    ]
+    assert second["bascule.retry.cause"] == b"KeyError: 1"
+    assert (counts["failed"], counts["retried"], counts["dead_lettered"], counts["delivered"]) == (5, 4, 1, 3)
+    letters.close()
+    tries.close()
+
+
+def test_who_waits_for_a_next_try_holds_nobody_up(kafka: EmbeddedKafka, topic: str) -> None:
+    def act(record: Record) -> None:
+        if record.key == b"slow":
+            raise ValueError("later")
+
+    seen = Seen(act)
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=1, backoff=Backoff(600.0, 2.0, 600.0)), seen) as activation:
+        produce(kafka.bootstrap, topic, ["s"], keys=["slow"], partition=0)
+        wait_for(lambda: activation.status().delayed == 1, "the wait for the next try")
+        produce(kafka.bootstrap, topic, values(20), partition=0)
+        seen.wait(20)
+        assert activation.status().delayed == 1
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+def test_records_that_belong_together_keep_their_order_though_one_fails(kafka: EmbeddedKafka, topic: str, order: Order) -> None:
+    at_work: Counter[object] = Counter()
+    overlaps = []
+
+    def act(record: Record) -> None:
+        lane = record.key if order is Order.KEY else record.partition
+        at_work[lane] += 1
+        if at_work[lane] > 1:
+            overlaps.append(record)
+        time.sleep(0.001)
+        at_work[lane] -= 1
+        if text(record).endswith("3") and record.failures < 2:
+            raise ValueError("once more")
+
+    seen = Seen(act)
+    produce(kafka.bootstrap, topic, values(60), keys=["a", "b", "c"])
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=8, order=order, backoff=QUICK), seen):
+        seen.wait(60)
+        nothing_in_flight(kafka, topic)
+    assert overlaps == []
+    for lane in {record.key for record in seen.records} if order is Order.KEY else {0, 1}:
+        offsets = [record.offset for record in seen.records if lane in (record.key, record.partition)]
+        assert offsets == sorted(offsets)
+    assert Counter(seen.values) == Counter(values(60))
+
+
+def test_a_failure_count_outlives_the_member_where_order_is_kept(kafka: EmbeddedKafka, topic: str) -> None:
+    def act(record: Record) -> None:
+        if record.failures < 2:
+            raise ValueError("not yet")
+
+    spec = ActivationSpec(topics=(topic,), group=topic, order=Order.PARTITION, backoff=Backoff(0.05, 1000.0, 3600.0))
+    produce(kafka.bootstrap, topic, ["one"])
+    seen = Seen(act)
+    with active(kafka, spec, seen) as activation:
+        wait_for(lambda: activation.status().counts["failed"] == 2, "two failures")
+    with active(kafka, spec, seen):
+        assert seen.wait(1) == ["one"]
+    assert (seen.records[0].failures, seen.records[0].redelivered) == (2, True)
+
+
+def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_taken_for_success(
+    kafka: EmbeddedKafka, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    def act(record: Record) -> None:
+        if record.key == b"stuck" and record.failures == 0:
+            go_on.wait(60)
+
+    seen = Seen(act)
+    spec = ActivationSpec(topics=(topic,), group=topic, workers=1, delivery_timeout_s=1.0, backoff=QUICK)
+    with active(kafka, spec, seen) as activation:
+        produce(kafka.bootstrap, topic, ["s"], keys=["stuck"])
+        wait_for(lambda: activation.status().hanging, "the worker to be given up")
+        assert activation.status().hanging == (f"bascule-inbound-{topic}-1",)
+        produce(kafka.bootstrap, topic, ["o"], keys=["other"])
+        assert sorted(seen.wait(2)) == ["o", "s"]
+        go_on.set()
+        wait_for(lambda: not activation.status().hanging, "the late worker to end")
+        counts = activation.status().counts
+    assert (counts["hung"], counts["delivered"], counts["retried"]) == (1, 2, 1)
+    assert "go_on.wait" in caplog.text
+    assert "nothing of it counts" in caplog.text
+
+
+def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: EmbeddedKafka, topic: str) -> None:
+    seen = Seen(lambda _: time.sleep(0.005))
+    spec = ActivationSpec(topics=(topic,), group=topic, workers=4)
+    produce(kafka.bootstrap, topic, values(300))
+    with active(kafka, spec, seen) as first:
+        seen.wait(50)
+        with active(kafka, spec, seen) as second:
+            wait_for(lambda: "ready" in second.status().partitions.values(), "a partition for the second")
+            seen.wait(300)
+            produce(kafka.bootstrap, topic, ["x", "y"], partition=0)
+            produce(kafka.bootstrap, topic, ["z"], partition=1)
+            seen.wait(303)
+            shared = [set(each.status().partitions) for each in (first, second)]
+            assert shared[0] & shared[1] == set()
+        produce(kafka.bootstrap, topic, ["last"])
+        seen.wait(304)
+    assert Counter(seen.values) == Counter([*values(300), "x", "y", "z", "last"])
+
+
+def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, topic: str) -> None:
+    adapter = ResourceAdapter({"bootstrap.servers": kafka.bootstrap})
+    seen = Seen()
+    adapter.endpoint(ActivationSpec(topics=(topic,), group=topic))(seen)
+    produce(kafka.bootstrap, topic, values(3))
+    with adapter:
+        seen.wait(3)
+        url = f"http://127.0.0.1:{serve_metrics(adapter, 0)}/metrics"
+        lines = wait_for(lambda: urllib.request.urlopen(url).read().decode().splitlines(), "metrics")
+    assert f'bascule_adapter_delivered_total{{group="{topic}"}} 3.0' in lines
+    assert f'bascule_adapter_dead_letters{{group="{topic}"}} 0.0' in lines

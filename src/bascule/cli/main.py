@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bascule import __version__
-from bascule.cli import administer, config, inspect, messages, run, user, xa
+from bascule.cli import adapter, administer, config, inspect, messages, run, user, xa
 from bascule.cli.output import fail, line
 from bascule.core.errors import BasculeError
 
@@ -28,6 +28,7 @@ for register in (
     administer.register,
     user.register,
     xa.register,
+    adapter.register,
     config.register,
 ):
     register(app)

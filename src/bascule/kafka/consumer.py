@@ -68,7 +68,7 @@ class GroupConsumer:
             return []
         messages = [first, *(self._consumer.consume(count - 1, 0) if count > 1 else [])]
         # What was read besides must not get lost by an error: that is raised the next time.
-        return [_received(message) for message in messages if self._good(message)]
+        return [received_of(message) for message in messages if self._good(message)]
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """The next offset to read of each partition; stored when this returns.
@@ -129,7 +129,7 @@ def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Co
     for first, last in _ranges(sorted(offset for offset in wanted if offset >= earliest)):
         for message in history.records(first, last + 1, committed=True):
             if message.offset() in wanted:
-                found[message.offset() or 0] = _received(message)
+                found[message.offset() or 0] = received_of(message)
     return found
 
 
@@ -148,7 +148,8 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _received(message: Message) -> Received:
+def received_of(message: Message) -> Received:
+    """What a message of the client holds."""
     headers: Any = message.headers() or ()
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None

@@ -8,6 +8,7 @@ again or found in flight by whoever takes its partition over.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from bascule.adapter.inbound.dead_letters import DeadLetters
 from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
@@ -38,6 +40,8 @@ BATCHES_WAITING = 2
 #: So many records may wait for their next try; then no more is read from the retry topic.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
+#: Dead letters are counted every so many times.
+DEAD_LETTER_TURNS = 3
 TAKE_AGAIN_S = 0.5
 TAKERS = 4
 
@@ -69,6 +73,7 @@ class Status:
     delayed: int
     at_work: int
     hanging: tuple[str, ...]
+    dead_letters: int
     counts: dict[str, int]
     trouble: str
 
@@ -98,6 +103,8 @@ class Activation:
         self._unscheduled: list[Delivery] = []
         self._offsets: dict[tuple[str, int], int] = {}
         self._trouble = ""
+        self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
+        self._dead = 0
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._consumer: GroupConsumer | None = None
@@ -141,7 +148,9 @@ class Activation:
         partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in list(self._runs.values())}
         running = any(thread.is_alive() for thread in self._threads)
         hanging = tuple(self._workers.hanging)
-        return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, counts, self._trouble)
+        return Status(
+            self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, self._trouble
+        )  # fmt: skip
 
     # -- the polling thread
 
@@ -280,11 +289,22 @@ class Activation:
             _log.info("%s: %s %s, found at the taking over of %s", self.spec.group, xid, stands, run.place)
 
     def _housekeep(self) -> None:
-        while not self._stopping.wait(HOUSEKEEP_S):
+        for turn in itertools.count():
             try:
+                if turn % DEAD_LETTER_TURNS == 0:
+                    self._watch_dead_letters()
+                if self._stopping.wait(HOUSEKEEP_S):
+                    return
                 self._log.housekeep()
             except BasculeError as error:
                 _log.warning("%s: %s", self._log.topic, error)
+
+    def _watch_dead_letters(self) -> None:
+        before, self._dead = self._dead, self._dead_letters.count()
+        if self._dead > before:
+            _log.warning(
+                "%s: %d dead letters wait; bascule adapter dead-letters list --group %s", self.spec.group, self._dead, self.spec.group
+            )
 
 
 def _delivery(ref: Ref, received: Received, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False) -> Delivery:

@@ -137,13 +137,15 @@ class Deliverer:
                 self._deliver(workers, delivery, work)
             if delivery.failure is not None:
                 return self._failed(delivery, delivery.failure)
+        except Late:
+            raise
         except Superseded as error:
             self._counts.add("superseded")
             _log.info("%s", error)
         except (NotNow, Unavailable) as error:
             _log.warning("%s, offset %d: %s; again in %g s", delivery.ref.place, delivery.ref.offset, error, AWAY_PAUSE_S)
             return time.monotonic() + AWAY_PAUSE_S
-        except (BasculeError, OSError) as error:
+        except Exception as error:  # a worker that ended of it would leave the record where it is
             _log.warning("%s, offset %d is not moved: %s", delivery.ref.place, delivery.ref.offset, error)
             return time.monotonic() + AWAY_PAUSE_S
         return None

@@ -1,0 +1,59 @@
+"""The dead letters of a group: how many wait, what they are, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, returned
+from bascule.kafka.consumer import Received
+from bascule.kafka.moving import Mover
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the record's own time."""
+
+    partition: int
+    offset: int
+    origin: str
+    failures: int
+    error: str
+    key: bytes | None
+    size_bytes: int
+    at_ms: int
+
+
+class DeadLetters:
+    """Those that are in the topic and not sent back."""
+
+    def __init__(self, kafka: Mapping[str, Any], group: str, topic: str = "") -> None:
+        """``topic`` is ``GROUP.dead-letter`` unless told otherwise."""
+        self.topic = topic or f"{group}.dead-letter"
+        self._mover = Mover(kafka, self.topic, f"{group}.dead-letter.returned")
+
+    def waiting(self) -> list[Letter]:
+        """All of them. Raises Unavailable."""
+        return [_letter(received) for received in self._mover.waiting()]
+
+    def count(self) -> int:
+        """How many. Raises Unavailable."""
+        return len(self._mover.waiting())
+
+    def send_back(self, count: int | None = None) -> int:
+        """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
+
+        Each once, whatever dies. Gives how many. Raises Unavailable.
+        """
+        return self._mover.move(returned, count)
+
+
+def _letter(received: Received) -> Letter:
+    said = {name: (value or b"").decode(errors="replace") for name, value in received.headers}
+    error = f"{said.get(f'{CONNECT}exception.class.name', '')}: {said.get(f'{CONNECT}exception.message', '')}"
+    failures = said.get(FAILURES, "")
+    return Letter(
+        received.partition, received.offset, said.get(ORIGIN, ""), int(failures) if failures.isdigit() else 0, error, received.key,
+        len(received.value or b""), received.timestamp_ms,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""How endpoints stand, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bascule.adapter.inbound.adapter import ResourceAdapter
+from bascule.core.errors import Unavailable
+
+#: Name -> what it says, and the field of Status.
+GAUGES = {
+    "waiting": "records that wait for a worker or for their next try",
+    "delayed": "records that wait for their next try",
+    "at_work": "endpoints at work",
+    "hanging": "threads in an endpoint that was given up",
+    "dead_letters": "records that failed too often and are not sent back",
+}
+COUNTERS = {
+    "delivered": "records handled",
+    "failed": "deliveries that failed",
+    "retried": "records that got another try",
+    "dead_lettered": "records that failed too often",
+    "hung": "deliveries that took too long",
+    "superseded": "deliveries whose partition had gone to another member",
+    "vanished": "records in flight that were deleted from their topic",
+    "redelivered": "records found in flight at a taking over",
+}
+
+
+class AdapterCollector(Collector):
+    """Register it where your program's metrics are: ``REGISTRY.register(AdapterCollector(adapter))``."""
+
+    def __init__(self, adapter: ResourceAdapter) -> None:
+        self._adapter = adapter
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, by group."""
+        statuses = self._adapter.status()
+        partitions = GaugeMetricFamily("bascule_adapter_partitions", "source partitions in this member's hands", labels=("group",))
+        for status in statuses:
+            partitions.add_metric((status.group,), len(status.partitions))
+        yield partitions
+        for name, text in GAUGES.items():
+            gauge = GaugeMetricFamily(f"bascule_adapter_{name}", text, labels=("group",))
+            for status in statuses:
+                value = getattr(status, name)
+                gauge.add_metric((status.group,), len(value) if isinstance(value, tuple) else value)
+            yield gauge
+        for name, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"bascule_adapter_{name}", text, labels=("group",))
+            for status in statuses:
+                counter.add_metric((status.group,), status.counts[name])
+            yield counter
+
+
+def serve_metrics(adapter: ResourceAdapter, port: int, host: str = "127.0.0.1") -> int:
+    """Serves http://HOST:PORT/metrics from a thread until the process ends; gives the port, chosen where it was 0. Raises Unavailable."""
+    registry = CollectorRegistry()
+    registry.register(AdapterCollector(adapter))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Unavailable(f"metrics cannot be served at {host}:{port}: {error}") from error
+    return int(server.server_port)

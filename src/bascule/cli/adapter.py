@@ -1,0 +1,112 @@
+"""``bascule adapter``: the groups of the Kafka resource adapter, as Kafka's topics show them, and their dead letters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bascule.adapter.inbound.dead_letters import Letter
+
+commands = typer.Typer(help="Groups of the Kafka resource adapter: what is in flight, what is dead.", no_args_is_help=True)
+dead_letters = typer.Typer(help="Records that failed too often.", no_args_is_help=True)
+commands.add_typer(dead_letters, name="dead-letters")
+
+GroupOption = Annotated[str, typer.Option("--group", help="The consumer group of the endpoint")]
+KafkaOption = Annotated[
+    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Kafka [default: kafka.bootstrap_servers]", show_default=False)
+]
+TopicOption = Annotated[str, typer.Option("--topic", help="The dead-letter topic [default: GROUP.dead-letter]", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(commands, name="adapter")
+
+
+@commands.command(epilog="Example:  bascule adapter status --group shop.payments")
+def status(
+    group: GroupOption,
+    kafka: KafkaOption = None,
+    log: Annotated[str, typer.Option("--log", help="The inbound log's topic [default: GROUP.inbound]", show_default=False)] = "",
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show what is in flight of each source partition, which transactions have claimed records, and how many dead letters wait."""
+    from bascule.adapter.inbound.dead_letters import DeadLetters
+    from bascule.adapter.inbound.log import InboundLog
+    from bascule.kafka.admin import Topics
+
+    settings = _kafka(kafka, config)
+    inbound = InboundLog("look", settings, group=group, topic=log or None)
+    if inbound.topic not in Topics(settings).partitions():
+        raise InvalidInput(f"there is no topic {inbound.topic}: no endpoint has ever been active in group {group!r}")
+    rows: list[dict[str, Any]] = [
+        {
+            "partition": str(place), "in_flight": len(flights.keys), "oldest": min(flights.keys, default=None),
+            "failed": sum(1 for failures in flights.failures.values() if failures), "claimed": [str(xid) for xid in flights.claims],
+        }
+        for place, flights in sorted(inbound.all_flights().items())
+    ]  # fmt: skip
+    inbound.close()
+    dead = DeadLetters(settings, group).count()
+    if output is Format.JSON:
+        line(as_json({"group": group, "partitions": rows, "dead_letters": dead}, indent=2))
+        return
+    if rows:
+        table(tuple(rows[0]), ([*list(row.values())[:-1], " ".join(row["claimed"])] for row in rows))
+    line(f"{group}: {sum(row['in_flight'] for row in rows)} in flight, {dead} dead letters")
+
+
+@dead_letters.command("list", epilog="Example:  bascule adapter dead-letters list --group shop.payments")
+def list_letters(
+    group: GroupOption, kafka: KafkaOption = None, topic: TopicOption = "", config: ConfigOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show the dead letters that wait: where each was, how often it failed and why."""
+    from bascule.adapter.inbound.dead_letters import DeadLetters
+
+    letters = DeadLetters(_kafka(kafka, config), group, topic).waiting()
+    if output is Format.JSON:
+        line(as_json([asdict(letter) for letter in letters], indent=2))
+    elif letters:
+        table(("offset", "was at", "failed", "error", "key", "bytes", "sent"), map(_row, letters))
+    else:
+        line(f"{group}: no dead letters")
+
+
+@dead_letters.command("return", epilog="Example:  bascule adapter dead-letters return --group shop.payments --count 10")
+def send_back(
+    group: GroupOption,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="So many, the oldest; all when not given", show_default=False)] = None,
+    kafka: KafkaOption = None,
+    topic: TopicOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Send dead letters back to their group, each once, to be tried as if they had never failed."""
+    from bascule.adapter.inbound.dead_letters import DeadLetters
+
+    note(f"returned: {DeadLetters(_kafka(kafka, config), group, topic).send_back(count)}")
+
+
+def _kafka(servers: str | None, config: Path | None) -> dict[str, Any]:
+    from bascule.config import load
+
+    settings = load(config).settings.kafka
+    if (servers := servers or settings.bootstrap_servers) is None:
+        raise InvalidInput("give --kafka HOST:PORT, or set kafka.bootstrap_servers")
+    return {"bootstrap.servers": servers, **settings.client}
+
+
+def _row(letter: Letter) -> tuple[object, ...]:
+    key = (letter.key or b"").decode(errors="replace")
+    sent = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.at_ms / 1000))
+    return letter.offset, letter.origin, letter.failures, letter.error, key, letter.size_bytes, sent
