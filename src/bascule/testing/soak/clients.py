@@ -24,7 +24,7 @@ from bascule.client import (
 )
 from bascule.core.errors import BasculeError
 from bascule.testing.operations import Facts, Outcome
-from bascule.testing.soak.plan import MOUNTED, NEWS, NUMBERS, PARTS, QUOTES, REGIONAL, TIMED, Plan
+from bascule.testing.soak.plan import EXPIRED, MOUNTED, NEWS, NUMBERS, PARTS, QUOTES, REGIONAL, TIMED, Plan
 
 #: A broker that stood still, and a takeover after it, in one call.
 CALL_S = 180.0
@@ -247,6 +247,7 @@ def python_clients(plan: Plan, url: str, recorder: Recorder) -> Mapping[str, Cli
         Taker("python-mounted", url, recorder, plan, MOUNTED),
         Taker("python-regional", url, recorder, plan, REGIONAL),
         Taker("python-timed", url, recorder, plan, TIMED),
+        Taker("python-expired", url, recorder, plan, EXPIRED),
         Sender("python-send-parts", url, recorder, plan, PARTS),
         Sender("python-send-regional", url, recorder, plan, REGIONAL),
         Sender("python-send-news", url, recorder, plan, NEWS),

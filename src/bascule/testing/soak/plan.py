@@ -26,6 +26,9 @@ OF_TWO_BROKERS: Final = frozenset({"kill-standby", "pause-standby", "hand-over"}
 
 #: Queues and topics of the load. Of a topic's name ``topic:`` stands before it, in Storm.java and in the history.
 ORDERS, MOVED, PARTS, MOUNTED, REGIONAL, TIMED = "orders", "moved", "parts", "mounted", "regional", "timed"
+#: Where what has expired goes to (`expiry_address`).
+EXPIRED = "ExpiryQueue"
+SPILLS: Final = {TIMED: (EXPIRED,)}
 NEWS, QUOTES = "topic:news", "topic:quotes"
 PAYMENTS = "payments"
 #: Kafka topics that applications write to, by the destination that gets their records.

@@ -15,7 +15,7 @@ from bascule.testing.history import Divert, Operation, Tally, check
 from bascule.testing.soak.faults import Fault, Faults
 from bascule.testing.soak.load import Load
 from bascule.testing.soak.measures import Measures, Sample
-from bascule.testing.soak.plan import Plan
+from bascule.testing.soak.plan import SPILLS, Plan
 from bascule.testing.soak.records import Record
 from bascule.testing.soak.site import Site
 from bascule.testing.system import Late
@@ -34,7 +34,7 @@ class Evidence:
 
     def judge(self) -> Tally:
         """By what was promised."""
-        return check(self.operations, diverted=self.diverted, ingested=self.ingested, left=self.left)
+        return check(self.operations, diverted=self.diverted, ingested=self.ingested, spills=SPILLS, left=self.left)
 
 
 @dataclass(frozen=True, slots=True)

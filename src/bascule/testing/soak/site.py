@@ -219,7 +219,12 @@ class Site:
             pause.end()
         for part in self.parts.values():
             if part.tend(now_s):
-                self.noted.append((time.time(), f"{part.name} ended by itself"))
+                self.noted.append((time.time(), f"{part.name} ended by itself: {self._last_words(part)}"))
+
+    @staticmethod
+    def _last_words(part: Part) -> str:
+        said = part.process.said().strip().splitlines() if isinstance(part.process, Command) else []
+        return next((line for line in reversed(said) if line.startswith("error: ")), said[-1] if said else "")
 
     def wait(self, condition: Callable[[], object], timeout_s: float) -> bool:
         """Whether a condition came true in time, while what is due is done."""
