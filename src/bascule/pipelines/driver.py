@@ -94,7 +94,11 @@ class Driver:
         now = time.monotonic()
         if now >= self._refresh_due_s:
             self._refresh_due_s = now + REFRESH_S
-            self._refresh_ingresses()
+            try:
+                self._refresh_ingresses()
+            except Unavailable as error:
+                # The queries live through that; so does what looks after them.
+                log.warning("new topics of ingresses are not looked for this time", error=str(error))
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
