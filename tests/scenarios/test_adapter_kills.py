@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from tests.scenarios.adapter_topics import Watcher, create, produce
-from tests.scenarios.adapter_victim import Member, Where
+from tests.scenarios.adapter_victim import Member, Where, await_file
 
 from bascule.adapter.inbound import InboundLog
 from bascule.core.crash import ARMED_VARIABLE, POINTS
@@ -26,13 +29,13 @@ class Group:
     """Members, what was sent to them, and what became of it."""
 
     def __init__(self, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path) -> None:
-        self._bootstrap, self._conninfo = kafka.bootstrap, postgres.conninfo
+        self.bootstrap, self._conninfo = kafka.bootstrap, postgres.conninfo
         table = "rows_" + "".join(filter(str.isalnum, prefix))[-40:]
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
             connection.execute(f"CREATE TABLE {table} (value text, member text)")
         receipts = f"{prefix}-receipts"
-        create(self._bootstrap, prefix, receipts)
-        self.where = Where(self._conninfo, self._bootstrap, prefix, prefix, receipts, table, str(directory))
+        create(self.bootstrap, prefix, receipts)
+        self.where = Where(self._conninfo, self.bootstrap, prefix, prefix, receipts, table, str(directory))
         self.sent: list[str] = []
         self._numbers = itertools.count()
         self._members: list[Member] = []
@@ -40,7 +43,7 @@ class Group:
 
     def send(self, *names: str, partition: int = -1) -> None:
         values = [f"{name}-{next(self._numbers)}" for name in names]
-        produce(self._bootstrap, self.where.topic, values, partition=partition)
+        produce(self.bootstrap, self.where.topic, values, partition=partition)
         self.sent += values
 
     def start(self, member: str = "m1", armed: str = "") -> Member:
@@ -66,22 +69,22 @@ class Group:
             missing = sorted(set(self.sent) - set(also) - set(self.rows()))
             logs = "\n".join(f"{path.name}\n{path.read_text()[-6000:]}" for path in Path(self.where.directory).glob("*.log"))
             raise AssertionError(f"missing: {missing}\n{logs}") from None
-        log = InboundLog("look", {"bootstrap.servers": self._bootstrap}, group=self.where.group)
+        log = InboundLog("look", {"bootstrap.servers": self.bootstrap}, group=self.where.group)
         wait_for(lambda: log.all_flights() == {}, "nothing in flight", 60)
         log.close()
 
     def check(self, *dead: str) -> None:
         """Each in both places once, and those that are dead in none."""
         alive = [value for value in self.sent if value not in dead]
-        produce(self._bootstrap, self.where.receipts, ["last0"], partition=0)
-        produce(self._bootstrap, self.where.receipts, ["last1"], partition=1)
-        receipts = Watcher(self._bootstrap, self.where.receipts)
+        produce(self.bootstrap, self.where.receipts, ["last0"], partition=0)
+        produce(self.bootstrap, self.where.receipts, ["last1"], partition=1)
+        receipts = Watcher(self.bootstrap, self.where.receipts)
         wait_for(lambda: {"last0", "last1"} <= set(receipts.look()), "the ends of the receipts", 90)
         receipts.close()
         assert Counter(receipts.values) - Counter(["last0", "last1"]) == Counter(alive)
         assert {value: len(members) for value, members in self.rows().items()} == dict.fromkeys(alive, 1)
         if dead:
-            letters = Watcher(self._bootstrap, f"{self.where.group}.dead-letter")
+            letters = Watcher(self.bootstrap, f"{self.where.group}.dead-letter")
             assert Counter(letters.wait(len(dead))) == Counter(dead)
             letters.close()
 
@@ -97,12 +100,108 @@ def group(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, t
     running.close()
 
 
-@pytest.mark.timeout(600)
-def test_a_member_is_killed_at_each_of_its_points(group: Group) -> None:
-    for name in INBOUND:
+#: Of all points, those where something would be lost or doubled first.
+SHORT = [
+    "inbound.log.after",
+    "inbound.commit.after",
+    "inbound.deliver.after",
+    "inbound.claim.after",
+    "inbound.done.before",
+    "inbound.retry.after",
+]
+
+
+def kill_at(group: Group, names: list[str]) -> None:
+    for name in names:
         group.send("plain", "plain", "plain", "fail-1", "fail-9")
         assert group.start(armed=f"{name}:1").ended() == -signal.SIGKILL, name
     group.start()
+    dead = [value for value in group.sent if value.startswith("fail-9")]
+    group.await_handled(*dead)
+    group.check(*dead)
+
+
+def test_a_member_is_killed_at_points_of_a_delivery(group: Group) -> None:
+    kill_at(group, SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_member_is_killed_at_each_of_its_points(group: Group, passes: int) -> None:
+    kill_at(group, [f"{name}:{passes}" if passes > 1 and ".take." not in name else name for name in INBOUND])
+
+
+def test_a_member_told_to_end_finishes_what_is_at_work_and_leaves_the_rest_in_flight(group: Group) -> None:
+    group.where = replace(group.where, workers=1)
+    group.send("hold", "plain", "plain", partition=0)
+    first = group.start()
+    held = group.sent[0]
+    await_file(Path(group.where.directory, f"{held}.at-work"))
+    first.signal(signal.SIGTERM)
+    log = InboundLog("look", {"bootstrap.servers": group.bootstrap}, group=group.where.group)
+    assert sum(len(flights.keys) for flights in log.all_flights().values()) == 3
+    Path(group.where.directory, held).touch()
+    assert first.ended() == 0, first.log.read_text()
+    assert set(group.rows()) == {held}
+    assert sum(len(flights.keys) for flights in log.all_flights().values()) == 2
+    log.close()
+    group.start()
+    group.await_handled()
+    group.check()
+
+
+def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_done(group: Group) -> None:
+    """Of both its partitions one record is at work, and its offset is committed."""
+    group.where = replace(group.where, workers=2)
+    for partition in (0, 1):
+        group.send("hold", "plain", "plain", "fail-1", partition=partition)
+    first = group.start("m1")
+    held = [value for value in group.sent if value.startswith("hold")]
+    for value in held:
+        await_file(Path(group.where.directory, f"{value}.at-work"))
+    first.signal(signal.SIGSTOP)
+    for value in held:
+        Path(group.where.directory, value).touch()
+    group.start("m2")
+    group.await_handled()
+    assert [group.rows()[value] for value in held] == [["m2"], ["m2"]]
+    first.signal(signal.SIGCONT)
+    # It finds out by its claims, drops what it had scheduled, and comes back as a member.
+    wait_for(lambda: "another member's now" in first.log.read_text(), "the end of its illusions")
+    group.send(*["plain"] * 20)
+    group.await_handled()
+    group.check()
+
+
+def test_a_partition_that_moves_under_load_takes_no_record_with_it_twice(group: Group) -> None:
+    group.start("m1")
+    group.send(*["plain"] * 40)
+    wait_for(lambda: len(group.rows()) > 5, "the first rows")
+    group.start("m2")
+    group.send(*["plain"] * 40)
+    wait_for(lambda: "m2" in itertools.chain(*group.rows().values()) or group.send("plain"), "rows by the second member", 120)
+    group.await_handled()
+    group.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_members_are_killed_and_stopped_at_random_under_load(group: Group) -> None:
+    chosen = random.Random(4)
+    members = {name: group.start(name) for name in ("m1", "m2", "m3")}
+    for round_ in range(20):
+        group.send(*chosen.choices(["plain", "fail-1", "fail-9"], [8, 1, 1], k=30))
+        victim = chosen.choice(list(members))
+        before = len(group.rows())
+        wait_for(lambda: len(group.rows()) > before, f"progress in round {round_}", 180)  # noqa: B023 - it is over in this round
+        if chosen.random() < 0.3:
+            members[victim].signal(signal.SIGSTOP)
+            time.sleep(chosen.uniform(0.1, 12))  # shorter and longer than a session
+            members[victim].signal(signal.SIGCONT)
+        else:
+            members[victim].kill()
+            members[victim] = group.start(victim)
     dead = [value for value in group.sent if value.startswith("fail-9")]
     group.await_handled(*dead)
     group.check(*dead)
