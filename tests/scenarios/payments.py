@@ -1,0 +1,122 @@
+"""An application: takes payment orders from a queue and writes a row for each, in one of the ways there are to acknowledge.
+
+At each step it says so on standard output, and at the one that it is told of it waits for a line, or for its death. After the order
+"end" it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
+
+END = "end"
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+#: Far beyond the next start of a broker.
+RECEIVE_S = 120.0
+
+
+class Application:
+    """One process of it. ``wait_at`` is a step: received, stored, acknowledged."""
+
+    def __init__(self, url: str, conninfo: str, table: str, queue: str, wait_at: str) -> None:
+        self.url, self.conninfo, self.queue = FAILOVER.format(url), conninfo, Queue(queue)
+        self._insert = f"INSERT INTO {table} VALUES (%s, %s)"
+        self._wait_at = wait_at
+
+    def step(self, name: str) -> None:
+        sys.stdout.write(f"{name}\n")
+        sys.stdout.flush()
+        if name == self._wait_at:
+            self._wait_at = ""
+            sys.stdin.readline()
+
+    def write(self, database: psycopg.Connection, order: Message) -> None:
+        database.execute(self._insert, (order.body, order.redelivered))
+
+    @contextmanager
+    def consumer(self, acknowledge: Acknowledge) -> Iterator[tuple[Context, Consumer]]:
+        with connect(self.url, acknowledge=acknowledge, timeout_s=RECEIVE_S) as context:
+            yield context, context.consumer(self.queue, prefetch=1)
+
+    def receive(self, consumer: Consumer) -> Message:
+        order = consumer.receive(RECEIVE_S)
+        assert order is not None, "no order has come"
+        self.step("received")
+        return order
+
+    # -- the ways ------------------------------------------------------------------------------------------------------
+
+    def automatic(self) -> None:
+        """The client acknowledges as soon as it has handed the order over."""
+        with self.consumer(Acknowledge.AUTO) as (_, consumer), psycopg.connect(self.conninfo) as database:
+            while (order := self.receive(consumer)).body != END:
+                self.write(database, order)
+                database.commit()
+                self.step("stored")
+
+    def explicit_before(self) -> None:
+        """Acknowledged, then written."""
+        with self.consumer(Acknowledge.CLIENT) as (_, consumer), psycopg.connect(self.conninfo) as database:
+            while (order := self.receive(consumer)).body != END:
+                order.acknowledge()
+                self.step("acknowledged")
+                self.write(database, order)
+                database.commit()
+                self.step("stored")
+
+    def explicit(self) -> None:
+        """Written, then acknowledged."""
+        with self.consumer(Acknowledge.CLIENT) as (_, consumer), psycopg.connect(self.conninfo) as database:
+            while (order := self.receive(consumer)).body != END:
+                self.write(database, order)
+                database.commit()
+                self.step("stored")
+                order.acknowledge()
+                self.step("acknowledged")
+            order.acknowledge()
+
+    def jms_first(self) -> None:
+        """Two local transactions: the broker's is committed first."""
+        with self.consumer(Acknowledge.TRANSACTED) as (context, consumer), psycopg.connect(self.conninfo) as database:
+            while (order := self.receive(consumer)).body != END:
+                self.write(database, order)
+                try:
+                    context.commit()
+                except TransactionError:  # the order comes again
+                    database.rollback()
+                    continue
+                self.step("acknowledged")
+                database.commit()
+                self.step("stored")
+            context.commit()
+
+    def database_first(self) -> None:
+        """Two local transactions: the database's is committed first."""
+        with self.consumer(Acknowledge.TRANSACTED) as (context, consumer), psycopg.connect(self.conninfo) as database:
+            while (order := self.receive(consumer)).body != END:
+                self.write(database, order)
+                database.commit()
+                self.step("stored")
+                try:
+                    context.commit()
+                except TransactionError:  # the order comes again
+                    continue
+                self.step("acknowledged")
+            context.commit()
+
+
+WAYS: dict[str, Callable[[Application], None]] = {
+    "automatic": Application.automatic,
+    "explicit before": Application.explicit_before,
+    "explicit": Application.explicit,
+    "jms first": Application.jms_first,
+    "database first": Application.database_first,
+}
+
+if __name__ == "__main__":
+    WAYS[sys.argv[1]](Application(*sys.argv[2:]))

@@ -1,0 +1,139 @@
+"""Payment orders from a queue into a database: what becomes of an order in each way to send, acknowledge and die, "maybe" included.
+
+A row's outcome is produced, not only allowed: "lost" rows lose, "doubled" rows double, wherever it is the application that lets it happen.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from tests.scenarios.payments import END
+
+from bascule.client import Queue, connect
+from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.testing.system import System
+
+PROGRAM = Path(__file__).with_name("payments.py")
+END_TIMEOUT_S = 120.0
+ORDER = "payment order"
+LOST, ONCE, ONCE_MARKED, DOUBLED = [], [False], [True], [False, True]
+
+
+class Case(NamedTuple):
+    """``dies`` is the application or the broker, when the application has come to ``step``; "" is before it takes anything.
+
+    ``rows`` are those of the order in the end: whether it was marked JMSRedelivered, for each.
+    """
+
+    persistent: bool
+    way: str
+    dies: str
+    step: str
+    rows: list[bool]
+
+
+# fmt: off
+MATRIX = [
+    # Not persistent: maybe, whatever the acknowledgement.
+    Case(False, "automatic",       "broker",      "",             LOST),
+    Case(False, "explicit",        "broker",      "",             LOST),
+    Case(False, "database first",  "broker",      "",             LOST),
+    Case(False, "automatic",       "application", "received",     LOST),
+    # Persistent: nothing is lost in the broker.
+    Case(True,  "automatic",       "broker",      "",             ONCE),
+    Case(True,  "explicit",        "broker",      "",             ONCE),
+    Case(True,  "database first",  "broker",      "",             ONCE),
+    # Automatic: maybe; the order is gone before it is written.
+    Case(True,  "automatic",       "application", "received",     LOST),
+    Case(True,  "automatic",       "application", "stored",       ONCE),
+    # Explicit, behind the work: at least once.
+    Case(True,  "explicit",        "application", "received",     ONCE_MARKED),
+    Case(True,  "explicit",        "application", "stored",       DOUBLED),
+    Case(True,  "explicit",        "broker",      "stored",       DOUBLED),
+    Case(True,  "explicit",        "application", "acknowledged", ONCE),
+    # Explicit, ahead of the work: maybe.
+    Case(True,  "explicit before", "application", "acknowledged", LOST),
+    # Two local transactions: lost or doubled, by their order.
+    Case(True,  "jms first",       "application", "received",     ONCE_MARKED),
+    Case(True,  "jms first",       "application", "acknowledged", LOST),
+    Case(True,  "jms first",       "broker",      "acknowledged", ONCE),
+    Case(True,  "database first",  "application", "received",     ONCE_MARKED),
+    Case(True,  "database first",  "application", "stored",       DOUBLED),
+    Case(True,  "database first",  "broker",      "stored",       DOUBLED),
+]
+# fmt: on
+
+
+class Bank:
+    """A queue of orders, a table of rows, and the application between them."""
+
+    def __init__(self, system: System, postgres: EmbeddedPostgres, name: str) -> None:
+        self.system, self.queue = system, name
+        self._conninfo, self._table = postgres.conninfo, name.replace(".", "_")
+        with psycopg.connect(self._conninfo, autocommit=True) as database:
+            database.execute(f"CREATE TABLE {self._table} (item text, redelivered boolean)")
+
+    def send(self, order: str, *, persistent: bool = True) -> None:
+        with connect(self.system.url) as context:
+            context.producer(Queue(self.queue), persistent=persistent).send(order)
+
+    def rows(self) -> list[bool]:
+        with psycopg.connect(self._conninfo) as database:
+            found = database.execute(f"SELECT item, redelivered FROM {self._table} ORDER BY redelivered").fetchall()
+        assert {item for item, _ in found} <= {ORDER}
+        return [redelivered for _, redelivered in found]
+
+    @contextmanager
+    def application(self, way: str, wait_at: str = "") -> Iterator[subprocess.Popen[str]]:
+        argv = [sys.executable, PROGRAM, way, self.system.url, self._conninfo, self._table, self.queue, wait_at]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            with suppress(BrokenPipeError):
+                process.communicate()
+
+    def settled(self, step: str, way: str) -> None:
+        """Returns when the broker has heard what the application said of the order so far."""
+        if step == "acknowledged" or way == "automatic":
+            self.system.wait_depth(self.queue, 0)
+
+
+@pytest.fixture
+def bank(system: System, postgres: EmbeddedPostgres, name: str) -> Bank:
+    return Bank(system, postgres, name)
+
+
+@pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{'' if case.persistent else 'non-'}persistent-{'-'.join(case[1:4])}")
+def test_each_row_of_the_matrix_ends_as_it_says(bank: Bank, case: Case) -> None:
+    bank.send(ORDER, persistent=case.persistent)
+    if case.step == "":
+        bank.system.broker.restart()
+    else:
+        with bank.application(case.way, case.step) as first:
+            assert first.stdin is not None
+            assert first.stdout is not None
+            assert case.step in (line.strip() for line in first.stdout)
+            bank.settled(case.step, case.way)
+            if case.dies == "application":
+                first.kill()
+            else:
+                bank.system.broker.restart()
+                bank.send(END)
+                first.stdin.write("go on\n")
+                first.stdin.flush()
+                assert first.wait(END_TIMEOUT_S) == 0
+                assert bank.rows() == case.rows
+                return
+    bank.send(END)
+    with bank.application(case.way) as again:
+        assert again.wait(END_TIMEOUT_S) == 0
+    assert bank.rows() == case.rows
