@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,22 +132,31 @@ def measure(place: Place, mode: str, threads: int, seconds: float) -> dict[str, 
     """Transactions per second of all threads, and the latency of one at p50 and p99."""
     taken_s: list[list[float]] = [[] for _ in range(threads)]
     failures: list[BaseException] = []
-    begun_s = time.monotonic() + WARM_UP_S
+    begun_s = 0.0
+    # The first transaction of a thread opens connections, and makes topics.
+    ready = threading.Barrier(threads + 1)
 
     def run(work: Work, took_s: list[float]) -> None:
         try:
+            work()
+            ready.wait()
+            ready.wait()
             while (start_s := time.monotonic()) < begun_s + seconds:
                 work()
                 if start_s >= begun_s:
                     took_s.append(time.monotonic() - start_s)
         except BaseException as error:
             failures.append(error)
+            ready.abort()
 
     with MODES[mode](place) as make:
         running = [threading.Thread(target=run, args=(make(), each)) for each in taken_s]
-        begun_s = time.monotonic() + WARM_UP_S
         for thread in running:
             thread.start()
+        with suppress(threading.BrokenBarrierError):
+            ready.wait()
+            begun_s = time.monotonic() + WARM_UP_S
+            ready.wait()
         for thread in running:
             thread.join()
     if failures:
