@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bascule.broker import branches
 from bascule.broker import delivery as delivery_module
 from bascule.broker import loading as loading_module
 from bascule.broker import queue as queue_module
 from bascule.broker import ready as ready_module
+from bascule.broker.branches import Branches
 from bascule.broker.delivery import Deliveries
 from bascule.broker.duplicates import DuplicateWindow
 from bascule.broker.engine import Engine
-from bascule.broker.errors import QueueFull
+from bascule.broker.errors import BranchBusy, QueueFull, UnknownBranch
 from bascule.broker.groups import BUCKETS, Groups
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
@@ -31,7 +33,9 @@ from bascule.broker.queue import Queue
 from bascule.broker.ready import Ready
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
+from bascule.core.xid import Xid
 from bascule.jms.selector import compile_selector
+from bascule.journal.branches import Ending
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 
 #: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
@@ -134,6 +138,16 @@ class Line:
         return sum(copy.there for copy in self.copies)
 
 
+@dataclass(eq=False)
+class Held:
+    """A prepared branch: what it does when it is committed, and the records that say so."""
+
+    actions: list[tuple[str, Any]]
+    record: int
+    over: int = NEVER
+    ending: Ending | None = None
+
+
 @dataclass
 class Sent:
     """A persistent send outside transactions. ``record`` is NEVER again when a crash took it."""
@@ -167,6 +181,7 @@ class Run:
     """One run of the engine and the model side by side."""
 
     POLICY = POLICY
+    SETTLEMENTS = ("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject")
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -175,6 +190,8 @@ class Run:
         self.lines: list[Line] = []
         self.clients: list[Client] = []
         self.transactions: dict[Transaction, list[tuple[str, Any]]] = {}
+        self.held: dict[Xid, Held] = {}  # prepared branches
+        self.ended: dict[Xid, Ending] = {}
         self.sender = Sender()
         self.answers_due: dict[int, int] = {}  # token -> record it waits for
         self.answers_seen = 0
@@ -347,6 +364,7 @@ class Run:
         pick = self.random
         address, container = pick.choice((*self.queues, *self.queues[1:], TOPIC, TOPIC)), pick.choice(("me", "you"))
         number, transaction = self.numbers, pick.choice([None, *self.transactions])
+        container = container if transaction is None else self.client_of(transaction)
         self.numbers += 1
         # When exactly an expired message leaves is open: of a queue with a limit it must be known.
         ttl_ms, delay_ms = (0, 0) if address in LIMITED else (pick.choice((0, 0, 0, 0, 50)), pick.choice((0, 0, 0, 0, 0, 2 * STEP_MS)))
@@ -499,7 +517,7 @@ class Run:
         client, copy = self.random.choice(held)
         message, _ = client.held.pop(copy)
         engine = self.broker.engine
-        how = self.random.choice(("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject"))
+        how = self.random.choice(self.SETTLEMENTS)
         if client.line.name == SLOW and self.random.random() < 0.4:
             how = "fail"
         transaction = self.random.choice([None, *self.transactions])
@@ -544,18 +562,93 @@ class Run:
             self.give_back(line, [copy], failed=True)
 
     def commit(self, transaction: Transaction, actions: list[tuple[str, Any]]) -> None:
-        self.tokens += 1
-        token = self.tokens
-        self.answers_due[token] = NEVER
-        sends = [(self.takers(content[0], content[1], content[3].kind), content) for what, content in actions if what == "send"]
+        token = self.token()
         pending = self.record()
-        self.broker.engine.commit(transaction, lambda error: self.sender.answers.append((token, error)))
-        record = self.answers_due[token] = self.record()
+        record = self.carry_out(
+            actions, lambda: self.broker.engine.commit(transaction, lambda error: self.sender.answers.append((token, error)))
+        )
+        self.answers_due[token] = record
         assert record or not pending
+
+    def token(self) -> int:
+        self.tokens += 1
+        self.answers_due[self.tokens] = NEVER
+        return self.tokens
+
+    def carry_out(self, actions: list[tuple[str, Any]], commit: Callable[[], None]) -> int:
+        """What the actions of a transaction bring; gives the record that they are in."""
+        sends = [(self.takers(content[0], content[1], content[3].kind), content) for what, content in actions if what == "send"]
+        commit()
+        record = self.record()
         for takers, (_, _, number, facts) in sends:
             self.place(takers, number, facts, record)
         for _, copy in [content for what, content in actions if what == "ack"]:
             copy.gone = record if copy.durable else 0
+        return record
+
+    @staticmethod
+    def client_of(transaction: Transaction) -> str:
+        return ("me", "you")[int(transaction.id) % 2]
+
+    def prepare(self) -> None:
+        """A transaction becomes a branch, which its connection leaves to others."""
+        # One that has received is the most interesting.
+        chosen = sorted(self.transactions, key=lambda transaction: sum(what == "ack" for what, _ in self.transactions[transaction]))
+        if not chosen or (not self.transactions[chosen[-1]] and self.random.random() < 0.9):
+            return
+        transaction = chosen[-1]
+        actions = self.transactions.pop(transaction)
+        xid = Xid(1, transaction.id, b"")
+        self.history.append(f"prepare {transaction.id!r}")
+        token = self.token()
+        branches.prepare(
+            self.broker.engine, transaction, xid, self.client_of(transaction), lambda _: self.sender.answers.append((token, None))
+        )
+        self.answers_due[token] = self.record() if actions else 0
+        if actions:
+            self.held[xid] = Held(actions, self.record())
+
+    def end_branch(self) -> None:
+        """Somebody ends a branch; perhaps one that somebody is ending already, or has ended."""
+        xids = [*self.held, *self.ended]
+        if xids:
+            self.tell(self.random.choice(xids), Ending.COMMITTED if self.random.random() < 0.6 else Ending.ROLLED_BACK)
+
+    def tell(self, xid: Xid, ending: Ending) -> None:
+        self.history.append(f"{ending.name} {xid}")
+        engine, held = self.broker.engine, self.held.get(xid)
+        if held is None:
+            with pytest.raises(UnknownBranch) as caught:
+                branches.end(engine, xid, ending, lambda: None)
+            assert caught.value.ending is self.ended[xid]
+            return
+        if held.ending not in (None, ending):
+            with pytest.raises(BranchBusy):
+                branches.end(engine, xid, ending, lambda: None)
+            return
+        token = self.token()
+        if held.ending is ending:
+            branches.end(engine, xid, ending, lambda: self.sender.answers.append((token, None)))
+            self.answers_due[token] = held.over
+            return
+
+        def done() -> None:
+            self.sender.answers.append((token, None))
+            del self.held[xid]
+            self.ended[xid] = ending
+            if ending is Ending.ROLLED_BACK:
+                self.roll_back(held.actions)
+
+        def end() -> None:
+            branches.end(engine, xid, ending, done)
+
+        held.ending = ending
+        if ending is Ending.COMMITTED:
+            held.over = self.carry_out(held.actions, end)
+        else:
+            end()
+            held.over = self.record()
+        self.answers_due[token] = held.over
 
     def turn(self) -> None:
         """The shell's turn ends."""
@@ -609,14 +702,36 @@ class Run:
         self.delayed.clear()
         self.crashes += 1
         self.lines = [line for line in self.lines if line.durable and line.created <= last < line.deleted]
+        kept = self.branches_after_crash(last)
         for line in self.lines:
             self.reload(line, last)
+        for held, copy, count in kept:
+            if any(copy is other for line in self.lines for other in line.copies):
+                copy.holder, copy.count = held, count
+        for held in self.held.values():
+            held.actions = [each for each in held.actions if each[0] == "send" or each[1][1].holder is held]
         for sent in self.sent.values():
             sent.record = sent.record if sent.record <= last else NEVER
         self.clients.clear()
         self.transactions.clear()
         self.answers_due.clear()
         self.broker.start(stored=stored)
+
+    def branches_after_crash(self, last: int) -> list[tuple[Held, Copy, int | None]]:
+        """What branches that are still prepared hold; those that are not, or not any more, are gone."""
+        for xid, held in list(self.held.items()):
+            if held.ending is not None and held.over <= last:
+                self.ended[xid] = held.ending
+            acks = [copy for what, (_, *rest) in held.actions if what == "ack" for copy in rest]
+            if held.record > last or held.over <= last:
+                del self.held[xid]
+            if held.record <= last and held.over <= last and held.ending is Ending.ROLLED_BACK:
+                for copy in acks:
+                    copy.count = (copy.count or 0) + 1
+            held.over, held.ending = NEVER, None
+        return [
+            (held, copy, copy.count) for held in self.held.values() for what, (_, *rest) in held.actions if what == "ack" for copy in rest
+        ]
 
     def reload(self, line: Line, last: int) -> None:
         """What a crash leaves of a line. What was on its way or at consumers is in its place again, and may be marked."""
@@ -644,13 +759,14 @@ class Run:
                 left = [copy.number for copy in client.line.copies if self.may_have(client, copy)]
                 assert not left, f"{left} of {client.line.name} wait though a consumer has credit"
         self.answered()
+        assert {each.xid for each in branches.listed(self.broker.engine)} == set(self.held)
         assert not self.answers_due, f"sends without an answer: {self.answers_due}"
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
     COMMANDS = (
         (send, 14), (repeat, 2), (attach, 4), (detach, 3), (delete_queue, 1), (credit, 4), (settle_one, 14), (begin, 2), (end, 3),
-        (turn, 10), (confirm, 8), (pass_time, 3), (snapshot, 2), (crash, 2), (settle, 2),
+        (prepare, 1), (end_branch, 1), (turn, 10), (confirm, 8), (pass_time, 3), (snapshot, 2), (crash, 2), (settle, 2),
     )  # fmt: skip
 
     def commands(self) -> None:
@@ -668,6 +784,9 @@ class Run:
             self.roll_back(self.transactions.pop(transaction))
         self.settle()
         self.compare_loads()
+        for xid in list(self.held):
+            self.tell(xid, self.random.choice((Ending.COMMITTED, Ending.ROLLED_BACK)))
+        self.settle()
         self.consume(self.line(EXPIRED), 10_000, None)
         for _ in range(2):  # what is tried again may have expired meanwhile
             self.pass_time(SWEPT_MS)
@@ -710,6 +829,32 @@ class Run:
                 assert digests_of(whole) <= digests_of(short), f"snapshot {name}"
 
 
+class BranchRun(Run):
+    """A run in which consumers are always there, most is done in transactions, and most of those are prepared."""
+
+    SETTLEMENTS = ("transaction",) * 6 + ("accept", "fail")
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.consumers_come()
+
+    def crash(self) -> None:
+        """As any crash; consumers come back."""
+        super().crash()
+        self.consumers_come()
+
+    def consumers_come(self) -> None:
+        for name in self.queues:
+            self.consume(self.line(name), 10, None)
+        self.begin()
+
+    COMMANDS = (
+        (Run.send, 16), (Run.attach, 2), (Run.detach, 1), (Run.delete_queue, 1), (Run.credit, 2), (Run.settle_one, 20), (Run.begin, 4),
+        (Run.end, 1), (Run.prepare, 6), (Run.end_branch, 3), (Run.turn, 4), (Run.confirm, 8), (Run.pass_time, 1), (Run.snapshot, 2),
+        (crash, 3), (Run.settle, 14),
+    )  # fmt: skip
+
+
 def state_of(loader: Loader) -> dict[str, Any]:
     """What a load has made, without the positions in memory."""
     queues = {
@@ -720,7 +865,14 @@ def state_of(loader: Loader) -> dict[str, Any]:
         ]
         for queue in loader.engine.addresses.queues.values()
     }
-    return {"sequence": loader.fence.sequence, "ingress": loader.engine.ingress_positions, "queues": queues}
+    prepared = {
+        xid: [branch.entry, sorted((queue.id, message.mid, queue.delivery_count(message)) for queue, message in branch.acks)]
+        for xid, branch in loader.engine.branches.prepared.items()
+    }
+    return {
+        "sequence": loader.fence.sequence, "ingress": loader.engine.ingress_positions, "queues": queues, "prepared": prepared,
+        "ended": loader.engine.branches.ended,
+    }  # fmt: skip
 
 
 def digests_of(loader: Loader) -> set[tuple[str, bytes]]:
@@ -728,9 +880,9 @@ def digests_of(loader: Loader) -> set[tuple[str, bytes]]:
     return {(address, digest) for address, window in loader.engine.windows.by_address.items() for digest in window.digests}
 
 
-def run(seed: int) -> None:
+def run(seed: int, kind: type[Run] = Run) -> None:
     """One run; a failure names the seed and every command."""
-    model = Run(seed)
+    model = kind(seed)
     try:
         model.commands()
         model.drain()
@@ -739,9 +891,9 @@ def run(seed: int) -> None:
         raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\n  {history}") from error
 
 
-def run_all(seeds: Iterable[int]) -> None:
+def run_all(seeds: Iterable[int], kind: type[Run] = Run) -> None:
     for seed in seeds:
-        run(seed)
+        run(seed, kind)
 
 
 @pytest.mark.timeout(TIMEOUT_S)
@@ -756,6 +908,11 @@ def test_promises_hold_when_reservations_are_short_and_records_small(monkeypatch
     monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(ready_module, "SWEEP_MIN", 2)
     run_all(range(FIRST_SEED + RUNS - SHORT_RUNS, FIRST_SEED + RUNS))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_branches_are_prepared_and_ended_once_over_crashes_and_snapshots() -> None:
+    run_all(range(FIRST_SEED, FIRST_SEED + RUNS // 5), BranchRun)
 
 
 def forget_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -848,6 +1005,41 @@ def drop_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.gone(queue, waiting[0])
 
     monkeypatch.setattr(Engine, "_drop_oldest", drop)
+
+
+def give_branches_nothing_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loader, "_give_to_branches", lambda _: None)
+
+
+def leave_branches_out_of_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Branches, "entries", lambda *_: b"")
+
+
+def forget_what_branches_hold_in_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Branches, "held", lambda _: iter(()))
+
+
+def take_back_what_branches_held_before_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], end: Any = branches.end) -> None:
+        end(engine, xid, ending, done)
+        if ending is Ending.ROLLED_BACK:
+            engine.take_back(engine.branches.prepared[xid].acks)
+            engine.branches.prepared[xid].acks = []
+
+    monkeypatch.setattr(branches, "end", give)
+
+
+BRANCH_FAULTS = (
+    give_branches_nothing_after_a_crash, leave_branches_out_of_snapshots, forget_what_branches_hold_in_snapshots,
+    take_back_what_branches_held_before_that_is_stored,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BRANCH_FAULTS)
+def test_the_model_notices_branches_of_an_engine_that(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        run_all(range(1, PLANTED_RUNS), BranchRun)
 
 
 FAULTS = (
