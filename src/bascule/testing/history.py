@@ -181,6 +181,7 @@ class _History:
         # Asked for once for each send.
         self.taken_away = cache(self._taken_away)
         self.spilled = cache(self._spilled)
+        self.spilling = {name for names in spills.values() for name in names}
         self.copies = {topic: frozenset(divert.ids) for topic, divert in diverts.items()}
 
     def _note(self, each: Operation) -> None:
@@ -367,7 +368,7 @@ def _check_conditions(tally: Tally, history: _History) -> None:
                 leaked |= {id} - history.matching(selector, (id,))
             assert operation.begun_ms is not None
             assert operation.ended_ms is not None
-            if 0 < facts.expiry_ms < operation.begun_ms - history.clock_ms:
+            if 0 < facts.expiry_ms < operation.begun_ms - history.clock_ms and place.destination not in history.spilling:
                 expired.add(id)
             if operation.ended_ms < facts.due_ms - history.clock_ms:
                 early.add(id)

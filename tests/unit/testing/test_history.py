@@ -239,6 +239,11 @@ def test_a_message_out_of_its_time_is_found() -> None:
 
     assert at(1_005, 2_000) == []
     assert at(1_011, 2_000) == ["expired-delivered: 1 from a (1)"]
+    expired = [
+        sent("1", facts={"1": Facts(expiry_ms=900)}, begun_ms=0, ended_ms=1),
+        taken("1", source="expired", begun_ms=2_000, ended_ms=2_000),
+    ]
+    assert found(expired, spills={"a": ("expired",)}) == []
     assert at(900, 1_989) == ["early-delivered: 1 from a (2)"]
 
 
