@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], directory: Path, **plan: object) -> 
 
     tell(f"seed {seed}")
     result = soak(Plan(seed=seed, **plan), directory, tell)  # type: ignore[arg-type]
-    tell(str(result.tally))
+    tell(f"{result.tally}; report: {write_report(result, directory)}")
     return result
 
 
