@@ -1,0 +1,20 @@
+"""Messages out to Kafka: connection factories with a name, pooled connections, a Kafka and a JMS face."""
+
+from bascule.adapter.outbound.factory import Connection, ConnectionFactory, KafkaTransactions, XaSends
+from bascule.adapter.outbound.pool import PoolClosed, PoolExhausted, PoolLimits, Taken
+from bascule.adapter.outbound.registry import Registry, bind, lookup, unbind
+
+__all__ = [
+    "Connection",
+    "ConnectionFactory",
+    "KafkaTransactions",
+    "PoolClosed",
+    "PoolExhausted",
+    "PoolLimits",
+    "Registry",
+    "Taken",
+    "XaSends",
+    "bind",
+    "lookup",
+    "unbind",
+]

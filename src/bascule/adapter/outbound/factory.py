@@ -1,0 +1,297 @@
+"""Connection factories: pooled connections that send, plainly, in Kafka transactions, or as a part of the current transaction.
+
+bind("kafka/orders", ConnectionFactory({"bootstrap.servers": "127.0.0.1:9092"}))
+with lookup("kafka/orders").connection() as connection:
+    connection.send("orders", b"...")
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored
+from bascule.kafka.slot import Slot
+from bascule.xa.errors import OutOfOrder
+
+if TYPE_CHECKING:
+    from bascule.adapter.outbound.jms import JmsSession
+    from bascule.xa.kafka import KafkaResource
+    from bascule.xa.manager import TransactionManager
+
+#: For each transactional id the last transaction that it has committed: tells what became of one whose commit was not answered.
+COMMITTED_TOPIC = "bascule.outbound"
+COMMITTED_PARTITIONS = 8
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTransactions:
+    """Sends of a ``with connection.transaction()`` become visible at once, or not at all.
+
+    ``id`` begins the transactional ids; each process has its own by its host and ``instance``, and should keep it over restarts.
+    """
+
+    id: str
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class XaSends:
+    """Sends take part in the manager's current transaction. Raises InvalidInput for a resource that is not the manager's."""
+
+    manager: TransactionManager
+    kafka: KafkaResource
+
+    def __post_init__(self) -> None:
+        if self.manager.resources.get(self.kafka.name) is not self.kafka:
+            raise InvalidInput(f"resource {self.kafka.name!r} is not one of transaction manager {self.manager.name!r}")
+
+
+class _Physical(Protocol):
+    def send(self, outgoing: Outgoing) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def validate(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Plain:
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._appender = Appender(kafka)
+        self._topics = Topics(kafka)
+        self._under_way: list[Future[int]] = []
+
+    def send(self, outgoing: Outgoing) -> None:
+        self._under_way.append(self._appender.append(outgoing))
+
+    def flush(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        failed = [error for future in under_way if (error := future.exception()) is not None]
+        if failed:
+            raise Unavailable(f"{len(failed)} of {len(under_way)} records may be stored or not: {failed[0]}") from failed[0]
+
+    def begin(self) -> None:
+        raise OutOfOrder("connections of this factory have no transactions: ConnectionFactory(..., transacted=KafkaTransactions(...))")
+
+    commit = rollback = begin
+
+    def validate(self) -> None:
+        self._topics.reach()
+
+    def close(self) -> None:
+        self._appender.close()
+
+
+class _InKafkaTransaction:
+    def __init__(self, kafka: Mapping[str, Any], transactional_id: str) -> None:
+        self._topics = Topics(kafka)
+        if COMMITTED_TOPIC not in self._topics.partitions():
+            self._topics.create(COMMITTED_TOPIC, COMMITTED_PARTITIONS, dict(TABLE_CONFIG))
+            self._topics.await_visible([COMMITTED_TOPIC])
+        self._key = transactional_id.encode()
+        self._partition = zlib.crc32(self._key) % COMMITTED_PARTITIONS
+        self._slot = Slot(kafka, transactional_id, COMMITTED_TOPIC, self._partition)
+        self._gathered: list[Outgoing] | None = None
+
+    def send(self, outgoing: Outgoing) -> None:
+        if self._gathered is None:
+            raise OutOfOrder("send: not within `with connection.transaction()`")
+        self._gathered.append(outgoing)
+
+    def flush(self) -> None:
+        if self._gathered is not None:
+            raise OutOfOrder("the transaction is not at its end")
+
+    def begin(self) -> None:
+        if self._gathered is not None:
+            raise OutOfOrder("begin: a transaction has begun; they do not nest")
+        self._gathered = []
+        self._slot.prepare()
+
+    def commit(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            raise OutOfOrder("commit: no transaction has begun")
+        mark = uuid.uuid4().bytes
+
+        def make(table: Mapping[bytes, Stored]) -> list[Outgoing]:
+            if (stored := table.get(self._key)) is not None and stored.value == mark:
+                return []  # the first try, which nobody answered, has done it
+            return [*gathered, Outgoing(COMMITTED_TOPIC, self._key, mark, partition=self._partition)]
+
+        if gathered:
+            self._slot.transact(make)
+
+    def rollback(self) -> None:
+        self._gathered = None
+
+    def validate(self) -> None:
+        self._topics.reach()
+
+    def close(self) -> None:
+        self._slot.close()
+
+
+class _InCurrentTransaction:
+    def __init__(self, xa: XaSends) -> None:
+        self._xa = xa
+
+    def send(self, outgoing: Outgoing) -> None:
+        topic, key, value, headers, partition, timestamp_ms = outgoing
+        branch = self._xa.manager.enlist(self._xa.kafka)
+        branch.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+
+    def flush(self) -> None:
+        """It is the transaction that waits."""
+
+    def begin(self) -> None:
+        raise OutOfOrder("transactions of this factory's connections are those of the transaction manager")
+
+    commit = rollback = begin
+
+    def validate(self) -> None:
+        """There is nothing of its own."""
+
+    close = validate
+
+
+class Connection:
+    """Made by ``ConnectionFactory.connection``; for one thread at a time, and given back by ``close`` or ``with``."""
+
+    def __init__(self, pool: Pool[_Physical]) -> None:
+        self._pool = pool
+        self._number, taken = pool.take()
+        self._physical: _Physical | None = taken
+        self._broken = False
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Hands a record over; ``flush``, or the end of the ``with`` block or transaction, says whether it is stored.
+
+        ``value`` None is a tombstone; ``partition`` -1 is chosen by the key as Java's client does. Raises OutOfOrder, NoTransaction.
+        """
+        self.send_record(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
+
+    def send_record(self, outgoing: Outgoing) -> None:
+        """As ``send``."""
+        self._open().send(outgoing)
+
+    def flush(self) -> None:
+        """Returns when all that was sent is stored. Raises Unavailable where some of it may not be."""
+        self._guarded(self._open().flush)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """What is sent within is visible at once, at the end of the block, or never. Raises Refused, Unavailable."""
+        physical = self._open()
+        physical.begin()
+        try:
+            yield self
+        except BaseException:
+            physical.rollback()
+            raise
+        self._guarded(physical.commit)
+
+    def jms(self, *, key: str = "message-id", topic: str = "${address}") -> JmsSession:
+        """The JMS face of this connection: messages become records as diverts make them (see ``bascule.adapter.outbound.jms``)."""
+        from bascule.adapter.outbound.jms import JmsSession
+
+        return JmsSession(self, key, topic)
+
+    def close(self) -> None:
+        """Flushes, and gives it back; a second time it does nothing."""
+        if (physical := self._physical) is None:
+            return
+        try:
+            self._guarded(physical.flush)
+        finally:
+            self._physical = None
+            self._pool.give_back(self._number, broken=self._broken)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give it back."""
+        self.close()
+
+    def _open(self) -> _Physical:
+        if self._physical is None:
+            raise OutOfOrder("the connection is given back")
+        return self._physical
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except Exception:
+            self._broken = True
+            raise
+
+
+class ConnectionFactory:
+    """Connections to a Kafka. Safe for threads; nothing is opened before the first connection."""
+
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        *,
+        transacted: KafkaTransactions | XaSends | None = None,
+        limits: PoolLimits | None = None,
+        name: str = "kafka",
+    ) -> None:
+        """``kafka`` is for librdkafka; ``name`` is for messages."""
+        self._kafka = {**CLIENT_SETTINGS, **kafka}
+        self._transacted = transacted
+        self._pool: Pool[_Physical] = Pool(name, self._make, limits or PoolLimits())
+
+    def connection(self) -> Connection:
+        """One from the pool. Raises PoolExhausted, PoolClosed, Unavailable."""
+        return Connection(self._pool)
+
+    def taken(self, longer_than_s: float = 0.0) -> list[Taken]:
+        """The leak report: connections that are out for so long, who took them and where."""
+        return self._pool.taken(longer_than_s)
+
+    def close(self) -> None:
+        """Frees the connections, those that are out when they are given back."""
+        self._pool.close()
+
+    def _make(self, number: int) -> _Physical:
+        match self._transacted:
+            case None:
+                return _Plain(self._kafka)
+            case KafkaTransactions() as transactions:
+                instance = transactions.instance or f"{socket.gethostname()}.{os.getpid()}"
+                return _InKafkaTransaction(self._kafka, f"{transactions.id}.{instance}.{number}")
+            case xa:
+                return _InCurrentTransaction(xa)

@@ -1,0 +1,185 @@
+"""A pool of things that are costly to make: so many, for whoever waits long enough, and a report on who does not give them back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+
+#: How much of the taker's stack is kept: enough to see who it is.
+STACK_DEPTH = 6
+#: Of this package: not where the taker is.
+_OURS = "/bascule/adapter/outbound/"
+
+_log = logging.getLogger("bascule.adapter")
+
+
+class Physical(Protocol):
+    """What is pooled."""
+
+    def validate(self) -> None:
+        """Raises BasculeError when it is of no use any more."""
+
+    def close(self) -> None:
+        """Frees it."""
+
+
+PhysicalT = TypeVar("PhysicalT", bound=Physical)
+
+
+class PoolExhausted(Unavailable):
+    """All are taken, and none came back in time; the text says who has them."""
+
+
+class PoolClosed(InvalidInput):
+    """The pool gives nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """How many at most; how long to wait for one; from what idle time on one is looked at before it is given out; when to report a leak."""
+
+    most: int = 8
+    wait_s: float = 10.0
+    validate_after_s: float = 30.0
+    leak_after_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or self.wait_s < 0 or self.validate_after_s < 0 or self.leak_after_s <= 0:
+            raise InvalidInput(f"{self}: most >= 1, no time below 0, and leak_after_s above it are expected")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Something that is out: who took it, for how long it has been out, and where in the program that was (innermost call last)."""
+
+    by: str
+    for_s: float
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.by} for {self.for_s:.1f} s, taken at\n{self.where}"
+
+
+@dataclass(slots=True, eq=False)
+class _Lease(Generic[PhysicalT]):
+    physical: PhysicalT
+    by: str
+    since_s: float
+    where: str
+    reported: bool = False
+
+
+class Pool(Generic[PhysicalT]):
+    """Safe for threads."""
+
+    def __init__(self, name: str, make: Callable[[int], PhysicalT], limits: PoolLimits) -> None:
+        """``make`` is given the number of what it makes, from 0 and below ``limits.most``; a number is not used twice at once."""
+        self.name = name
+        self.limits = limits
+        self._make = make
+        self._idle: list[tuple[int, PhysicalT, float]] = []
+        self._out: dict[int, _Lease[PhysicalT]] = {}
+        self._free = list(reversed(range(limits.most)))
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def take(self) -> tuple[int, PhysicalT]:
+        """One that works, with the number to give it back by. Raises PoolExhausted, PoolClosed, and what making one raises."""
+        deadline_s = time.monotonic() + self.limits.wait_s
+        while True:
+            number, physical, idle_s = self._reserve(deadline_s)
+            try:
+                if physical is None:
+                    physical = self._make(number)
+                elif idle_s >= self.limits.validate_after_s:
+                    physical.validate()
+            except BasculeError as error:
+                self._release(number)
+                if physical is None:
+                    raise
+                _log.info("%s: connection %d is made anew: %s", self.name, number, error)
+                with suppress(BasculeError):
+                    physical.close()
+                continue
+            except BaseException:
+                self._release(number)
+                raise
+            with self._changed:
+                self._out[number] = _Lease(physical, threading.current_thread().name, time.monotonic(), _where())
+            return number, physical
+
+    def give_back(self, number: int, *, broken: bool = False) -> None:
+        """It may be given to others; or not, where it is ``broken``."""
+        with self._changed:
+            lease = self._out.pop(number)
+            keep = not broken and not self._closed
+            if keep:
+                self._idle.append((number, lease.physical, time.monotonic()))
+            else:
+                self._free.append(number)
+            self._changed.notify()
+        if not keep:
+            lease.physical.close()
+
+    def taken(self, longer_than_s: float = 0.0) -> list[Taken]:
+        """Who has what, the longest first."""
+        now_s = time.monotonic()
+        with self._changed:
+            leases = sorted(self._out.values(), key=lambda lease: lease.since_s)
+        return [Taken(lease.by, now_s - lease.since_s, lease.where) for lease in leases if now_s - lease.since_s >= longer_than_s]
+
+    @property
+    def idle(self) -> int:
+        """How many lie ready."""
+        return len(self._idle)
+
+    def close(self) -> None:
+        """Frees what lies ready, and the rest when it is given back."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._free += [number for number, _, _ in idle]
+            self._changed.notify_all()
+        for _, physical, _ in idle:
+            physical.close()
+
+    def _reserve(self, deadline_s: float) -> tuple[int, PhysicalT | None, float]:
+        with self._changed:
+            self._report_leaks()
+            while not self._idle and not self._free and not self._closed:
+                if not self._changed.wait(max(0.0, deadline_s - time.monotonic())) and time.monotonic() >= deadline_s:
+                    break
+            if self._closed:
+                raise PoolClosed(f"{self.name} is closed")
+            if self._idle:  # the one used last: those beyond what is needed stay idle
+                number, physical, since_s = self._idle.pop()
+                return number, physical, time.monotonic() - since_s
+            if self._free:
+                return self._free.pop(), None, 0.0
+        holders = "\n".join(map(str, self.taken()))
+        raise PoolExhausted(f"{self.name}: all {self.limits.most} connections are taken after {self.limits.wait_s:g} s, by\n{holders}")
+
+    def _release(self, number: int) -> None:
+        with self._changed:
+            self._free.append(number)
+            self._changed.notify()
+
+    def _report_leaks(self) -> None:
+        now_s = time.monotonic()
+        for lease in self._out.values():
+            if not lease.reported and now_s - lease.since_s >= self.limits.leak_after_s:
+                lease.reported = True
+                _log.warning("%s: a connection is not given back by %s", self.name, Taken(lease.by, now_s - lease.since_s, lease.where))
+
+
+def _where() -> str:
+    frames = [frame for frame in traceback.extract_stack() if _OURS not in frame.filename and not frame.filename.endswith("contextlib.py")]
+    return "".join(traceback.format_list(frames[-STACK_DEPTH:]))

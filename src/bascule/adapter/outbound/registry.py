@@ -1,0 +1,54 @@
+"""Names for connection factories, as JNDI has them: who sends knows a name, who starts the program says what stands behind it."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from typing import TYPE_CHECKING
+
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from bascule.adapter.outbound.factory import ConnectionFactory
+
+
+class Registry:
+    """Names such as ``kafka/orders``. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._factories: dict[str, ConnectionFactory] = {}
+        self._lock = threading.Lock()
+
+    def bind(self, name: str, factory: ConnectionFactory, *, again: bool = False) -> None:
+        """``again``: the name may stand for another one so far. Raises InvalidInput."""
+        if not name or name != name.strip("/ ") or "//" in name:
+            raise InvalidInput(f"{name!r} is no name: words with / between them are, kafka/orders for one")
+        with self._lock:
+            if not again and name in self._factories:
+                raise InvalidInput(f"{name!r} is bound already; bind(..., again=True) puts another in its place")
+            self._factories[name] = factory
+
+    def unbind(self, name: str) -> None:
+        """The name stands for nothing. Its factory is its owner's to close."""
+        with self._lock:
+            self._factories.pop(name, None)
+
+    def lookup(self, name: str) -> ConnectionFactory:
+        """Raises InvalidInput, which names what is nearest."""
+        with self._lock:
+            if (factory := self._factories.get(name)) is not None:
+                return factory
+            bound = sorted(self._factories)
+        near = difflib.get_close_matches(name, bound, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"bound are {', '.join(bound) or 'none'}"
+        raise InvalidInput(f"nothing is bound to {name!r}; {hint}")
+
+    def names(self) -> list[str]:
+        """All that are bound."""
+        with self._lock:
+            return sorted(self._factories)
+
+
+#: Of this process.
+registry = Registry()
+bind, unbind, lookup = registry.bind, registry.unbind, registry.lookup

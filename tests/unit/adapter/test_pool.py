@@ -1,0 +1,133 @@
+"""The pool of connections: limits, waiting, validation, and who keeps what; and the names of factories."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bascule.adapter.outbound import ConnectionFactory, PoolClosed, PoolExhausted, PoolLimits, Registry
+from bascule.adapter.outbound.pool import Pool
+from bascule.core.errors import InvalidInput, Unavailable
+
+
+class Thing:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.works = True
+        self.closed = False
+
+    def validate(self) -> None:
+        if not self.works:
+            raise Unavailable("broken")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def pool(**limits: float) -> tuple[Pool[Thing], list[Thing]]:
+    made: list[Thing] = []
+
+    def make(number: int) -> Thing:
+        made.append(Thing(number))
+        return made[-1]
+
+    return Pool("things", make, PoolLimits(**{"most": 2, "wait_s": 0.05, **limits})), made  # type: ignore[arg-type]
+
+
+def test_what_is_given_back_is_given_out_again() -> None:
+    things, made = pool()
+    number, thing = things.take()
+    things.give_back(number)
+    assert things.take() == (number, thing)
+    assert len(made) == 1
+
+
+def test_who_waits_too_long_is_told_who_has_them_all() -> None:
+    things, _ = pool()
+    things.take()
+    things.take()
+    with pytest.raises(PoolExhausted, match="all 2 connections are taken") as told:
+        things.take()
+    assert threading.current_thread().name in str(told.value)
+    assert "test_who_waits_too_long_is_told_who_has_them_all" in str(told.value)
+
+
+def test_who_waits_gets_what_is_given_back_meanwhile() -> None:
+    things, _ = pool(most=1, wait_s=30)
+    number, thing = things.take()
+    got: list[Thing] = []
+    waiting = threading.Thread(target=lambda: got.append(things.take()[1]))
+    waiting.start()
+    things.give_back(number)
+    waiting.join(30)
+    assert got == [thing]
+
+
+def test_one_that_is_broken_is_replaced_when_it_has_been_idle() -> None:
+    things, made = pool(validate_after_s=0)
+    things.give_back(things.take()[0])
+    made[0].works = False
+    _, thing = things.take()
+    assert thing is made[1]
+    assert made[0].closed
+
+
+def test_one_that_is_given_back_as_broken_is_closed() -> None:
+    things, made = pool()
+    things.give_back(things.take()[0], broken=True)
+    assert made[0].closed
+    assert things.idle == 0
+
+
+def test_one_that_cannot_be_made_takes_no_place() -> None:
+    def make(_number: int) -> Thing:
+        raise Unavailable("no Kafka")
+
+    things = Pool("things", make, PoolLimits(1, 0.05))
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="no Kafka"):
+            things.take()
+
+
+def test_a_leak_is_reported_once_with_its_taker(caplog: pytest.LogCaptureFixture) -> None:
+    things, _ = pool(most=3, leak_after_s=0.001)
+    things.take()
+    (leak,) = things.taken()
+    assert leak.by == threading.current_thread().name
+    threading.Event().wait(0.002)
+    things.take()
+    things.take()
+    reports = [record.getMessage() for record in caplog.records if "not given back" in record.getMessage()]
+    assert "test_a_leak_is_reported_once_with_its_taker" in reports[0]
+    assert len(reports) <= 2
+
+
+def test_a_closed_pool_gives_nothing_and_closes_what_comes_back() -> None:
+    things, made = pool()
+    number, _ = things.take()
+    things.give_back(things.take()[0])
+    things.close()
+    assert made[1].closed
+    with pytest.raises(PoolClosed, match="things is closed"):
+        things.take()
+    things.give_back(number)
+    assert made[0].closed
+
+
+def test_a_name_that_is_not_bound_names_the_nearest() -> None:
+    names, factory = Registry(), ConnectionFactory({"bootstrap.servers": "127.0.0.1:1"})
+    names.bind("kafka/orders", factory)
+    assert names.lookup("kafka/orders") is factory
+    with pytest.raises(InvalidInput, match=r"nothing is bound to 'kafka/order'; did you mean 'kafka/orders'\?"):
+        names.lookup("kafka/order")
+    with pytest.raises(InvalidInput, match="bound are kafka/orders"):
+        names.lookup("something")
+    with pytest.raises(InvalidInput, match="bound already"):
+        names.bind("kafka/orders", factory)
+    names.bind("kafka/orders", factory, again=True)
+    names.unbind("kafka/orders")
+    with pytest.raises(InvalidInput, match="bound are none"):
+        names.lookup("kafka/orders")
+    with pytest.raises(InvalidInput, match="is no name"):
+        names.bind("/kafka", factory)

@@ -1,0 +1,54 @@
+"""What goes to the retry and dead-letter topics comes back as the record that it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bascule.adapter.inbound import ActivationSpec, Record
+from bascule.adapter.inbound.record import CAUSE_LENGTH_MAX, dead_letter_of, record_of, retry_of, returned
+from bascule.kafka.compacted import Outgoing
+from bascule.kafka.consumer import Received
+
+SPEC = ActivationSpec(topics=("payments",), group="shop")
+RECORD = Record("payments", 2, 17, b"key", b"value", (("kept", b"1"), ("kept", b"2")), 1000)
+
+
+def read(outgoing: Outgoing) -> Received:
+    return Received(outgoing.topic, 0, 99, outgoing.key, outgoing.value, outgoing.headers, outgoing.timestamp_ms)
+
+
+def test_a_retry_is_the_record_with_its_count_and_time() -> None:
+    record, due_ms = record_of(read(retry_of(RECORD, SPEC, ValueError("no"), 5000)))
+    assert record == Record("payments", 2, 17, b"key", b"value", RECORD.headers, 1000, failures=1)
+    assert due_ms == 5000
+    again, _ = record_of(read(retry_of(record, SPEC, ValueError("no"), 6000)))
+    assert (again.failures, again.headers) == (2, RECORD.headers)
+
+
+def test_a_dead_letter_says_where_it_was_and_why_and_comes_back_without_its_past() -> None:
+    letter = read(dead_letter_of(RECORD, SPEC, ValueError("x" * 5000)))
+    said: dict[str, Any] = dict(letter.headers)
+    assert letter.topic == "shop.dead-letter"
+    assert said["__connect.errors.offset"] == b"17"
+    assert said["__connect.errors.stage"] == b"ENDPOINT"
+    assert len(said["__connect.errors.exception.message"]) == CAUSE_LENGTH_MAX
+    back = returned(letter)
+    assert back is not None
+    assert back.topic == "shop.retry"
+    record, due_ms = record_of(read(back))
+    assert (record, due_ms) == (RECORD, 0)
+
+
+def test_what_is_no_letter_of_ours_goes_nowhere() -> None:
+    assert returned(Received("shop.dead-letter", 0, 1, None, b"x", (), 0)) is None
+
+
+def test_a_strangers_record_in_the_retry_topic_is_a_record_of_that_topic() -> None:
+    headers = [("bascule.retry.origin", b"nowhere"), ("bascule.retry.due", b"soon")]
+    record, due_ms = record_of(Received("shop.retry", 0, 5, None, b"x", headers, 0))
+    assert (record.topic, record.offset, due_ms) == ("shop.retry", 5, 0)
+
+
+def test_the_last_header_of_a_name_counts() -> None:
+    assert RECORD.header("kept") == b"2"
+    assert RECORD.header("other") is None

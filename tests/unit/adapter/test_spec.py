@@ -1,0 +1,82 @@
+"""An activation spec is checked when it is made, and says what is wrong by the name of the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Order, ResourceAdapter, Xa
+from bascule.core.errors import InvalidInput
+from bascule.xa import FileLog, TransactionManager
+from bascule.xa.kafka import KafkaResource
+
+KAFKA = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def spec(**changes: Any) -> ActivationSpec:
+    return ActivationSpec(**{"topics": ("payments",), "group": "shop", **changes})
+
+
+def test_what_is_not_given_is_the_groups_own() -> None:
+    made = spec(topics="payments", order="key")
+    assert (made.topics, made.retry_topic, made.dead_letter_topic, made.order) == (
+        ("payments",),
+        "shop.retry",
+        "shop.dead-letter",
+        Order.KEY,
+    )
+    assert made.in_place
+    assert not spec().in_place
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"topics": ()}, "topics"),
+        ({"topics": ("",)}, "topics"),
+        ({"topics": ("^a.*", "b")}, "names, or one pattern alone"),
+        ({"topics": ("^a(",)}, "no regular expression"),
+        ({"topics": ("^shop.*",)}, "none that takes in 'shop.retry'"),
+        ({"topics": ("shop.dead-letter",)}, "none that takes in 'shop.dead-letter'"),
+        ({"topics": ("shop.inbound",)}, "inbound log"),
+        ({"retry_topic": "same", "dead_letter_topic": "same"}, "three different ones"),
+        ({"group": "no blanks"}, "group"),
+        ({"workers": 0}, "workers"),
+        ({"batch": 0}, "batch"),
+        ({"retries": -1}, "retries"),
+        ({"delivery_timeout_s": 0}, "delivery_timeout_s"),
+        ({"order": "random"}, "order='random': one of none, key, partition"),
+        ({"start": "middle"}, "start='middle': one of earliest, latest"),
+    ],
+)
+def test_what_cannot_be_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named.replace("(", r"\(")):
+        spec(**changes)
+
+
+@pytest.mark.parametrize("wrong", [(-1.0, 2.0, 1.0), (1.0, 0.5, 1.0), (2.0, 2.0, 1.0)])
+def test_a_backoff_grows(wrong: tuple[float, float, float]) -> None:
+    with pytest.raises(InvalidInput, match="first_s >= 0"):
+        Backoff(*wrong)
+    assert [Backoff(0.5, 3.0, 4.0).pause_s(failures) for failures in (1, 2, 3, 1000)] == [0.5, 1.5, 4.0, 4.0]
+
+
+def test_what_takes_part_in_a_transaction_is_the_managers_and_the_groups(tmp_path: Path) -> None:
+    kafka, log = KafkaResource("kafka", KAFKA), InboundLog("inbound", KAFKA, group="shop")
+    manager = TransactionManager("shop", FileLog(tmp_path / "log"), [log, kafka])
+    assert spec(transacted=Xa(manager, log, kafka)).transacted is not None
+    with pytest.raises(InvalidInput, match="'kafka' is not one of transaction manager 'shop'"):
+        Xa(manager, log, KafkaResource("kafka", KAFKA))
+    with pytest.raises(InvalidInput, match="that of group 'shop', not of 'other'"):
+        spec(group="other", transacted=Xa(manager, log, kafka))
+
+
+def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own() -> None:
+    adapter = ResourceAdapter(KAFKA)
+    with pytest.raises(InvalidInput, match=r"a class with on_record\(record\), is expected"):
+        adapter.activate(spec(), dict)
+    adapter.activate(spec(), print)
+    with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
+        adapter.activate(spec(), print)
