@@ -146,12 +146,17 @@ class Deliveries:
 
     def acknowledge(self, consumer: Consumer, message: Message) -> None:
         """The consumer has it: it leaves the queue. Repeats do nothing."""
-        if consumer.unacked.pop(message.position, None) is not None:
+        if self.settled(consumer, message):
             self.counters.acknowledged += 1
-            queue = consumer.queue
-            self.gone(queue, message)
-            if queue.settings.prefetch_max:
-                self._dirty[queue] = None
+            self.gone(consumer.queue, message)
+
+    def settled(self, consumer: Consumer, message: Message) -> bool:
+        """The consumer holds the message no more, and may have another where it was at its limit. False for a repeat."""
+        if consumer.unacked.pop(message.position, None) is None:
+            return False
+        if consumer.queue.settings.prefetch_max:
+            self._dirty[consumer.queue] = None
+        return True
 
     def gone(self, queue: Queue, message: Message) -> None:
         """The queue holds a message no more that nobody else has a hand on."""
@@ -180,12 +185,12 @@ class Deliveries:
 
     def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
         """Released, or modified with a failed delivery: it waits again, in its place."""
-        if consumer.unacked.pop(message.position, None) is not None:
+        if self.settled(consumer, message):
             self._return(consumer.queue, [message], failed=failed)
 
     def reject(self, consumer: Consumer, message: Message) -> None:
         """The consumer will never take it: it goes to the dead-letter address."""
-        if consumer.unacked.pop(message.position, None) is not None:
+        if self.settled(consumer, message):
             self._dead_letter(consumer.queue, message, REJECTED)
 
     def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:

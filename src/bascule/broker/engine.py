@@ -305,7 +305,7 @@ class Engine(Destinations):
 
     def acknowledge_in(self, transaction: Transaction, consumer: Consumer, message: Message) -> None:
         """An acknowledgement that counts with the commit."""
-        if consumer.unacked.pop(message.position, None) is not None:
+        if self.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
             transaction.size_bytes += 16

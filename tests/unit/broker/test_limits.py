@@ -135,3 +135,20 @@ def test_the_more_specific_rule_wins_setting_by_setting() -> None:
     found = policy.of("orders.eu")
     assert (found.max_messages, found.max_bytes, found.exclusive) == (3, 2, True)
     assert (policy.of("orders.us").max_messages, policy.of("x").max_messages, policy.of("x").max_bytes) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("how", ["release", "fail", "reject", "transaction"])
+def test_a_consumer_at_its_limit_has_the_next_message_however_it_settles_one(how: str) -> None:
+    bench = Bench(Policy(AddressSettings(prefetch_max=1, redelivery_delay_ms=60_000)))
+    bench.fill(1, 2)
+    consumer = bench.consumer()
+    message = consumer.messages[0]
+    match how:
+        case "reject":
+            bench.engine.reject(consumer.consumer, message)
+        case "transaction":
+            bench.engine.acknowledge_in(bench.engine.begin(b"1"), consumer.consumer, message)
+        case _:
+            bench.engine.give_back(consumer.consumer, message, failed=how == "fail")
+    bench.broker.settle()
+    assert bench.got(consumer) == [1, 1 if how == "release" else 2]
