@@ -21,6 +21,9 @@ from bascule.broker.errors import (
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries
+from bascule.kafka.positions import Position
+from bascule.pipelines.divert import JournalReader
+from bascule.pipelines.spec import Divert
 from bascule.testing.broker import Receiver
 
 XID = Xid(7, b"gtrid", b"bqual")
@@ -136,6 +139,15 @@ def test_a_commit_is_one_record_and_pipelines_see_the_messages_in_it_alone(work:
     work.bench.broker.settle()
     assert sorted(ops_of(work.bench)[-1]) == [Op.SEND, Op.ACK, Op.ENDED]
     assert work.bench.broker.log.records[-1][0] == KEY_OF_KIND[Kind.DATA]
+
+
+def test_a_divert_takes_the_messages_of_a_branch_from_the_record_of_its_commit(work: Work) -> None:
+    work.prepared()
+    work.end(Ending.COMMITTED)
+    work.bench.broker.settle()
+    reader = JournalReader(Position("journal", "id", 0, 0), [Divert("d", "out")])
+    taken = [reader.take(offset, *record) for offset, record in enumerate(work.bench.broker.log.records)]
+    assert [len(each) for each in taken] == [0] * (len(taken) - 1) + [1]
 
 
 @pytest.mark.parametrize("stored", [0, 1])
