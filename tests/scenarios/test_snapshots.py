@@ -9,6 +9,8 @@ import pytest
 from tests.scenarios.conftest import Connect
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.snapshots import CHUNK_BYTES
 from bascule.testing.system import System, wait_for
 
 SENT = 400
@@ -37,3 +39,11 @@ def test_a_broker_that_is_killed_starts_from_its_newest_snapshot(connect_to: Con
     assert int(loads[-1][1]) > 0
     left = connect_to(small_steps.url).session().consumer("queue:steps").receive_many(SENT - TAKEN)
     assert [message.body for message in left] == [str(number) for number in range(TAKEN, SENT)]
+
+
+def test_old_snapshots_are_cleaned_away_long_before_they_would_slow_a_start_down(small_steps: System) -> None:
+    topics = Topics({"bootstrap.servers": small_steps.bootstrap})
+    for name in ("snapshots", "store"):
+        settings = topics.config(f"{small_steps.prefix}.{name}")
+        assert settings["cleanup.policy"] == "compact"
+        assert CHUNK_BYTES < int(settings["segment.bytes"]) < 1 << 28  # what is in the newest segment is never cleaned

@@ -76,8 +76,9 @@ TOPIC_SETTINGS: dict[str, dict[str, str]] = {
     # What is trimmed leaves the disk with its segment, which must have room for the largest record.
     "journal": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
     "ingress": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
-    "snapshots": {"cleanup.policy": "compact", **_SAFE},
-    "store": {"cleanup.policy": "compact", **_SAFE},
+    # A start reads the whole topic, and Kafka cleans closed segments only: at its default of 1 GiB old snapshots would be read for weeks.
+    "snapshots": {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_SAFE},
+    "store": {"cleanup.policy": "compact", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_SAFE},
 }
 TOPIC_ROLES = {"journal": Role.LOG, "ingress": Role.LOG, "snapshots": Role.TABLE, "store": Role.STORE}
 
@@ -95,7 +96,8 @@ def diverts_of(settings: Settings) -> Diverts:
         for divert in enabled
         if divert.exclusive
     )
-    return Diverts(exclusive, tuple(divert.from_address for divert in enabled), settings.journal.replayable)
+    patterns, names = (tuple(getattr(divert, field) for divert in enabled) for field in ("from_address", "name"))
+    return Diverts(exclusive, patterns, settings.journal.replayable, names)
 
 
 class Node:
