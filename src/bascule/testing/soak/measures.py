@@ -1,4 +1,4 @@
-"""What can be seen from outside while a soak goes on, twice a second: depth of the queues, memory, size of the journal."""
+"""What can be seen from outside while a soak goes on, every second: depth of the queues, memory, size of the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bascule.testing.soak.site import LOOK_TIMEOUT_S, Site
 
-INTERVAL_S = 0.5
+INTERVAL_S = 1.0
 MIB = 1 << 20
 
 

@@ -21,6 +21,8 @@ from bascule.testing.system import FAILOVER, Command, Late, System, descendants,
 #: What ended by itself is started again after so long.
 AGAIN_S = 0.5
 TICK_S = 0.05
+#: A look costs the brokers an answer each.
+LOOK_S = 0.25
 #: A broker answers in milliseconds, or is busy starting, or stands still.
 LOOK_TIMEOUT_S = 1.0
 HEAL_S = 240.0
@@ -228,12 +230,16 @@ class Site:
 
     def wait(self, condition: Callable[[], object], timeout_s: float) -> bool:
         """Whether a condition came true in time, while what is due is done."""
-        deadline_s = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
+        looked_s = float("-inf")
         while True:
             self.tick()
-            if condition():
-                return True
-            if time.monotonic() > deadline_s:
+            now_s = time.monotonic()
+            if now_s - looked_s >= LOOK_S:
+                if condition():
+                    return True
+                looked_s = now_s
+            if now_s - begun_s > timeout_s:
                 return False
             time.sleep(TICK_S)
 
