@@ -30,6 +30,7 @@ class Diverts:
     patterns: tuple[str, ...] = ()  # of all diverts: a non-persistent message on such an address is journaled for them
     #: Addresses whose persistent messages are journaled also where nothing durable wants them (docs/adr/0002).
     replayable: tuple[str, ...] = ("#",)
+    names: tuple[str, ...] = ()  # of all that are enabled: the start of an epoch tells the pipelines
 
 
 def durable_ids(queues: Iterable[Queue]) -> tuple[int, ...]:

@@ -77,7 +77,12 @@ class Taken:
 class JournalReader:
     """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
 
-    def __init__(self, position: Position, diverts: Sequence[Divert]) -> None:
+    def __init__(self, position: Position, diverts: Sequence[Divert], configured: frozenset[str] | None = None) -> None:
+        """What an exclusive divert took that is not among the ``configured`` any more is wanted in its name, as a fault.
+
+        Without ``configured`` somebody else looks after that.
+        """
+        self._configured = configured
         self.fence = Fence(position.epoch, position.sequence)
         self.exclusive = frozenset(position.exclusive)
         self.foreign = 0
@@ -111,16 +116,25 @@ class JournalReader:
             send = decode_send(value, start, end)
             faults: dict[str, Exception] = {}
             wanted = [choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults)]
+            if send.diverts and self._configured is not None:
+                wanted += self._removed(send, self._configured, faults)
             if wanted:
                 taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted, faults))
             index += 1
         return taken
 
+    def _removed(self, send: Send, configured: frozenset[str], faults: dict[str, Exception]) -> list[Divert]:
+        names = [name for name in send.diverts if name not in configured]
+        faults |= {name: BadRecord(f"the exclusive divert {name!r} took it, and is not configured any more") for name in names}
+        return [Divert(name, send.address, "") for name in names]
+
     def _epoch_started(self, value: bytes) -> None:
-        self.exclusive = frozenset()
         for op, start, end in entries(value):
             if op == Op.EPOCH:
-                self.exclusive = frozenset(str(name) for name in decode_json(value, start, end).get("exclusive", ()))
+                said = decode_json(value, start, end)
+                # One that the broker has no more takes nothing: what its selector matches is in the queues again.
+                gone = self.exclusive.difference(said["diverts"]) if "diverts" in said else frozenset()
+                self.exclusive = gone.union(map(str, said.get("exclusive", ())))
 
 
 class Choice:

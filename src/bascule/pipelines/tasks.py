@@ -18,6 +18,7 @@ from bascule.pipelines.carry import Carrier, Claim, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.positions import COMMON
 from bascule.pipelines.rows import arrow_batch, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 
@@ -59,7 +60,8 @@ class DivertTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Takes the rows of one journal partition in order."""
         position = held_position(self.pipelines, self.claim)
-        reader = JournalReader(position, self.diverts)
+        configured = frozenset(divert.name for divert in self.pipelines.diverts) if self.claim.key.startswith(f"{COMMON}/") else None
+        reader = JournalReader(position, self.diverts, configured)
         made: dict[tuple[str, int, int], list[Record]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = 0

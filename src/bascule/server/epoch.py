@@ -152,8 +152,8 @@ class Epoch:
     async def _write_start(self) -> int:
         self._started = self._loop.create_future()
         content = {
-            "exclusive": [divert.name for divert in self._diverts.exclusive], "host": socket.gethostname(), "pid": os.getpid(),
-            "version": bascule.__version__,
+            "exclusive": [divert.name for divert in self._diverts.exclusive], "diverts": self._diverts.names,
+            "host": socket.gethostname(), "pid": os.getpid(), "version": bascule.__version__,
         }  # fmt: skip
         value = encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, content))
         self._writer.append(KEY_OF_KIND[Kind.EPOCH], value)

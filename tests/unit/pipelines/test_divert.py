@@ -37,8 +37,8 @@ def send(message: JmsMessage | None = None, address: str = "a.b", flags: int = S
     return Send(marks, Routing.ANYCAST, 4, 77, 0, 0, address, (), (), diverts, None, body)
 
 
-def epoch_start(*exclusive: str) -> bytes:
-    return encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": list(exclusive)}))
+def epoch_start(*exclusive: str, **more: object) -> bytes:
+    return encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": list(exclusive), **more}))
 
 
 def outputs(divert: Divert, one: Send) -> list[Output]:
@@ -97,6 +97,28 @@ def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_appli
     message = JmsMessage(body_kind="text", body="", properties={"colour": colour})
     found = reader.take(1, b"D", data(1, send(message, diverts=("x",) if marked else ())))
     assert bool(found) is taken
+
+
+def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_plain_one_what_it_matches() -> None:
+    reader = JournalReader(START, [Divert("x", "#", exclusive=True)])
+    reader.take(0, b"E", epoch_start("x", diverts=["x"]))
+    assert not reader.take(1, b"D", data(1, send(), epoch=0))
+    reader.take(2, b"E", epoch_start(diverts=["another"]))
+    assert not reader.take(3, b"D", data(2, send(), epoch=2))
+    reader.take(4, b"E", epoch_start(diverts=["x"]))
+    assert reader.take(5, b"D", data(3, send(), epoch=4))
+
+
+def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() -> None:
+    reader = JournalReader(START, [Divert("y", "nowhere")], frozenset(("y",)))
+    reader.take(0, b"E", epoch_start("x"))
+    (taken,) = reader.take(1, b"D", data(1, send(diverts=("x",))))
+    ((divert, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken)
+    assert (divert.name, output.topic, output.value) == ("x", "dead", taken.send.body)
+    reason = dict(output.headers)["__connect.errors.exception.message"]
+    assert reason == b"the exclusive divert 'x' took it, and is not configured any more"
+    with pytest.raises(BadRecord, match="not configured any more"):
+        DivertEngine("bridge", ("journal", 0), None).outputs(taken)
 
 
 def test_what_came_from_kafka_is_diverted_only_where_the_divert_says_so() -> None:
