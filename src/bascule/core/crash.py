@@ -1,6 +1,7 @@
 """Crash points: every boundary between two effects has a name, at which a test can end the process as a power failure would.
 
     BASCULE_CRASH=journal.append.after:3 bascule broker     # SIGKILL when it comes there the third time
+    BASCULE_CRASH=journal.trim.before:1:stop bascule broker # SIGSTOP: it stands still there, until somebody sends SIGCONT
 
 Several are separated by commas; each counts its own passes, in each process that inherits the variable. With ``BASCULE_CRASH_ONCE=DIR``
 each of them kills one process only and leaves a file of its name in DIR: what is started again lives. Where nothing is armed a point is
@@ -124,14 +125,15 @@ POINTS: dict[str, str] = {
 
 
 def arm(text: str, once: str = "") -> None:
-    """Arm points, in place of those armed before; "" for none. ``text`` is ``NAME:N[,NAME:N...]``, N from 1. Raises ValueError."""
+    """Arm points, in place of those armed before; "" for none. ``text`` is ``NAME:N[:stop][,...]``, N from 1. Raises ValueError."""
     _armed.clear()
     for each in filter(None, text.split(",")):
-        name, _, pass_number = each.partition(":")
-        if name not in POINTS:
-            raise ValueError(f"{ARMED_VARIABLE}: there is no crash point {name!r}")
+        name, _, rest = each.partition(":")
+        pass_number, _, what = rest.partition(":")
+        if name not in POINTS or what not in _SIGNALS:
+            raise ValueError(f"{ARMED_VARIABLE}: there is no crash point {each!r}")
         if not (once and Path(once, name).exists()):
-            _armed[name] = (int(pass_number or 1), itertools.count(1), once)
+            _armed[name] = (int(pass_number or 1), itertools.count(1), once, _SIGNALS[what])
 
 
 def point(name: str) -> None:
@@ -141,7 +143,7 @@ def point(name: str) -> None:
 
 
 def _pass(name: str) -> None:
-    wanted, passes, once = _armed[name]
+    wanted, passes, once, number = _armed[name]
     if next(passes) != wanted:
         return
     if once:
@@ -150,8 +152,9 @@ def _pass(name: str) -> None:
         except FileExistsError:  # it was another process's
             return
     os.write(2, f"crash point {name}, pass {wanted}\n".encode())
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
 
 
-_armed: dict[str, tuple[int, Iterator[int], str]] = {}
+_SIGNALS = {"": signal.SIGKILL, "stop": signal.SIGSTOP}
+_armed: dict[str, tuple[int, Iterator[int], str, signal.Signals]] = {}
 arm(os.environ.get(ARMED_VARIABLE, ""), os.environ.get(ONCE_VARIABLE, ""))
