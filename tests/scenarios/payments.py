@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psycopg
 
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
+from bascule.xa import FileLog, TransactionManager, TransactionRolledBack
+from bascule.xa.jms import JmsResource
+from bascule.xa.postgres import PostgresResource
 
 END = "end"
 FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
@@ -21,10 +25,11 @@ RECEIVE_S = 120.0
 
 
 class Application:
-    """One process of it. ``wait_at`` is a step: received, stored, acknowledged."""
+    """One process of it. ``wait_at`` is a step: received, written, stored, acknowledged."""
 
-    def __init__(self, url: str, conninfo: str, table: str, queue: str, wait_at: str) -> None:
+    def __init__(self, url: str, conninfo: str, table: str, queue: str, log: str, wait_at: str) -> None:
         self.url, self.conninfo, self.queue = FAILOVER.format(url), conninfo, Queue(queue)
+        self._log = Path(log)
         self._insert = f"INSERT INTO {table} VALUES (%s, %s)"
         self._wait_at = wait_at
 
@@ -37,6 +42,7 @@ class Application:
 
     def write(self, database: psycopg.Connection, order: Message) -> None:
         database.execute(self._insert, (order.body, order.redelivered))
+        self.step("written")
 
     @contextmanager
     def consumer(self, acknowledge: Acknowledge) -> Iterator[tuple[Context, Consumer]]:
@@ -109,6 +115,23 @@ class Application:
                 self.step("acknowledged")
             context.commit()
 
+    def joint(self) -> None:
+        """One transaction over both."""
+        broker, database = JmsResource("broker", self.url), PostgresResource("database", self.conninfo)
+        name = f"payments-{self.queue.name.rpartition('.')[2]}"
+        with TransactionManager(name, FileLog(self._log), [broker, database]) as manager:
+            while not self._one_jointly(manager, broker, database):
+                pass
+
+    def _one_jointly(self, manager: TransactionManager, broker: JmsResource, database: PostgresResource) -> bool:
+        """Whether it was the last one."""
+        with suppress(TransactionRolledBack), manager.begin(timeout_s=RECEIVE_S) as transaction:
+            order = self.receive(transaction.enlist(broker).consumer(self.queue))
+            if order.body != END:
+                self.write(transaction.enlist(database), order)
+            return bool(order.body == END)
+        return False
+
 
 WAYS: dict[str, Callable[[Application], None]] = {
     "automatic": Application.automatic,
@@ -116,6 +139,7 @@ WAYS: dict[str, Callable[[Application], None]] = {
     "explicit": Application.explicit,
     "jms first": Application.jms_first,
     "database first": Application.database_first,
+    "xa": Application.joint,
 }
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ A row's outcome is produced, not only allowed: "lost" rows lose, "doubled" rows 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ import pytest
 from tests.scenarios.payments import END
 
 from bascule.client import Queue, connect
+from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import System
+from bascule.testing.system import System, wait_for
 
 PROGRAM = Path(__file__).with_name("payments.py")
 END_TIMEOUT_S = 120.0
@@ -27,7 +30,7 @@ LOST, ONCE, ONCE_MARKED, DOUBLED = [], [False], [True], [False, True]
 
 
 class Case(NamedTuple):
-    """``dies`` is the application or the broker, when the application has come to ``step``; "" is before it takes anything.
+    """``dies`` is the application or the broker, when the application has come to ``step``: one of its own or a crash point; "" is before.
 
     ``rows`` are those of the order in the end: whether it was marked JMSRedelivered, for each.
     """
@@ -67,6 +70,14 @@ MATRIX = [
     Case(True,  "database first",  "application", "received",     ONCE_MARKED),
     Case(True,  "database first",  "application", "stored",       DOUBLED),
     Case(True,  "database first",  "broker",      "stored",       DOUBLED),
+    # One transaction over both: exactly once.
+    Case(True,  "xa",              "application", "received",         ONCE_MARKED),
+    Case(True,  "xa",              "application", "written",          ONCE_MARKED),
+    Case(True,  "xa",              "application", "xa.prepare.after", ONCE_MARKED),
+    Case(True,  "xa",              "application", "xa.decide.after",  ONCE),
+    Case(True,  "xa",              "application", "xa.finish.after",  ONCE),
+    Case(True,  "xa",              "broker",      "written",          ONCE_MARKED),
+    Case(True,  "xa",              "broker",      "xa.decide.after",  ONCE),
 ]
 # fmt: on
 
@@ -74,8 +85,8 @@ MATRIX = [
 class Bank:
     """A queue of orders, a table of rows, and the application between them."""
 
-    def __init__(self, system: System, postgres: EmbeddedPostgres, name: str) -> None:
-        self.system, self.queue = system, name
+    def __init__(self, system: System, postgres: EmbeddedPostgres, name: str, directory: Path) -> None:
+        self.system, self.queue, self._directory = system, name, directory
         self._conninfo, self._table = postgres.conninfo, name.replace(".", "_")
         with psycopg.connect(self._conninfo, autocommit=True) as database:
             database.execute(f"CREATE TABLE {self._table} (item text, redelivered boolean)")
@@ -92,8 +103,12 @@ class Bank:
 
     @contextmanager
     def application(self, way: str, wait_at: str = "") -> Iterator[subprocess.Popen[str]]:
-        argv = [sys.executable, PROGRAM, way, self.system.url, self._conninfo, self._table, self.queue, wait_at]
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        armed = f"{wait_at}:1:stop" if wait_at in POINTS else ""
+        log = self._directory / "payments.xalog"
+        argv = [sys.executable, PROGRAM, way, self.system.url, self._conninfo, self._table, self.queue, log, "" if armed else wait_at]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, ARMED_VARIABLE: armed}
+        )
         try:
             yield process
         finally:
@@ -101,15 +116,27 @@ class Bank:
             with suppress(BrokenPipeError):
                 process.communicate()
 
-    def settled(self, step: str, way: str) -> None:
-        """Returns when the broker has heard what the application said of the order so far."""
-        if step == "acknowledged" or way == "automatic":
+    def wait_for(self, case: Case, process: subprocess.Popen[str]) -> None:
+        """Returns when the application waits at the step, and the broker has heard what it said of the order so far."""
+        assert process.stdout is not None
+        if case.step in POINTS:
+            stopped = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            wait_for(lambda: os.waitid(os.P_PID, process.pid, stopped), f"the application at {case.step}")
+        else:
+            assert case.step in (line.strip() for line in process.stdout)
+        if case.step == "acknowledged" or case.way == "automatic":
             self.system.wait_depth(self.queue, 0)
+
+    def go_on(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture
-def bank(system: System, postgres: EmbeddedPostgres, name: str) -> Bank:
-    return Bank(system, postgres, name)
+def bank(system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path) -> Bank:
+    return Bank(system, postgres, name, tmp_path)
 
 
 @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{'' if case.persistent else 'non-'}persistent-{'-'.join(case[1:4])}")
@@ -119,17 +146,11 @@ def test_each_row_of_the_matrix_ends_as_it_says(bank: Bank, case: Case) -> None:
         bank.system.broker.restart()
     else:
         with bank.application(case.way, case.step) as first:
-            assert first.stdin is not None
-            assert first.stdout is not None
-            assert case.step in (line.strip() for line in first.stdout)
-            bank.settled(case.step, case.way)
-            if case.dies == "application":
-                first.kill()
-            else:
+            bank.wait_for(case, first)
+            if case.dies == "broker":
                 bank.system.broker.restart()
                 bank.send(END)
-                first.stdin.write("go on\n")
-                first.stdin.flush()
+                bank.go_on(first)
                 assert first.wait(END_TIMEOUT_S) == 0
                 assert bank.rows() == case.rows
                 return
