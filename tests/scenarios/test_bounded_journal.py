@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.scenarios.conftest import Connect
 
+from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
@@ -17,6 +18,7 @@ from bascule.testing.qpid import Session
 from bascule.testing.system import System, wait_for
 
 PREFIX = "bounded"
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 CONFIG = """
 [journal]
 snapshot_records = 100
@@ -69,6 +71,28 @@ def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_
     wait_for(lambda: stored(bounded) == 0, "the store to forget what is gone")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 0
+
+
+def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_killed(
+    bounded: System, connect_to: Connect, name: str, queue: str
+) -> None:
+    kafka = {"bootstrap.servers": bounded.bootstrap}
+    with connect(FAILOVER.format(bounded.url), timeout_s=60.0) as context:
+        producer, own_id = context.producer(Queue(name)), {"_AMQ_DUPL_ID": name}
+        first, second = producer.send("known by its message id"), producer.send(Message("by the sender's", properties=own_id))
+        with context.consumer(Queue(name)) as consumer:
+            assert [message and message.body for message in (consumer.receive(30), consumer.receive(30))] == [first.body, second.body]
+        wait_for(lambda: bounded.depth(name) == 0, "the acknowledgements")
+        end = TopicHistory(kafka, f"{PREFIX}.journal", 0).latest()
+        session = connect_to(bounded.failover_url).session()
+        for _ in range(3):
+            traffic(session, queue + ".traffic")
+        wait_for(lambda: first_offset(bounded) >= end, "the records of the sends to be trimmed")
+        bounded.broker.restart()
+        producer.repeat(first)
+        producer.send(Message("by the sender's, in another message", properties=own_id))
+        producer.send("new")
+        assert [message.body for message in context.browse(Queue(name))] == ["new"]
 
 
 def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(bounded: System, connect_to: Connect, queue: str) -> None:

@@ -146,6 +146,27 @@ def test_two_standbys_that_start_at_once_do_not_both_serve(both: Pair, connect_t
     assert not serves(both.other(serving))
 
 
+def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connect_to: Connect, queue: str, tmp_path: Path) -> None:
+    active = both.serving()
+    third = System(kafka.bootstrap, tmp_path, prefix="takeover")
+    standbys = [both.other(active), third]
+    third.broker.launch()
+    try:
+        wait_for(lambda: Pair.stands_by(third), "the third broker to stand by")
+        urls = FAILOVER.format(",".join(system.url for system in (active, *standbys)))
+        producer = connect_to(urls).session().producer(queue)
+        producer.send("before")
+        active.broker.kill()
+        producer.send("after")
+        (serving,) = (system for system in standbys if serves(system))
+        (waiting,) = (system for system in standbys if Pair.stands_by(system))
+        assert [message.body for message in connect_to(urls).session().consumer(queue).receive_many(2)] == ["before", "after"]
+        assert serves(serving)
+        assert not serves(waiting)
+    finally:
+        third.broker.stop()
+
+
 def test_a_second_broker_in_the_same_data_directory_is_refused(both: Pair, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     serving = both.serving()
     twin = System(kafka.bootstrap, tmp_path, prefix="takeover", env={"BASCULE_EMBEDDED__DATA_DIR": str(serving_directory(serving))})
