@@ -70,7 +70,7 @@ def options(group: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
 
 
 COMMANDS = dict(options(typer.main.get_command(app)))
-_GROUPS = "|".join(sorted({command.partition(" ")[0] for command in COMMANDS if " " in command}))
+_GROUPS = "|".join(sorted({command.rpartition(" ")[0] for command in COMMANDS if " " in command}, key=len, reverse=True))
 _COMMAND = re.compile(rf"\bbascule ((?:(?:{_GROUPS}) )?[a-z][a-z-]*)([^\n`|;]*)")
 
 

@@ -1,0 +1,129 @@
+"""Endpoints in transactions with a real Kafka and a model of a database, which fails where it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.scenarios.adapter_topics import Watcher, create, produce
+
+from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Record, Xa
+from bascule.core.errors import Unavailable
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.system import wait_for
+from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
+from bascule.xa import TransactionManager
+from bascule.xa.errors import ResourceFailed
+from bascule.xa.kafka import KafkaResource
+
+
+class Shop:
+    """A manager over a model of a database and a real Kafka; ``fail`` says at which calls something breaks, and how often."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        create(kafka.bootstrap, prefix, f"{prefix}.receipts", partitions=1)
+        settings = {"bootstrap.servers": kafka.bootstrap}
+        self.settings, self.topic, self.receipts = settings, prefix, f"{prefix}.receipts"
+        self.fail: dict[str, int] = {}
+        self.rows = DurableBranches()
+        self.database = ModelResource("db", self.rows, watch=self._watch)
+        self.kafka = KafkaResource("kafka", settings, prefix=f"{prefix}.xa")
+        self.log = InboundLog("inbound", settings, group=prefix)
+        self.manager = TransactionManager("shop", ModelLog(watch=self._watch), [self.log, self.database, self.kafka])
+
+    def _watch(self, point: str) -> None:
+        if self.fail.get(point, 0) > 0:
+            self.fail[point] -= 1
+            raise Unavailable("the log is away") if point.startswith("log.") else ResourceFailed("the database is away")
+
+    def work(self, record: Record) -> None:
+        self.manager.enlist(self.database).append((record.value or b"").decode())
+        self.manager.enlist(self.kafka).send(self.receipts, record.value, record.key)
+
+    @contextmanager
+    def active(self, endpoint: Callable[[Record], None], **fields: Any) -> Iterator[Activation]:
+        spec = ActivationSpec(
+            **{"topics": (self.topic,), "group": self.topic, "backoff": Backoff(0.05, 2.0, 0.2), **fields},
+            transacted=Xa(self.manager, self.log, self.kafka),
+        )
+        activation = Activation(self.settings, spec, endpoint)
+        with self.manager:
+            activation.start()
+            try:
+                yield activation
+            finally:
+                activation.stop(5.0)
+
+    def done(self, *values: str) -> None:
+        """Each in both places, once; nothing is in flight."""
+        wait_for(lambda: set(self.rows.committed) >= set(values), f"rows {values}; there are {self.rows.committed}", 90)
+        wait_for(lambda: self.log.all_flights() == {}, "nothing in flight")
+        watcher = Watcher(self.settings["bootstrap.servers"], self.receipts)
+        assert Counter(watcher.wait(len(values))) == Counter(self.rows.committed) == Counter(values)
+        watcher.close()
+
+
+@pytest.fixture
+def shop(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Shop]:
+    shop = Shop(kafka, topic_prefix)
+    yield shop
+    shop.log.close()
+    shop.kafka.close()
+
+
+def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: EmbeddedKafka) -> None:
+    go_on = threading.Event()
+
+    def work(record: Record) -> None:
+        shop.work(record)
+        if record.failures == 0:
+            go_on.wait(60)
+            shop.work(record)
+
+    with shop.active(work, workers=1, delivery_timeout_s=1.5) as activation:
+        produce(kafka.bootstrap, shop.topic, ["one"])
+        wait_for(lambda: shop.rows.committed == ["one"], "the second try")
+        assert activation.status().hanging != ()
+        go_on.set()
+        wait_for(lambda: not activation.status().hanging, "the late one to end")
+        shop.done("one")
+        assert activation.status().counts["hung"] == 1
+
+
+def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: EmbeddedKafka) -> None:
+    shop.fail = {"db.start.before": 2, "db.prepare.before": 1}
+    with shop.active(shop.work, retries=0) as activation:
+        produce(kafka.bootstrap, shop.topic, ["one"])
+        shop.done("one")
+        counts = activation.status().counts
+    assert (counts["failed"], counts["dead_lettered"], counts["delivered"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("at", ["log.decide.before", "log.decide.after"])
+def test_a_record_whose_transaction_is_in_doubt_waits_for_its_outcome(shop: Shop, kafka: EmbeddedKafka, at: str) -> None:
+    shop.fail = {at: 1}
+    with shop.active(shop.work):
+        produce(kafka.bootstrap, shop.topic, ["one"])
+        wait_for(lambda: shop.fail[at] == 0, "the doubt")
+        produce(kafka.bootstrap, shop.topic, ["two"])
+        shop.done("one", "two")
+
+
+def test_a_record_that_fails_goes_to_the_retry_topic_once_and_its_rows_are_rolled_back(shop: Shop, kafka: EmbeddedKafka) -> None:
+    def work(record: Record) -> None:
+        shop.work(record)
+        if record.failures < 2:
+            raise ValueError("not yet")
+
+    shop.fail = {"db.rollback.before": 1}
+    with shop.active(work):
+        produce(kafka.bootstrap, shop.topic, ["one"])
+        shop.done("one")
+    tries = Watcher(kafka.bootstrap, f"{shop.topic}.retry")
+    tries.wait(2)
+    assert [dict(each.headers())["bascule.retry.count"] for each in sorted(tries.records, key=lambda each: each.headers())] == [b"1", b"2"]
+    tries.close()
