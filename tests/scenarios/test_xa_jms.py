@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+from tests.scenarios.conftest import Connect
 
-from bascule.client import Message, Queue, connect
+from bascule.client import IllegalState, Message, Queue, connect
+from bascule.core.errors import InvalidInput
+from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System
-from bascule.xa import Vote
-from bascule.xa.errors import UnknownXid
+from bascule.kafka.history import TopicHistory
+from bascule.testing.system import System, wait_for
+from bascule.xa import FileLog, TransactionManager, Vote
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, HeuristicOutcome, ResourceFailed, UnknownXid
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 
 #: Times to wait for a message that is to come; none where none is to come.
 SOON_S = 20.0
+CONFIG = "[journal]\nsnapshot_records = 100\nretention_s = 0\n"
 Make = Callable[..., JmsResource]
 
 
@@ -27,9 +33,7 @@ def lasting(*systems: System) -> str:
 
 @pytest.fixture(scope="module")
 def broker(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(
-        kafka.bootstrap, tmp_path_factory.mktemp("xa-jms"), prefix="xa-jms", config="[journal]\nsnapshot_records = 100\n"
-    ) as system:
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("xa-jms"), prefix="xa-jms", config=CONFIG) as system:
         yield system
 
 
@@ -127,3 +131,207 @@ def test_killed_between_prepare_and_outcome_the_broker_still_has_the_branch(work
     work.system.broker.restart()
     assert work.waiting() == (([], ["bill"]) if commit else (["order"], []))
     assert list(resource.recover()) == []
+
+
+def test_a_snapshot_and_the_end_of_the_journal_before_it_leave_a_prepared_branch_whole(work: Work, make: Make) -> None:
+    work.prepared_in(make())
+    history = TopicHistory({"bootstrap.servers": work.system.bootstrap}, "xa-jms.journal", 0)
+    prepared_at = history.latest()
+    with connect(work.system.url) as context:
+        passing = Queue(f"{work.orders.name}.passing")
+        consumer = context.consumer(passing)
+
+        def trimmed() -> bool:
+            for _ in range(50):
+                context.send(passing, "x")
+                assert consumer.receive(SOON_S) is not None
+            return history.earliest() > prepared_at
+
+        # The order is the oldest message there is: it moves to the store for that.
+        wait_for(trimmed, "the journal to be trimmed")
+    work.system.broker.restart()
+    assert work.waiting() == ([], [])
+    make().commit(work.xid)
+    assert work.waiting() == ([], ["bill"])
+
+
+def test_a_transaction_whose_connection_breaks_is_rolled_back(work: Work, make: Make) -> None:
+    resource = make()
+    work.done_in(resource)
+    work.system.broker.restart()
+    with pytest.raises(BranchRolledBack, match="connection was lost"):
+        resource.prepare(work.xid)
+    assert work.waiting() == (["order"], [])
+
+
+def test_a_transaction_that_the_administrator_cut_off_cannot_be_prepared(work: Work, make: Make) -> None:
+    resource = make(work.system.url)
+    work.done_in(resource)
+    for connection in work.system.ask("connections"):
+        work.system.act("connections/close", id=connection["id"])
+    with pytest.raises((BranchRolledBack, ResourceFailed)):
+        resource.prepare(work.xid)
+    with pytest.raises(UnknownXid):
+        resource.rollback(work.xid)
+    assert work.waiting() == (["order"], [])
+
+
+def test_work_is_rolled_back_without_a_prepare(work: Work, make: Make) -> None:
+    resource = make()
+    work.done_in(resource)
+    resource.rollback(work.xid)
+    assert work.waiting() == (["order"], [])
+    assert work.xid not in resource.recover()
+
+
+def test_a_branch_that_has_done_nothing_is_read_only(work: Work, make: Make) -> None:
+    resource = make()
+    handle = resource.start(work.xid, timeout_s=60)
+    assert handle.consumer(Queue(f"{work.orders.name}.empty")).receive_no_wait() is None
+    resource.end(work.xid, success=True)
+    assert resource.prepare(work.xid) is Vote.READ_ONLY
+    assert work.xid not in resource.recover()
+
+
+def test_in_one_phase_there_is_no_prepare_and_a_lost_answer_is_found_out(work: Work, make: Make) -> None:
+    resource = make()
+    work.done_in(resource)
+    resource.commit(work.xid, one_phase=True)
+    assert work.waiting() == ([], ["bill"])
+    with pytest.raises(UnknownXid, match="committed"):
+        make().rollback(work.xid)
+
+
+def test_the_handle_is_one_context_for_a_transaction_and_its_end_is_the_managers(work: Work, make: Make, tmp_path: Path) -> None:
+    resource = make()
+    manager = TransactionManager("shop", FileLog(tmp_path / "log"), [resource])
+    with manager:
+        with manager.begin() as transaction:
+            handle = transaction.enlist(resource)
+            assert transaction.enlist(resource) is handle
+            consumer = handle.consumer(work.orders, prefetch=10)
+            assert resource_body(consumer.receive(SOON_S)) == "order"
+            for forbidden in (handle.commit, handle.rollback, handle.close, handle.transaction):
+                with pytest.raises(IllegalState, match="manager"):
+                    forbidden()
+            with pytest.raises(IllegalState, match="listener"):
+                consumer.listener = print
+        with pytest.raises(IllegalState, match="over"):
+            handle.send(work.bills, "late")
+        with pytest.raises(IllegalState, match="over"):
+            consumer.receive_no_wait()
+        with manager.begin() as transaction:
+            again = transaction.enlist(resource).consumer(work.orders)
+            assert again.state is consumer.state
+            assert again.receive_no_wait() is None
+
+
+def test_what_a_consumer_was_sent_ahead_goes_back_at_the_end_of_the_transaction(work: Work, make: Make) -> None:
+    resource = make()
+    with connect(work.system.url) as context:
+        for number in range(3):
+            context.send(work.orders, f"{number}")
+        handle = resource.start(work.xid, timeout_s=60)
+        assert resource_body(handle.consumer(work.orders, prefetch=100).receive(SOON_S)) == "order"
+        resource.end(work.xid, success=True)
+        resource.commit(work.xid, one_phase=True)
+        others = context.consumer(work.orders)
+        received = [others.receive(SOON_S) for _ in range(3)]
+    assert [(message.body, message.redelivered) for message in received if message is not None] == [(f"{n}", False) for n in range(3)]
+
+
+def test_the_java_client_sees_neither_what_a_prepared_branch_sends_nor_what_it_holds(work: Work, make: Make, connect_to: Connect) -> None:
+    resource = make()
+    work.prepared_in(resource)
+    session = connect_to(work.system.url).session()
+    consumers = {queue.name: session.consumer(f"queue:{queue.name}") for queue in (work.orders, work.bills)}
+    assert [consumer.receive(0.3) for consumer in consumers.values()] == [None, None]
+    resource.commit(work.xid)
+    received = consumers[work.bills.name].receive(SOON_S)
+    assert received is not None
+    assert consumers[work.orders.name].receive(0.3) is None
+
+
+def test_an_xid_is_taken_once(work: Work, make: Make) -> None:
+    first, second = make(), make()
+    work.prepared_in(first)
+    handle = second.start(work.xid, timeout_s=60)
+    with pytest.raises(DuplicateXid):
+        second.start(work.xid, timeout_s=60)
+    handle.send(work.bills, "another")
+    second.end(work.xid, success=True)
+    with pytest.raises(DuplicateXid):
+        second.prepare(work.xid)
+    first.commit(work.xid)
+    assert work.waiting() == ([], ["bill"])
+
+
+@pytest.mark.parametrize(("action", "code"), [("commit", Code.XA_HEURCOM), ("rollback", Code.XA_HEURRB)])
+def test_what_an_administrator_forces_is_told_the_manager_until_it_is_forgotten(work: Work, make: Make, action: str, code: Code) -> None:
+    resource = make()
+    work.prepared_in(resource)
+    (shown,) = work.system.status()["branches"]
+    assert (shown["xid"], shown["state"], shown["sent"], shown["received"]) == (str(work.xid), "prepared", 1, 1)
+    work.system.act(f"branches/{action}", xid=str(work.xid))
+    assert work.waiting() == (([], ["bill"]) if action == "commit" else (["order"], []))
+    work.system.broker.restart()
+    assert resource.recover() == [work.xid]
+    with pytest.raises(BranchHeuristic) as caught:
+        resource.commit(work.xid)
+    assert caught.value.code is code
+    resource.forget(work.xid)
+    assert resource.recover() == []
+    with pytest.raises(InvalidInput, match="no branch"):
+        work.system.act("branches/commit", xid=str(work.xid))
+
+
+class Split(JmsResource):
+    """A broker whose administrator rolls each branch back before its manager commits it."""
+
+    system: System
+
+    def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        self.system.act("branches/rollback", xid=str(xid))
+        super().commit(xid, one_phase=one_phase)
+
+
+def test_a_manager_is_told_of_a_split_and_forgets_it_with_the_operator(work: Work, make: Make, tmp_path: Path) -> None:
+    split, other = Split("split", lasting(work.system)), make()
+    split.system = work.system
+    manager = TransactionManager("shop", FileLog(tmp_path / "log"), [split, other])
+    with manager:
+        transaction = manager.begin()
+        transaction.enlist(other).send(work.bills, "kept")
+        transaction.enlist(split).send(work.bills, "lost")
+        with pytest.raises(HeuristicOutcome):
+            transaction.commit()
+        (heuristic,) = manager.recoverer().run().heuristics
+        assert split.recover() == [heuristic.xid]
+        manager.recoverer().forget(heuristic.xid)
+        assert manager.recoverer().run().heuristics == []
+    assert work.waiting() == (["order"], ["kept"])
+    assert other.recover() == []
+    split.close()
+
+
+def test_a_standby_takes_prepared_branches_over(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        active, standby = (System(kafka.bootstrap, tmp_path / name, prefix="xa-jms-takeover") for name in ("one", "two"))
+        stack.enter_context(active)
+        stack.callback(standby.broker.stop)
+        standby.broker.launch()
+        wait_for(standby.stands_by, "the second broker to stand by")
+        resource = JmsResource("jms", lasting(active, standby))
+        stack.callback(resource.close)
+        work, other = Work(active, "takeover"), Work(active, "takeover.other")
+        work.prepared_in(resource)
+        other.prepared_in(resource)
+        resource.commit(other.xid)
+        active.broker.kill()
+        wait_for(standby.serves, "the second broker to serve")
+        work.system = other.system = standby
+        assert work.waiting() == ([], [])
+        assert other.waiting() == ([], ["bill"])
+        assert resource.recover() == [work.xid]
+        resource.commit(work.xid)
+        assert work.waiting() == ([], ["bill"])

@@ -1,4 +1,7 @@
-"""Transactions over PostgreSQL and Kafka, killed at every point of them by ``kill -9``: none is split, stuck or orphaned."""
+"""Transactions over PostgreSQL and Kafka, killed at every point of them by ``kill -9``: none is split, stuck or orphaned.
+
+With the broker as a third: test_xa_jms_kills.py.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ import pytest
 from tests.scenarios.topics import Reader, create, produce
 from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
 
+from bascule.client import Message, connect
 from bascule.embedded.kafka import EmbeddedKafka, serves
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import wait_for
+from bascule.testing.system import Command, wait_for
 from bascule.xa.log import Outcome
 from bascule.xa.recovery import Pass, Recoverer
 
@@ -34,11 +38,11 @@ KILLS_MIN = 128
 #: Of the whole matrix, so many are enough to see that it holds at all.
 SHORT = 36
 
-FIRST = ("db", "kafka")
+ORDERS = (("db", "kafka"), ("kafka", "db"))
 SHAPES = [
-    *(Case("", log=log, first=first) for log in ("file", "kafka") for first in FIRST),
-    *(Case("", ending="rollback", first=first) for first in FIRST),
-    *(Case("", votes=votes, first=first) for votes in (("yes", "read-only"), ("read-only", "yes"), ("no", "yes")) for first in FIRST),
+    *(Case("", log=log, parts=parts) for log in ("file", "kafka") for parts in ORDERS),
+    *(Case("", ending="rollback", parts=parts) for parts in ORDERS),
+    *(Case("", votes=votes, parts=parts) for votes in (("yes", "read-only"), ("read-only", "yes"), ("no", "yes")) for parts in ORDERS),
 ]
 
 
@@ -56,6 +60,9 @@ class Victims:
     def run(self, case: Case) -> dict[str, Any]:
         """How the process ended, what its application was told, by which points it came."""
         case = replace(case, id=f"{next(self._numbers)}")
+        if "jms" in case.parts and not case.recovery:
+            with connect(self.where.broker) as context:
+                context.send(self.where.orders, Message(case.id, type=case.id))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(line(case))
@@ -84,12 +91,12 @@ def victims(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str,
 
 
 @contextmanager
-def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path) -> Iterator[Victims]:
+def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, broker: str = "") -> Iterator[Victims]:
     table = "matrix_" + "".join(filter(str.isalnum, prefix))[-40:]
     with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {table} (id text)")
     create(kafka.bootstrap, prefix)
-    running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory)))
+    running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory), broker))
     try:
         yield running
     finally:
@@ -98,18 +105,18 @@ def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, director
 
 def recover(victims: Victims) -> None:
     """Until nothing is left; a pass that is killed in between changes nothing."""
-    database, kafka = victims.where.resources("recoverer")
+    resources: dict[str, Any] = victims.where.resources("recoverer")
     for kind in ("file", "kafka"):
         log = victims.where.log(kind)
-        recoverer = Recoverer(manager(kind), log, [database, kafka], by="test", patient=False)
+        recoverer = Recoverer(manager(kind), log, list(resources.values()), by="test", patient=False)
         wait_for(lambda recoverer=recoverer: nothing_left(recoverer.run()), f"the recovery by the log in {kind}")
         state = log.read()
         assert [each for each in state.decisions.values() if each.outcome is Outcome.COMMIT] == []  # no orphan
         assert state.heuristics == {}
         log.close()
-    assert [xid for xid in (*database.recover(), *kafka.recover()) if b"matrix-" in xid.gtrid] == []  # none is stuck
-    database.close()
-    kafka.close()
+    assert [xid for each in resources.values() for xid in each.recover() if b"matrix-" in xid.gtrid] == []  # none is stuck
+    for each in resources.values():
+        each.close()
 
 
 def nothing_left(done: Pass) -> bool:
@@ -123,13 +130,23 @@ def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
         return Outcome.ROLLBACK
     if answer["told"] == "committed" or "log.decide.after" in points:
         return Outcome.COMMIT
-    if any(point in points for point in ("log.decide.before", "db.commit.before", "kafka.commit.before")):
+    if any(point == "log.decide.before" or point.endswith(".commit.before") for point in points):
         return None
     return Outcome.ROLLBACK
 
 
+def at_broker(where: Where) -> tuple[Counter[Any], Counter[Any]]:
+    """Orders and bills that wait there."""
+    if not where.broker:
+        return Counter(), Counter()
+    with connect(where.broker) as context:
+        orders, bills = (Counter(message.body for message in context.browse(queue)) for queue in (where.orders, where.bills))
+    return orders, bills
+
+
 def check(victims: Victims, kafka: EmbeddedKafka) -> None:
-    """Each transaction in both places or in none, once, and as its application was told."""
+    """Each transaction in all places or in none, once, and as its application was told."""
+    orders, bills = at_broker(victims.where)
     with psycopg.connect(victims.where.conninfo) as connection:
         rows = Counter(row[0] for row in connection.execute(f"SELECT id FROM {victims.where.table}"))
     produce(kafka.bootstrap, victims.where.topic, ["last"])
@@ -140,11 +157,13 @@ def check(victims: Victims, kafka: EmbeddedKafka) -> None:
     for case, answer in victims.cases:
         found = {
             *([rows[case.id]] if case.votes[0] != "read-only" else []),
-            *([messages[case.id] / MESSAGES] if case.votes[1] != "read-only" else []),
+            *([messages[case.id] / MESSAGES] if "kafka" in case.parts and case.votes[1] != "read-only" else []),
+            *([bills[case.id], 1 - orders[case.id]] if "jms" in case.parts else []),
         }
         wanted = {Outcome.COMMIT: [{1}], Outcome.ROLLBACK: [{0}], None: [{0}, {1}]}[expected(case, answer)]
         if found not in wanted:
-            wrong.append(f"rows {rows[case.id]}, messages {messages[case.id]}: {case} {answer}")
+            places = f"rows {rows[case.id]}, messages {messages[case.id]}, orders {orders[case.id]}, bills {bills[case.id]}"
+            wrong.append(f"{places}: {case} {answer}")
     assert wrong == []
 
 
@@ -187,8 +206,9 @@ def test_a_process_is_killed_at_every_point_of_its_transaction(victims: Victims,
 class Keeper:
     """Starts a service again as soon as it is dead. What this thread has started ends with it."""
 
-    def __init__(self, service: EmbeddedKafka | EmbeddedPostgres) -> None:
+    def __init__(self, service: EmbeddedKafka | EmbeddedPostgres | Command) -> None:
         self._service = service
+        self.starts = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep)
 
@@ -202,8 +222,9 @@ class Keeper:
 
     def _keep(self) -> None:
         while not self._stop.wait(0.02):
-            if self._service.pid is None:
+            if not (service.running if isinstance(service := self._service, Command) else service.pid):
                 self._service.start()
+                self.starts += 1
 
 
 @pytest.fixture

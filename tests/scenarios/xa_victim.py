@@ -1,4 +1,4 @@
-"""Processes that run one transaction, or one recovery, over PostgreSQL and Kafka and are killed at a point of it.
+"""Processes that run one transaction, or one recovery, over PostgreSQL, Kafka and the broker and are killed at a point of it.
 
 Reads a case a line (JSON) and forks a process for each, so that what is imported is imported once. Answers each with a line: how the
 process ended, what its application was told, and the points it came by.
@@ -12,20 +12,26 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from bascule.client import Message, Queue
+from bascule.client.branch import BranchContext
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.testing.xa import Checked, Watched, WatchedLog
 from bascule.xa.errors import TransactionInDoubt, TransactionRolledBack, XaError
 from bascule.xa.file_log import FileLog
+from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import DecisionLog
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.recovery import Recoverer
+from bascule.xa.resource import Resource
 from bascule.xa.transaction import Surroundings, Transaction
 
 TIMEOUT_S = 60.0
@@ -42,10 +48,22 @@ class Where:
     topic: str
     table: str
     directory: str
+    broker: str = ""  # URL; "" where it has no part
 
-    def resources(self, instance: str) -> tuple[PostgresResource, KafkaResource]:
+    def resources(self, instance: str) -> dict[str, Resource[Any]]:
         kafka = KafkaResource("kafka", {"bootstrap.servers": self.bootstrap}, prefix=self.prefix, instance=instance)
-        return PostgresResource("db", self.conninfo), kafka
+        found: dict[str, Resource[Any]] = {"db": PostgresResource("db", self.conninfo), "kafka": kafka}
+        if self.broker:
+            found["jms"] = JmsResource("jms", self.broker, timeout_s=TIMEOUT_S)
+        return found
+
+    @property
+    def orders(self) -> Queue:
+        return Queue(f"{self.topic}.orders")
+
+    @property
+    def bills(self) -> Queue:
+        return Queue(f"{self.topic}.bills")
 
     def log(self, kind: str) -> DecisionLog:
         if kind == "file":
@@ -55,14 +73,17 @@ class Where:
 
 @dataclass(frozen=True)
 class Case:
-    """``at`` is the number of the point (from 0); ``delay_s`` later the victim is killed: this process, or the one whose id is given."""
+    """``votes`` are those of database and Kafka.
+
+    ``at`` is the number of the point (from 0); ``delay_s`` later the victim is killed: this process, or the one whose id is given.
+    """
 
     id: str
     at: int = -1
     delay_s: float = 0.0
     victim: int = 0
     log: str = "file"
-    first: str = "db"
+    parts: tuple[str, ...] = ("db", "kafka")  # in the order of their enlistment
     votes: tuple[str, str] = ("yes", "yes")
     ending: str = "commit"
     recovery: bool = False
@@ -95,8 +116,7 @@ def manager(log: str) -> str:
 def run(case: Case, where: Where, points: Any) -> str:
     armed = Armed(case, points)
     log = WatchedLog(where.log(case.log), armed)
-    database, kafka = where.resources("victim")
-    resources = {each.name: Watched(each, armed) for each in (database, kafka)}
+    resources = {name: Watched(each, armed) for name, each in where.resources("victim").items()}
     if case.recovery:
         Recoverer(manager(case.log), log, list(resources.values()), by="victim", patient=False).run()
         return "recovered"
@@ -104,17 +124,12 @@ def run(case: Case, where: Where, points: Any) -> str:
     transaction = Transaction(around, TIMEOUT_S)
     try:
         with transaction:
-            for name in ("db", "kafka") if case.first == "db" else ("kafka", "db"):
-                handle = transaction.enlist(Checked(resources[name]))
-                if name == "db":
-                    work_on_database(handle, where, case)
-                elif case.votes[1] == "yes":
-                    for part in range(MESSAGES):
-                        handle.send(where.topic, f"{case.id}/{part}".encode())
+            for name in case.parts:
+                WORK[name](transaction.enlist(Checked(resources[name])), where, case)
             if case.ending == "rollback":
                 transaction.rollback()
                 return "rolled back"
-    except (TransactionRolledBack, XaError, psycopg.Error):
+    except (TransactionRolledBack, XaError, BasculeError, psycopg.Error):
         return "rolled back" if transaction.status.value == "rolled back" else transaction.status.value
     except TransactionInDoubt:
         return "in doubt"
@@ -133,10 +148,27 @@ def work_on_database(connection: Any, where: Where, case: Case) -> None:
             return  # as an application that does not look
 
 
+def work_on_kafka(handle: Any, where: Where, case: Case) -> None:
+    if case.votes[1] == "yes":
+        for part in range(MESSAGES):
+            handle.send(where.topic, f"{case.id}/{part}".encode())
+
+
+def work_on_broker(context: BranchContext, where: Where, case: Case) -> None:
+    """Takes the case's order and sends a bill for it."""
+    order = context.consumer(where.orders, selector=f"JMSType = '{case.id}'").receive()
+    if order is None:
+        raise Unavailable(f"there is no order {case.id}")
+    context.send(where.bills, Message(order.body, type=order.type))
+
+
+WORK: dict[str, Callable[[Any, Where, Case], None]] = {"db": work_on_database, "kafka": work_on_kafka, "jms": work_on_broker}
+
+
 def main(where: Where) -> None:
     for line in sys.stdin:
         fields = json.loads(line)
-        case = Case(**{**fields, "votes": tuple(fields["votes"])})
+        case = Case(**{**fields, "votes": tuple(fields["votes"]), "parts": tuple(fields["parts"])})
         points_read, points_write = os.pipe()
         told_read, told_write = os.pipe()
         child = os.fork()

@@ -1,0 +1,134 @@
+"""Transactions over the broker, PostgreSQL and Kafka: the application, the broker and the recovery are killed at points of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.scenarios.test_xa_kills import Keeper, Victims, check, made, recover
+from tests.scenarios.xa_victim import Case
+
+from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.testing.system import System, wait_for
+
+SHAPES = [
+    Case("", parts=("jms", "db")),
+    Case("", parts=("db", "jms"), log="kafka"),
+    Case("", parts=("jms", "db", "kafka")),
+    Case("", parts=("kafka", "jms", "db"), log="kafka"),
+    Case("", parts=("jms", "db"), votes=("read-only", "yes")),
+    Case("", parts=("db", "jms"), votes=("no", "yes")),
+    Case("", parts=("jms", "db"), ending="rollback"),
+]
+#: In the ordinary suite, so many points of the application's, and so many of the broker's.
+SHORT = 10
+SHORT_BROKER = 4
+KILLS_MIN = 128
+#: Where the broker ends by itself. It passes each in every transaction that commits.
+BRANCH_POINTS = [name for name in POINTS if name.startswith("branch.")]
+
+
+class Shop:
+    """Victims, and the broker that they work with, which is started again whenever it is dead."""
+
+    def __init__(self, victims: Victims, system: System, keeper: Keeper) -> None:
+        self.victims = victims
+        self.system = system
+        self.keeper = keeper
+
+    def points(self, shape: Case) -> list[str]:
+        """Of one undisturbed transaction."""
+        points: list[str] = self.victims.run(shape)["points"]
+        return points
+
+    def kill_application(self, cases: Sequence[Case]) -> None:
+        """Each case; after every third a recovery during which it, or the broker, is killed too."""
+        for number, case in enumerate(cases):
+            assert self.victims.run(case)["status"] == signal.SIGKILL
+            if number % 3 == 2:
+                victim = self.alive() if number % 2 else 0
+                self.victims.run(Case("", recovery=True, log=case.log, at=number % 20, victim=victim))
+
+    def kill_broker(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            self.victims.run(replace(case, victim=self.alive()))
+
+    def alive(self) -> int:
+        """The broker's process id, once it serves."""
+        wait_for(self.system.serves, "the broker to serve")
+        return self.system.broker.pid
+
+
+@pytest.fixture
+def shop(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+    with opened(kafka, postgres, topic_prefix, tmp_path) as shop:
+        yield shop
+
+
+@contextmanager
+def opened(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, armed: str = "") -> Iterator[Shop]:
+    """``armed`` are crash points of the broker: each ends it once."""
+    (directory / "once").mkdir()
+    environment = {ARMED_VARIABLE: armed, ONCE_VARIABLE: str(directory / "once")}
+    with System(kafka.bootstrap, directory / "broker", prefix=f"{prefix}.jms", env=environment) as system:
+        url = f"failover:({system.url})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+        with made(kafka, postgres, prefix, directory, url) as victims, Keeper(system.broker) as keeper:
+            yield Shop(victims, system, keeper)
+            wait_for(system.serves, "the broker to serve")
+
+
+def each_point(shop: Shop) -> list[Case]:
+    """Every point of every shape."""
+    return [replace(shape, at=at) for shape in SHAPES for at in range(len(shop.points(shape)))]
+
+
+def test_application_and_broker_are_killed_at_points_of_transactions(shop: Shop, kafka: EmbeddedKafka) -> None:
+    cases = each_point(shop)
+    shop.kill_application(cases[:: len(cases) // SHORT])
+    shop.kill_broker(cases[5 :: len(cases) // SHORT_BROKER])
+    recover(shop.victims)
+    check(shop.victims, kafka)
+    assert shop.victims.kills >= SHORT
+    assert shop.keeper.starts >= SHORT_BROKER
+
+
+def test_the_broker_ends_at_its_own_points_of_a_branch(
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path
+) -> None:
+    with opened(kafka, postgres, topic_prefix, tmp_path, ",".join(f"{name}:1" for name in BRANCH_POINTS)) as shop:
+        for _ in range(3 * len(BRANCH_POINTS)):
+            shop.points(SHAPES[0])
+            if len(list((tmp_path / "once").iterdir())) == len(BRANCH_POINTS):
+                break
+        assert {each.name for each in (tmp_path / "once").iterdir()} == set(BRANCH_POINTS)
+        shop.alive()
+        recover(shop.victims)
+        check(shop.victims, kafka)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_application_is_killed_at_every_point_of_a_transaction_with_the_broker(shop: Shop, kafka: EmbeddedKafka) -> None:
+    shop.kill_application(each_point(shop))
+    recover(shop.victims)
+    check(shop.victims, kafka)
+    assert shop.victims.kills >= KILLS_MIN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_broker_is_killed_at_every_point_of_a_transaction(shop: Shop, kafka: EmbeddedKafka) -> None:
+    cases = [case for case in each_point(shop) if case.votes == ("yes", "yes")]
+    shop.kill_broker(cases)
+    points = shop.points(SHAPES[0])
+    for call in ("jms.prepare.before", "jms.commit.before"):
+        shop.kill_broker([replace(SHAPES[0], at=points.index(call), delay_s=delay_ms / 1000) for delay_ms in range(1, 17)])
+    recover(shop.victims)
+    check(shop.victims, kafka)
+    assert shop.keeper.starts >= KILLS_MIN
