@@ -53,7 +53,6 @@ class Loader:
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
         self._old_fence = Fence(sequence=-1)
-        self._now_ms = engine.clock()
         self._delayed: dict[int, int] = {}  # mid -> when it may be delivered
         self.first_offset = 0
         if snapshot is not None:
@@ -141,7 +140,7 @@ class Loader:
         group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
         message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         message.mid = mid
-        if send.delivery_time_ms > self._now_ms:
+        if send.delivery_time_ms:
             self._delayed[mid] = send.delivery_time_ms
         message.position = self.engine.next_position
         self.engine.next_position += 1
@@ -168,6 +167,8 @@ class Loader:
                 message = live.pop(mid, None)
                 if message is not None:
                     engine.release(message)
+                    if not message.references:
+                        self._delayed.pop(mid, None)
         elif op == Op.COUNT:
             queue_id, counts = decode_count(value, start, end)
             self._counts.setdefault(queue_id, {}).update(counts)
@@ -211,13 +212,15 @@ class Loader:
         engine = self.engine
         self._give_to_branches()
         delayed: dict[Message, list[Queue]] = {}
+        now_ms = engine.clock()
         for queue_id, live in self._live.items():
             queue = engine.addresses.queues[queue_id]
             counts = self._counts[queue_id]
             for mid, message in live.items():
                 message.references -= 1  # counted while loading, and now for good
                 queue.hold(message)
-                if mid in self._delayed:
+                # A standby may have read it long ago: what has come due since then may have been delivered.
+                if self._delayed.get(mid, 0) > now_ms:
                     delayed.setdefault(message, []).append(queue)
                     continue
                 queue.ready.append(message)

@@ -8,6 +8,10 @@ import pytest
 from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.amqp.types import Timestamp
+from bascule.broker.engine import Engine
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.jms.sections import message_annotation, scan
 from bascule.testing.broker import Receiver
@@ -71,6 +75,26 @@ def test_a_delayed_message_that_waits_through_a_crash_is_not_taken_for_redeliver
     consumer = bench.consumer()
     later(bench, SECOND)
     assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [0])
+
+
+def test_a_standby_that_knew_a_delayed_message_takes_over_after_its_delivery_and_marks_it(bench: Bench) -> None:
+    bench.fill("later", delivery_time_ms=START_MS + SECOND)
+    standby = Loader(Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms))
+
+    def follow(start: int) -> int:
+        records = bench.broker.log.records
+        for offset in range(start, len(records)):
+            standby.apply(offset, records[offset][1])
+        return len(records)
+
+    read = follow(0)
+    consumer = bench.consumer()
+    later(bench, SECOND)
+    assert bench.got(consumer) == ["later"]
+    follow(read)
+    standby.finish()
+    (queue,) = standby.engine.addresses.queues.values()
+    assert [queue.delivery_count(message) for message in queue.ready] == [1]
 
 
 def test_messages_are_delivered_in_the_order_of_their_times(bench: Bench) -> None:
