@@ -130,8 +130,10 @@ def arm(text: str, once: str = "") -> None:
     for each in filter(None, text.split(",")):
         name, _, rest = each.partition(":")
         pass_number, _, what = rest.partition(":")
-        if name not in POINTS or what not in _SIGNALS:
-            raise ValueError(f"{ARMED_VARIABLE}: there is no crash point {each!r}")
+        if name not in POINTS:
+            raise ValueError(f"{ARMED_VARIABLE}: there is no crash point {name!r}")
+        if what not in _SIGNALS:
+            raise ValueError(f"{ARMED_VARIABLE}: a point kills, or says 'stop': {each!r}")
         if not (once and Path(once, name).exists()):
             _armed[name] = (int(pass_number or 1), itertools.count(1), once, _SIGNALS[what])
 
