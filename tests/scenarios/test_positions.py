@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.scenarios.bridge import Bridge, eventually
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.kafka.log import PartitionReader
 from bascule.kafka.positions import Position, PositionLost, position_key, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
@@ -173,6 +177,88 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
         assert ends(bridge.servers, topic, partition) == 1, f"a transaction is open in {topic}-{partition}"
     for reader in (taken, plain, shelved, everything):
         reader.close()
+
+
+BATCH = 4_000
+
+
+def backlog(bridge: Bridge, messages: int, memory_bytes: int) -> None:
+    """A divert begins behind so many messages; killed on its way, it loses what Spark and Kafka's groups know, and starts again."""
+    prefix, journal, checkpoints = bridge.prefix, bridge.journal, bridge.directory / "checkpoints"
+    bridge.configure(
+        f'max_offsets_per_trigger = {BATCH}\ntransaction_records = {10 * BATCH}\ncheckpoint_dir = "{checkpoints}"\n'
+        f'[[divert]]\nname = "all"\nfrom = "orders"\nto = "{prefix}.all"\nstart = "earliest"\n'
+    )
+    journal.start_epoch()
+    for number in range(messages):
+        journal.send(text_message(str(number)), address="orders")
+    journal.flush()
+    bridge.start()
+    written = bridge.reader(f"{prefix}.all")
+    written.wait_for(messages // 4)
+    client = {"bootstrap.servers": bridge.servers}
+    admin, at = AdminClient(client), TopicPartition(f"{prefix}.journal", 0, 0)
+    group = Positions(Pipelines(prefix, client, prefix=prefix), "").group("diverts")
+
+    def shown() -> int:
+        found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(ADMIN_TIMEOUT_S)
+        return max((each.offset for each in found.topic_partitions), default=-1)
+
+    eventually(lambda: shown() > 0, "the lag is shown to monitors")
+    used = max(map(peak_bytes, bridge.workers()))
+    bridge.child.kill()
+    assert list(checkpoints.iterdir()) != []
+    shutil.rmtree(checkpoints)
+    admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, [at])])[group].result(ADMIN_TIMEOUT_S)
+    assert shown() == 0
+    bridge.start()
+    written.wait_for(messages // 2)
+    bridge.child.stop(60)
+    admin.delete_consumer_groups([group])[group].result(ADMIN_TIMEOUT_S)
+    bridge.start()
+    assert written.wait_for(messages) == list(map(str, range(messages)))
+    used = max(used, *map(peak_bytes, bridge.workers()))
+    bridge.child.stop(60)
+    written.poll()
+    assert len(written.seen) == messages
+    written.close()
+    steps = [after - before for before, after in pairwise(positions_of(bridge.servers, prefix))]
+    assert 0 < max(steps) <= BATCH
+    assert used < memory_bytes
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had; 0 when it has gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def positions_of(servers: str, prefix: str) -> list[int]:
+    """Every offset that the diverts stood at, as far as compaction has left them."""
+    key = position_key("diverts", f"{prefix}.journal", 0)
+    reader = PartitionReader({"bootstrap.servers": servers}, f"{prefix}.positions", position_partition(key), committed_only=True)
+    found: list[int] = []
+    try:
+        low, _ = reader.range()
+        reader.seek(low)
+        while not reader.at_end:
+            found += [Position.decode(message.value() or b"").offset for message in reader.read() if message.key() == key.encode()]
+    finally:
+        reader.close()
+    return found
+
+
+def test_a_backlog_goes_in_bounded_steps_and_a_lost_checkpoint_and_reset_or_deleted_group_offsets_change_nothing(bridge: Bridge) -> None:
+    backlog(bridge, 40_000, 400 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_backlog_of_a_million_is_carried_once_each_in_bounded_memory(bridge: Bridge) -> None:
+    backlog(bridge, 1_000_000, 500 << 20)
 
 
 def ends(servers: str, topic: str, partition: int) -> int:
