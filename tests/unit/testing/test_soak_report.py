@@ -62,7 +62,7 @@ def test_a_page_stands_alone_and_tells_what_was_found(tmp_path: Path) -> None:
 
 
 def test_a_gap_parts_a_line() -> None:
-    picture = chart({"a": [(0, 1.0), (1, 2.0), (2, None), (3, 4.0), (4, 4.0)]}, 4, [Mark(1, "kill", "fault <1>")], unit="x")
+    picture = chart({"a": [(0, 1.0), (1, 2.0), (2, None), (3, 4.0), (4, 4.0)]}, 4, [Mark(1, "kill", "fault <1>")])
     assert picture.count("<polyline") == 2
     assert "<title>fault &lt;1&gt;</title>" in picture
 

@@ -57,18 +57,17 @@ def _round_up(value: float) -> float:
     return next(step * size for step in (1, 2, 4, 5, 8, 10) if step * size >= value)
 
 
-def chart(series: Mapping[str, Points], length_s: float, marks: Sequence[Mark], *, unit: str, logarithmic: bool = False) -> str:
-    """A picture of some series; times are in s from its left end on. ``unit`` is written at the scale."""
+def chart(series: Mapping[str, Points], length_s: float, marks: Sequence[Mark], *, logarithmic: bool = False) -> str:
+    """A picture of some series; times are in s from its left end on."""
     scale = Scale([value for points in series.values() for _, value in points if value is not None], logarithmic=logarithmic)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(series))} over time">']
     for value in scale.ticks():
         y = scale.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.10g}</text>')
     for step in range(TICKS + 1):
         at_s = length_s * step / TICKS
         parts.append(f'<text class="tick" x="{_x(at_s, length_s):.1f}" y="{HEIGHT - 6}" text-anchor="middle">{at_s:.0f} s</text>')
-    parts.append(f'<text class="tick" x="4" y="{TOP + 10}">{escape(unit)}</text>')
     for mark in marks:
         x = _x(mark.at_s, length_s)
         line = f'<line class="mark {mark.kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}">'

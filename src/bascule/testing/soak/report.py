@@ -90,13 +90,13 @@ def _charts(figures: Figures) -> list[str]:
     marks.append(Mark(result.healed_s - result.begun_s, "healed", "all is well from here on"))
 
     def drawn(title: str, unit: str, series: Mapping[str, Points], *, logarithmic: bool = False) -> str:
-        picture = chart(series, figures.length_s, marks, unit=unit, logarithmic=logarithmic)
-        return f"<figure><figcaption>{escape(title)} {legend(list(series))}</figcaption>{picture}</figure>"
+        picture = chart(series, figures.length_s, marks, logarithmic=logarithmic)
+        return f"<figure><figcaption>{escape(title)}, {escape(unit)} {legend(list(series))}</figcaption>{picture}</figure>"
 
     parts = [name for name in ("broker-0", "broker-1", "kafka") if any(name in sample.rss_mib for sample in result.samples)]
     return [
         drawn(
-            "Messages per second", "/s",
+            "Messages", "per second",
             {
                 "sent and answered": figures.rate(figures.sent_ms), "received and committed": figures.rate(figures.received_ms),
                 "stored in the diverts' topics": figures.rate(figures.diverted_ms),
@@ -110,7 +110,7 @@ def _charts(figures: Figures) -> list[str]:
             "From send to the divert's topic", "ms",
             {"p50": figures.latency(figures.carried, 0.5), "p99": figures.latency(figures.carried, 0.99)}, logarithmic=True,
         ),
-        drawn("Messages in all queues", "messages", {"backlog": figures.sampled("backlog")}),
+        drawn("Waiting in all queues", "messages", {"backlog": figures.sampled("backlog")}),
         drawn("Resident memory", "MiB", {name: figures.sampled(name) for name in parts}),
         drawn("Journal on the disk", "MiB", {"journal": figures.sampled("journal")}),
     ]  # fmt: skip
