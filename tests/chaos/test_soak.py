@@ -45,7 +45,7 @@ def results() -> list[Result]:
     return []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(
     results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
