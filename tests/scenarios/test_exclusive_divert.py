@@ -1,0 +1,133 @@
+"""An exclusive divert is changed, and removed, under load: each message is in one place, the queue or Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message as KafkaMessage
+from tests.scenarios.topics import Reader, create
+
+from bascule.client import Message, Queue, connect
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.message import decode_message
+from bascule.kafka.log import PartitionReader
+from bascule.testing.system import System, wait_for
+
+ORDERS = Queue("orders")
+FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+CONFIG = """
+[pipelines]
+master = "local[2]"
+dead_letter_topic = "PREFIX.dead"
+
+[[divert]]
+name = "plain"
+from = "plain"
+to = "PREFIX.plain"
+start = "earliest"
+"""
+EXCLUSIVE = """
+[[divert]]
+name = "taken"
+from = "orders"
+selector = "SELECTOR"
+to = "PREFIX.taken"
+exclusive = true
+start = "earliest"
+"""
+SMALL, BIG = "size < 5", "size >= 5"
+#: Sent under each configuration, and in between.
+SOME = 60
+ARRIVAL_S = 120.0
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Sender:
+    """Sends one message after the other until the block ends; ``sent`` are those that were answered."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent: list[str] = []
+
+    def __enter__(self) -> Sender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with connect(FAILOVER.format(self._system.url), timeout_s=ARRIVAL_S) as context:
+            producer = context.producer(ORDERS)
+            for number in itertools.count():
+                if self._over.wait(0.01):
+                    break
+                producer.send(Message(str(number), properties={"size": number % 10}))
+                self.sent.append(str(number))
+
+    def some_more(self) -> None:
+        before = len(self.sent)
+        wait_for(lambda: len(self.sent) >= before + SOME, "answers")
+
+
+@pytest.fixture
+def system(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
+    create(kafka.bootstrap, *(f"{topic_prefix}.{name}" for name in ("plain", "taken", "dead")))
+    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config=config(topic_prefix, SMALL)) as running:
+        running.pipelines.start()
+        yield running
+
+
+def config(prefix: str, selector: str) -> str:
+    return (CONFIG + (EXCLUSIVE.replace("SELECTOR", selector) if selector else "")).replace("PREFIX", prefix)
+
+
+def records(bootstrap: str, topic: str) -> list[KafkaMessage]:
+    """All that is committed in a topic to which nothing more is written."""
+    reader = PartitionReader({"bootstrap.servers": bootstrap}, topic, 0, committed_only=True)
+    found: list[KafkaMessage] = []
+    try:
+        low, _ = reader.range()
+        reader.seek(low)
+        while not reader.at_end:
+            found += reader.read()
+    finally:
+        reader.close()
+    return found
+
+
+def change(system: System, sender: Sender, selector: str) -> None:
+    """The broker first, and the pipelines at some time after it."""
+    (system.broker.log_file.parent / "bascule.toml").write_text(config(system.prefix, selector))
+    sender.some_more()
+    system.broker.restart()
+    sender.some_more()
+    system.pipelines.restart()
+    sender.some_more()
+
+
+def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_and_removed_under_load(system: System) -> None:
+    with Sender(system) as sender:
+        sender.some_more()
+        change(system, sender, BIG)
+        change(system, sender, "")
+    # What was taken and not carried when the divert was removed is among the dead letters; the plain one's end is behind it.
+    with connect(system.url) as context:
+        queued = [str(message.body) for message in context.browse(ORDERS)]
+        context.producer(Queue("plain")).send("the end")
+    with closing(Reader(system.bootstrap, f"{system.prefix}.plain")) as plain:
+        plain.read_until("the end")
+    taken, dead = (records(system.bootstrap, f"{system.prefix}.{name}") for name in ("taken", "dead"))
+    found = Counter([*queued, *((record.value() or b"").decode() for record in taken)])
+    found.update(str(decode_message(record.value() or b"").body) for record in dead)
+    assert found == Counter(sender.sent)
