@@ -2,11 +2,13 @@
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,14 @@ def test_the_table_has_every_point_of_the_source_and_each_stands_in_one_place() 
     found = Counter(named_in_source())
     assert found == dict.fromkeys(crash.POINTS, 1)
     assert len(found) >= POINTS_MIN
+
+
+def test_the_documentation_says_of_each_point_which_test_ends_a_process_there() -> None:
+    page = (SOURCE.parents[1] / "docs" / "internals" / "crash-points.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (?:`(tests/[^`]+)`|the same) \|$", page, re.MULTILINE)
+    patterns = [pattern for names, _ in rows for pattern in re.findall(r"`([^`]+)`", names)]
+    assert [name for name in crash.POINTS if sum(fnmatch(name, pattern) for pattern in patterns) != 1] == []
+    assert [test for _, test in rows if test and not (SOURCE.parents[1] / test).exists()] == []
 
 
 PROGRAM = """
