@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -32,9 +33,10 @@ class Topics:
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._bootstrap = kafka["bootstrap.servers"]
-        self._refusal = ""
+        # Not a method: a client that refers to its owner would keep its threads until somebody looks for cycles, and a broker seldom does.
+        self._refusals: list[str] = []
         # Each failed connection is a line below that level.
-        settings: dict[str, Any] = {"log_level": 2, **kafka, "error_cb": self._note}
+        settings: dict[str, Any] = {"log_level": 2, **kafka, "error_cb": partial(_note, self._refusals)}
         self._admin = AdminClient(settings)
 
     def reach(self) -> None:
@@ -50,14 +52,10 @@ class Topics:
                     time.sleep(VISIBLE_PAUSE_S)
                     continue
                 self._admin.poll(0)
-                reason = self._refusal or error.args[0].str()
+                reason = self._refusals[0] if self._refusals else error.args[0].str()
                 raise Unavailable(
                     f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
                 ) from error
-
-    def _note(self, error: KafkaError) -> None:
-        if error.code() in _REFUSALS:
-            self._refusal = error.str()
 
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""
@@ -112,3 +110,8 @@ class Topics:
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         return {name: str(entry.value) for name, entry in described.items()}
+
+
+def _note(refusals: list[str], error: KafkaError) -> None:
+    if error.code() in _REFUSALS:
+        refusals[:] = [error.str()]
