@@ -18,7 +18,7 @@ from bascule.testing.soak.site import Site
 from bascule.testing.storm import Storm
 
 #: What is demanded of a system that is well: everything arrives within this time.
-ARRIVAL_S = 240.0
+ARRIVAL_S = 600.0
 OPEN_S = 120.0
 CLOSE_S = 10.0
 THE_END = "the-end"

@@ -25,7 +25,7 @@ TICK_S = 0.05
 LOOK_S = 0.25
 #: A broker answers in milliseconds, or is busy starting, or stands still.
 LOOK_TIMEOUT_S = 1.0
-HEAL_S = 240.0
+HEAL_S = 600.0
 
 
 class Process(Protocol):
