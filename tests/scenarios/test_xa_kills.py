@@ -221,9 +221,10 @@ class Keeper:
         self._thread.join()
 
     def _keep(self) -> None:
+        service = self._service
         while not self._stop.wait(0.02):
-            if not (service.running if isinstance(service := self._service, Command) else service.pid):
-                self._service.start()
+            if not (service.running if isinstance(service, Command) else service.pid):
+                service.start()
                 self.starts += 1
 
 
