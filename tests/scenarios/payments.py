@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -117,9 +117,12 @@ class Application:
 
     def joint(self) -> None:
         """One transaction over both."""
-        broker, database = JmsResource("broker", self.url), PostgresResource("database", self.conninfo)
         name = f"payments-{self.queue.name.rpartition('.')[2]}"
-        with TransactionManager(name, FileLog(self._log), [broker, database]) as manager:
+        with (
+            closing(JmsResource("broker", self.url)) as broker,
+            closing(PostgresResource("database", self.conninfo)) as database,
+            TransactionManager(name, FileLog(self._log), [broker, database]) as manager,
+        ):
             while not self._one_jointly(manager, broker, database):
                 pass
 

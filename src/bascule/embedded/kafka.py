@@ -36,7 +36,7 @@ MESSAGE_SIZE_MAX_BYTES = 70 << 20
 CLEANER_BUFFER_BYTES = 16 << 20
 HEAP_MB = 512
 START_TIMEOUT_S = 90.0
-FORMAT_TIMEOUT_S = 60.0
+FORMAT_TIMEOUT_S = 120.0
 #: For a port that was free when chosen and taken before Kafka came to it.
 START_ATTEMPTS = 3
 #: A Kafka whose parent was killed stops by itself in a second or two.
