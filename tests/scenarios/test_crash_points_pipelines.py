@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from tests.scenarios.bridge import Bridge
+from tests.scenarios.test_pipelines import EXAMPLE
+from tests.scenarios.test_pipelines import sent as sent_in
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import Child
+from bascule.jms.message import decode_message
 from bascule.testing.journal import text_message
 
 #: In a worker, which Spark replaces. The first passes of a writer are the driver's.
@@ -18,6 +23,7 @@ WORKER = {
     name: 9 if name.startswith("writer") else 1 for name in POINTS if name.startswith(("writer.", "task.", "divert.", "ingress.dead"))
 }
 DRIVER = ["driver.topics.after", "driver.take.before", "driver.take.after", "driver.source.after"]
+JOIN = ["join.before", "join.caught_up", "join.after"]
 LEAVING = ["driver.stop.before", "driver.stop.after"]
 WALK_S = 400.0
 PAUSE_S = 0.3
@@ -25,23 +31,56 @@ PAUSE_S = 0.3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize("name", ["sink.commit.before", "sink.commit.after"])
+def test_a_users_job_is_ended_around_the_commit_of_a_batch(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
+    bridge = Bridge(kafka, topic_prefix, tmp_path)
+    bridge.topics.create(f"{topic_prefix}.ingress", 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})
+    armed = {ARMED_VARIABLE: f"{name}:2", ONCE_VARIABLE: str(tmp_path)}
+    env = {"BASCULE_JOURNAL__PREFIX": topic_prefix, "BASCULE_BRIDGE__ID": topic_prefix, **armed}
+    job = Child([sys.executable, EXAMPLE, bridge.servers, tmp_path / "checkpoint"], log_file=tmp_path / "job.log", env=env, name="job")
+    bridge.journal.start_epoch()
+    reader = bridge.reader(f"{topic_prefix}.ingress")
+    sent = 0
+    deadline = time.monotonic() + WALK_S
+    try:
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < deadline, f"it has not come by {name}"
+            if not job.running:
+                job.start()
+            properties = {"carrier": "AA", "dep_delay": 90}
+            bridge.journal.send(text_message("{}", message_id=f"ID:{sent}", properties=properties), address="flights")
+            bridge.journal.flush()
+            sent += 1
+            time.sleep(PAUSE_S)
+        assert job.wait(WALK_S)
+        job.start()
+        reader.wait_for(sent)
+    finally:
+        job.stop(60)
+    reader.poll()
+    ids = [decode_message(sent_in(message).body).message_id for message in reader.seen]
+    assert ids == [f"ID:{number}" for number in range(sent)]
+    reader.close()
+
+
 def test_pipelines_are_ended_at_one_point_after_the_other(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = tmp_path / "crashed"
     once.mkdir()
-    points = {**WORKER, **dict.fromkeys(DRIVER + LEAVING, 1)}
+    points = {**WORKER, **dict.fromkeys(DRIVER + JOIN + LEAVING, 1)}
     monkeypatch.setenv(ARMED_VARIABLE, ",".join(f"{name}:{number}" for name, number in points.items()))
     monkeypatch.setenv(ONCE_VARIABLE, str(once))
     bridge = Bridge(kafka, topic_prefix, tmp_path)
     prefix = bridge.prefix
     bridge.topics.create(f"{prefix}-in", 1, {})
-    bridge.configure(
+    config = (
         f'dead_letter_topic = "{prefix}.dead"\n'
         f'[[divert]]\nname = "all"\nfrom = "orders"\nto = "{prefix}.all"\nstart = "earliest"\n'
         f'[[divert]]\nname = "bad"\nfrom = "bad.#"\nto = "{prefix}.${{address}}"\nstart = "earliest"\n'
         f'[[ingress]]\nname = "in"\ntopics = ["{prefix}-in"]\nto = "in"\nbody = "map"\nstart = "earliest"\n'
     )
+    bridge.configure(config)
     bridge.journal.start_epoch()
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     sent = 0
@@ -68,15 +107,19 @@ def test_pipelines_are_ended_at_one_point_after_the_other(
 
     try:
         live({*WORKER, *DRIVER})
+        bridge.child.stop(60)
+        bridge.configure(f'{config}[[divert]]\nname = "late"\nfrom = "orders"\nto = "{prefix}.late"\nstart = "earliest"\n')
+        live({*JOIN})
         for _ in LEAVING:
             bridge.child.stop(60)
             bridge.start()
         assert left() == set()
-        written, taken, dead = (bridge.reader(f"{prefix}.{name}") for name in ("all", "ingress", "dead"))
+        written, late, taken, dead = (bridge.reader(f"{prefix}.{name}") for name in ("all", "late", "ingress", "dead"))
+        assert [int(value) for value in late.wait_for(sent)] == list(range(sent))
         assert [int(value) for value in written.wait_for(sent)] == list(range(sent))
         assert len(taken.wait_for(sent)) == sent
         assert len(dead.wait_for(2 * sent)) == 2 * sent
-        for reader in (written, taken, dead):
+        for reader in (written, late, taken, dead):
             reader.close()
     finally:
         bridge.child.stop(60)
