@@ -18,15 +18,14 @@ from bascule.core.errors import BasculeError
 T = TypeVar("T")
 #: Where a broker takes requests (docs/reference/amqp.md).
 MANAGEMENT: Final = Queue("$management")
-#: Consumers kept from one branch to the next; the one used longest ago goes first.
-CONSUMERS_MAX: Final = 32
 
 
 class Workplace:
     """A transacted context that branches use one after the other, with the consumers that they made; and one to ask the broker."""
 
-    def __init__(self, connection: Context) -> None:
-        """On the connection of a context. Raises ConnectionLost, TimedOut."""
+    def __init__(self, connection: Context, consumers_max: int) -> None:
+        """On the connection of a context; of the consumers so many are kept, those used last. Raises ConnectionLost, TimedOut."""
+        self._consumers_max = consumers_max
         self.context = connection.create_context(Acknowledge.TRANSACTED)
         try:
             self.control = connection.create_context()
@@ -39,7 +38,7 @@ class Workplace:
         """No more work comes for the branch: messages that it was sent ahead, and did not receive, go back to the broker."""
         context = self.context
         context._run(context._session.set_aside(context._until(None)))
-        while len(self.consumers) > CONSUMERS_MAX:
+        while len(self.consumers) > self._consumers_max:
             oldest = self.consumers.pop(next(iter(self.consumers)))
             context._run(context._session.close_consumer(oldest, context._until(None)))
 

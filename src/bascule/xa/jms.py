@@ -31,6 +31,8 @@ from bascule.xa.resource import Branches, Call, State, Vote
 
 #: Workplaces kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
+#: Consumers that each of them keeps.
+CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
 XA_OK, XA_RDONLY = 0, 3
@@ -63,11 +65,16 @@ class JmsResource:
     sent and did not receive goes back at the end of its branch, so that an idle program keeps nothing from others.
     """
 
-    def __init__(self, name: str, url: str, *, idle_max: int = IDLE_MAX, **options: Any) -> None:
-        """``url`` and ``options`` are those of ``bascule.client.ConnectionFactory``; nothing is opened before it is needed."""
+    def __init__(self, name: str, url: str, *, idle_max: int = IDLE_MAX, consumers_max: int = CONSUMERS_MAX, **options: Any) -> None:
+        """``url`` and ``options`` are those of ``bascule.client.ConnectionFactory``; nothing is opened before it is needed.
+
+        Up to ``idle_max`` sessions are kept between branches, each with up to ``consumers_max`` consumers. A kept consumer keeps what it
+        has for itself alone: message groups, an exclusive queue, a durable subscription. 0 closes them with their branch.
+        """
         self.name = name
         self._factory = ConnectionFactory(url, **options)
         self._idle_max = idle_max
+        self._consumers_max = consumers_max
         self._connection: Context | None = None
         self._idle: list[Workplace] = []
         self._work: dict[Xid, tuple[Workplace, BranchContext]] = {}
@@ -239,7 +246,7 @@ class JmsResource:
         connection = self._connection
         if connection is not None:
             try:
-                return Workplace(connection)
+                return Workplace(connection, self._consumers_max)
             except TimedOut:
                 raise
             except BasculeError:
@@ -248,7 +255,7 @@ class JmsResource:
             if self._connection is connection:
                 self._connection = self._factory.connect()
             assert self._connection is not None
-            return Workplace(self._connection)
+            return Workplace(self._connection, self._consumers_max)
 
     def _take_back(self, workplace: Workplace) -> None:
         with self._lock:
