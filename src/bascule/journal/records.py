@@ -48,7 +48,7 @@ KEY_OF_KIND = {Kind.EPOCH: b"E", Kind.DATA: b"D", Kind.STATE: b"S"}
 class Op(enum.IntEnum):
     """What an entry says."""
 
-    EPOCH = 1  # JSON: who started it, the exclusive diverts in force
+    EPOCH = 1  # JSON: who started it, the diverts, and the exclusive ones in force
     SEND = 2  # a message, with the queues and diverts that took it
     ACK = 3  # messages gone from a queue
     COUNT = 4  # delivery counts of messages of a queue
