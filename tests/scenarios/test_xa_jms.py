@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.scenarios.conftest import Connect
 
-from bascule.client import IllegalState, Message, Queue, connect
+from bascule.client import IllegalState, Message, Queue, Refused, TransactionRolledBack, connect
 from bascule.core.errors import InvalidInput
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
@@ -312,6 +312,68 @@ def test_a_manager_is_told_of_a_split_and_forgets_it_with_the_operator(work: Wor
     assert work.waiting() == (["order"], ["kept"])
     assert other.recover() == []
     split.close()
+
+
+XID_FIELDS = {"type": "bascule.xa", "formatId": 7, "gtrid": "67", "bqual": ""}
+
+
+def test_the_java_client_asks_for_branches_and_ends_them_by_the_requests_that_are_documented(
+    work: Work, make: Make, connect_to: Connect
+) -> None:
+    work.prepared_in(make())
+    session = connect_to(work.system.url).session()
+    answers = session.temporary_queue()
+    consumer, producer = session.consumer(answers.address), session.producer("queue:$management")
+
+    def asked(operation: str, **fields: object) -> tuple[object, dict[str, object]]:
+        properties = {**XID_FIELDS, "operation": operation, **fields}
+        producer.send(None, properties=properties, reply_to=answers.address, correlation_id=operation)
+        answer = consumer.receive(SOON_S)
+        assert answer is not None
+        assert answer.correlation_id == operation
+        return answer.body, {name: answer.properties.get(name) for name in ("statusCode", "xaCode", "outcome")}
+
+    fields = {"formatId": work.xid.format_id, "gtrid": work.xid.gtrid.hex(), "bqual": work.xid.bqual.hex()}
+    text, said = asked("recover")
+    assert said == {"statusCode": 200, "xaCode": 0, "outcome": None}
+    state, _, name = str(text).split(" ")
+    assert (state, name) == ("prepared", ":".join(map(str, fields.values())))
+    assert asked("commit", **fields)[1] == {"statusCode": 200, "xaCode": 0, "outcome": None}
+    assert asked("commit", **fields)[1] == {"statusCode": 404, "xaCode": Code.XAER_NOTA, "outcome": "committed"}
+    assert work.waiting() == ([], ["bill"])
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"operation": "dance"}, 400, Code.XAER_INVAL),
+        ({"type": "org.amqp.management"}, 400, Code.XAER_INVAL),
+        ({"formatId": "7"}, 400, Code.XAER_INVAL),
+        ({"formatId": -1}, 400, Code.XAER_INVAL),
+        ({"gtrid": "6"}, 400, Code.XAER_INVAL),
+        ({"gtrid": ""}, 400, Code.XAER_INVAL),
+        ({"bqual": "62" * 65}, 400, Code.XAER_INVAL),
+        ({"bqual": 1}, 400, Code.XAER_INVAL),
+        ({"operation": "prepare", "txnId": "31"}, 404, Code.XA_RBCOMMFAIL),
+        ({"operation": "commit", "txnId": "31", "bqual": "01"}, 404, Code.XA_RBCOMMFAIL),
+        ({"operation": "commit", "bqual": "02"}, 404, Code.XAER_NOTA),
+        ({"operation": "forget"}, 404, Code.XAER_NOTA),
+    ],
+)
+def test_a_request_that_cannot_be_carried_out_is_told_why(broker: System, change: dict[str, object], status: int, code: Code) -> None:
+    with connect(broker.url) as context:
+        answer = context.request(Queue("$management"), Message(properties={**XID_FIELDS, "operation": "rollback", **change}))
+    assert (answer.properties["statusCode"], answer.properties["xaCode"]) == (status, code), answer.properties
+    assert answer.properties["statusDescription"]
+
+
+def test_the_management_node_is_no_queue_and_no_part_of_a_transaction(broker: System) -> None:
+    with connect(broker.url) as context:
+        with pytest.raises(Refused, match="reply-to"):
+            context.consumer(Queue("$management"))
+        with pytest.raises(TransactionRolledBack, match="no part of a transaction"), context.transaction():
+            context.send(Queue("$management"), Message(properties={"operation": "recover", "type": "bascule.xa"}))
+    assert broker.queue("$management") is None
 
 
 def test_a_standby_takes_prepared_branches_over(kafka: EmbeddedKafka, tmp_path: Path) -> None:
