@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of
@@ -41,11 +42,21 @@ LOG_CONFIG: Mapping[str, str] = {
     # Who reads the log from its start, and stands still for longer than that while doing so, might miss that something is done.
     "delete.retention.ms": "3600000",
 }
+#: Entries that come in numbers wait for one another so long: a request to Kafka costs more than an entry.
+LINGER_MS = 5
 #: Less than this is not worth a request to delete it.
 TRIM_RECORDS_MIN = 10_000
 
 _log = logging.getLogger("bascule.adapter")
 _R = TypeVar("_R")
+
+
+class _Clients(NamedTuple):
+    """What somebody waits for goes by ``single``, what comes in numbers by ``many``: of one key, the second after the first's answer."""
+
+    single: Appender
+    many: Appender
+    reader: TableReader
 
 
 class Superseded(BranchRolledBack):
@@ -86,7 +97,7 @@ class InboundLog:
         self._branches = Branches()
         self._taken: dict[Xid, InboundBranch] = {}
         self._lock = threading.RLock()
-        self._clients: tuple[Appender, TableReader] | None = None
+        self._clients: _Clients | None = None
         self._fold = LogFold()
         self._trimmed: dict[int, int] = {}
 
@@ -113,7 +124,7 @@ class InboundLog:
 
     def schedule(self, refs: Sequence[Ref]) -> None:
         """Returns when all of them are in flight, and stored. May be repeated. Raises Unavailable: some may be stored, or all."""
-        for future in [self._append(key_of(FLIGHT, ref), b"1", ref.place) for ref in refs]:
+        for future in [self._append(key_of(FLIGHT, ref), b"1", ref.place, many=True) for ref in refs]:
             future.result()
 
     def failed(self, ref: Ref, failures: int) -> bytes:
@@ -125,7 +136,9 @@ class InboundLog:
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
         """A record is in flight no more. Raises Unavailable, if ``wait``."""
         crash.point("inbound.done.before")
-        futures = [self._append(key, None, place) for key in keys]
+        gone = list(keys)
+        # One key is that of the schedule, which has been answered; others may be on their way.
+        futures = [self._append(key, None, place, many=not wait and len(gone) == 1) for key in gone]
         if wait:
             for future in futures:
                 future.result()
@@ -133,12 +146,12 @@ class InboundLog:
 
     def append(self, outgoing: Outgoing) -> Future[int]:
         """A record of another topic, outside of any transaction."""
-        return self._open()[0].append(outgoing)
+        return self._open().single.append(outgoing)
 
     def housekeep(self) -> None:
         """Deletes what lies before the oldest entry that says something. Raises Unavailable."""
         with self._lock:
-            _, reader = self._open()
+            reader = self._open().reader
             table = self._guarded(lambda: reader.read(READ_TIMEOUT_S))
             ends = reader.reached()
         for stored in table.values():
@@ -254,18 +267,19 @@ class InboundLog:
 
     # -- of Kafka
 
-    def _append(self, key: bytes, value: bytes | None, place: Place) -> Future[int]:
-        return self._open()[0].append(Outgoing(self.topic, key, value, partition=_partition(place)))
+    def _append(self, key: bytes, value: bytes | None, place: Place, *, many: bool = False) -> Future[int]:
+        clients = self._open()
+        return (clients.many if many else clients.single).append(Outgoing(self.topic, key, value, partition=_partition(place)))
 
     def _read(self, see: Callable[[LogFold], _R]) -> _R:
         with self._lock:
-            reader = self._open()[1]
+            reader = self._open().reader
             self._guarded(lambda: reader.read(READ_TIMEOUT_S))
             return see(self._fold)
 
     def _reach(self, place: Place, offset: int, see: Callable[[PlaceState], _R]) -> _R:
         with self._lock:
-            reader = self._open()[1]
+            reader = self._open().reader
             self._guarded(lambda: reader.reach(_partition(place), offset, READ_TIMEOUT_S))
             return see(self._fold.place(place))
 
@@ -274,9 +288,9 @@ class InboundLog:
         try:
             return read()
         except Unavailable:
-            appender, reader = self._open()
-            reader.close()
-            self._clients = (appender, self._reader())
+            clients = self._open()
+            clients.reader.close()
+            self._clients = clients._replace(reader=self._reader())
             raise
 
     def _reader(self) -> TableReader:
@@ -286,7 +300,7 @@ class InboundLog:
     def _follow(self, key: bytes, value: bytes | None) -> None:
         self._fold.apply(key, value)
 
-    def _open(self) -> tuple[Appender, TableReader]:
+    def _open(self) -> _Clients:
         if (clients := self._clients) is not None:
             return clients
         with self._lock:
@@ -296,7 +310,8 @@ class InboundLog:
                     topics.await_visible([self.topic])
                 if "compact" not in (policy := topics.config(self.topic)["cleanup.policy"]):
                     raise InvalidInput(f"topic {self.topic}: cleanup.policy={policy} would lose what is in flight; set compact,delete")
-                self._clients = (Appender(self._kafka), self._reader())
+                many = Appender({"linger.ms": LINGER_MS, **self._kafka})
+                self._clients = _Clients(Appender(self._kafka), many, self._reader())
             return self._clients
 
 
@@ -317,5 +332,6 @@ def _owners_before(state: PlaceState, token: str) -> list[bytes]:
     return [state.owners[each] for each in tokens[: tokens.index(token)]] if token in tokens else []
 
 
+@lru_cache(maxsize=1024)
 def _partition(place: Place) -> int:
     return zlib.crc32(str(place).encode()) % PARTITIONS

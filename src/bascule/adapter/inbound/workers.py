@@ -102,7 +102,10 @@ class Workers:
     """Threads, and the scheduler that they share; ``changed`` guards the scheduler and the phases of deliveries."""
 
     def __init__(self, spec: ActivationSpec, endpoint: Endpoint, handle: Handle, counts: Counts) -> None:
-        self.changed = threading.Condition()
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        #: Somebody is at work no more: few wait for it, and not the workers.
+        self._released = threading.Condition(lock)
         self.scheduler: Scheduler[Delivery] = Scheduler(spec.order)
         self.gone: set[str] = set()
         self._spec = spec
@@ -134,7 +137,7 @@ class Workers:
         with self.changed:
             self.gone.add(token)
             self.scheduler.drop(token)
-            return self.changed.wait_for(lambda: not self.scheduler.running(token), drain_s) if drain_s else True
+            return self._released.wait_for(lambda: not self.scheduler.running(token), drain_s) if drain_s else True
 
     def settle(self, delivery: Delivery) -> None:
         """Its endpoint has returned. Raises Late where it had been given up before."""
@@ -148,7 +151,7 @@ class Workers:
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
-            self.changed.wait_for(lambda: not self.scheduler.running(), drain_s)
+            self._released.wait_for(lambda: not self.scheduler.running(), drain_s)
             left = [each.name for each in self._workers if each.delivery is not None]
             threads = [each.thread for each in self._workers if each.delivery is None and each.thread is not None]
         for thread in threads:
@@ -217,7 +220,8 @@ class Workers:
                 self.scheduler.done(delivery)
             else:
                 self.scheduler.again(delivery, again_s)
-            self.changed.notify_all()
+                self.changed.notify()
+            self._released.notify_all()
 
     def _watch(self) -> None:
         while not self._stopping:
@@ -243,7 +247,8 @@ class Workers:
         self._lost.append(worker)
         if len(self._lost) <= self._spec.workers:
             self._add()
-        self.changed.notify_all()
+        self.changed.notify()
+        self._released.notify_all()
 
 
 def _stack(thread: threading.Thread | None) -> str:
