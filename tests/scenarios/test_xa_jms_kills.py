@@ -17,12 +17,15 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.system import System, wait_for
 
+#: The broker has the only branch with work, and commits it in one phase.
+ONE_PHASE = Case("", parts=("db", "jms"), votes=("read-only", "yes"))
 SHAPES = [
     Case("", parts=("jms", "db")),
     Case("", parts=("db", "jms"), log="kafka"),
     Case("", parts=("jms", "db", "kafka")),
     Case("", parts=("kafka", "jms", "db"), log="kafka"),
     Case("", parts=("jms", "db"), votes=("read-only", "yes")),
+    ONE_PHASE,
     Case("", parts=("db", "jms"), votes=("no", "yes")),
     Case("", parts=("jms", "db"), ending="rollback"),
 ]
@@ -30,8 +33,8 @@ SHAPES = [
 SHORT = 10
 SHORT_BROKER = 4
 KILLS_MIN = 128
-#: Where the broker ends by itself. It passes each in every transaction that commits.
-BRANCH_POINTS = [name for name in POINTS if name.startswith("branch.")]
+#: Where the broker ends by itself: in every transaction that is prepared and commits; in one that commits in one phase.
+BRANCH_POINTS = [*(name for name in POINTS if name.startswith("branch.")), "transaction.commit.after"]
 
 
 class Shop:
@@ -104,12 +107,14 @@ def test_the_broker_ends_at_its_own_points_of_a_branch(
     with opened(kafka, postgres, topic_prefix, tmp_path, ",".join(f"{name}:1" for name in BRANCH_POINTS)) as shop:
         for _ in range(3 * len(BRANCH_POINTS)):
             shop.points(SHAPES[0])
+            shop.points(ONE_PHASE)
             if len(list((tmp_path / "once").iterdir())) == len(BRANCH_POINTS):
                 break
         assert {each.name for each in (tmp_path / "once").iterdir()} == set(BRANCH_POINTS)
         shop.alive()
         recover(shop.victims)
         check(shop.victims, kafka)
+        assert {answer["told"] for _, answer in shop.victims.cases} == {"committed", "rolled back"}  # none in doubt
 
 
 @pytest.mark.slow
