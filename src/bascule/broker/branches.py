@@ -173,8 +173,9 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
         queue = consumer.queue
         if queue.durable and message.mid >= 0:
             received.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
-    entry = prepared_entry(xid, engine.clock(), container, map(_send_of, transaction.drafts), received.items())
-    branch = branches.prepared[xid] = Branch(entry, _prepared(entry), stored=False)
+    prepared = Prepared(xid, engine.clock(), container, tuple(map(_send_of, transaction.drafts)), tuple(received.items()))
+    entry = prepared_entry(*prepared)
+    branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
     branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
     engine.journaling.add(entry)
     engine.journaling.then(_stored, branch, done)

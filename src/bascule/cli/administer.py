@@ -1,4 +1,4 @@
-"""Commands that act on a running broker: ``queue``, ``dead-letters``, ``subscription``, ``connection``."""
+"""Commands that act on a running broker: ``queue``, ``dead-letters``, ``subscription``, ``connection``, ``branch``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ queues = typer.Typer(help="Look at queues, and act on them.", no_args_is_help=Tr
 dead_letters = typer.Typer(help="Messages that could not be delivered.", no_args_is_help=True)
 subscriptions = typer.Typer(help="Subscriptions of topics.", no_args_is_help=True)
 connections = typer.Typer(help="Connections of clients.", no_args_is_help=True)
+branches = typer.Typer(help="Branches of transactions over several resources, where their manager is gone.", no_args_is_help=True)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of what a subscription holds")]
+BranchXid = Annotated[str, typer.Argument(metavar="XID", help="As `branch list` shows it")]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Only messages that this JMS selector matches")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Though it has messages or consumers")]
 DeadLettersOption = Annotated[
@@ -34,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
     app.add_typer(subscriptions, name="subscription")
     app.add_typer(connections, name="connection")
+    app.add_typer(branches, name="branch")
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], output: Format) -> None:
@@ -190,3 +193,31 @@ def close_connection(
 ) -> None:
     """Close a connection; what it had not settled is delivered again. A client with `failover:` comes back."""
     _done(Admin(admin, config).act("connections/close", id=id), output)
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+@branches.command("list", epilog="Example:  bascule branch list")
+def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show the branches that are prepared, or were ended here and are not forgotten."""
+    found = [{**each, "since": _moment(each["since_ms"])} for each in Admin(admin, config).look("status")["branches"]]
+    show_rows(found, ("xid", "state", "since", "sent", "received", "bytes"), output)
+
+
+@branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")
+def commit_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Commit a prepared branch without its manager, which is told so. `bascule xa commit` is the ordinary way."""
+    _done(Admin(admin, config).act("branches/commit", xid=xid), output)
+
+
+@branches.command("rollback", epilog="Example:  bascule branch rollback 1111577411:shop/0199...:broker")
+def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Roll a prepared branch back without its manager, which is told so. `bascule xa rollback` is the ordinary way."""
+    _done(Admin(admin, config).act("branches/rollback", xid=xid), output)
+
+
+@branches.command("forget", epilog="Example:  bascule branch forget 1111577411:shop/0199...:broker")
+def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Drop what is remembered of a branch that was ended here; `bascule xa forget` does so, too."""
+    _done(Admin(admin, config).act("branches/forget", xid=xid), output)

@@ -21,9 +21,11 @@ DETAIL = {
     **QUEUE, "auto_created": True, "selector": "", "full": False, "settings": {"max_messages": 7},
     "consumer_list": [{"connection": "127.0.0.1:5", "client_id": "c", "selector": "", "unsettled": 1, "credit": 9}],
 }  # fmt: skip
+XID = "7:gtrid:bqual"
+BRANCH = {"xid": XID, "state": "prepared", "since_ms": 1769846400000, "sent": 2, "received": 1, "bytes": 99}
 STATUS = {
     "bridge": "demo", "version": "1", "state": "waiting", "serving": False, "reason": "Kafka is away", "queues": [QUEUE],
-    "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
+    "branches": [BRANCH], "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
 }  # fmt: skip
 DEAD = {
     "message_id": "ID:1", "address": "orders", "queue": "orders", "routing": "anycast", "reason": "rejected", "deliveries": 3,
@@ -101,6 +103,7 @@ ACTIONS = [
     (["dead-letters", "return", "--queue", "d"], "/dead-letters/return", {"queue": "d", "selector": ""}),
     (["subscription", "delete", "s"], "/subscriptions/delete", {"name": "s", "force": False}),
     (["connection", "close", "c"], "/connections/close", {"id": "c"}),
+    *((["branch", what, XID], f"/branches/{what}", {"xid": XID}) for what in ("commit", "rollback", "forget")),
 ]
 
 
@@ -153,6 +156,7 @@ def test_what_is_looked_at_is_a_table_or_json(broker: Broker, monkeypatch: pytes
     assert "2026-01-31T08:00:00Z" in shown("dead-letters", "list")
     assert shown("subscription", "list").split()[:7] == ["name", "topic", "durable", "selector", "messages", "delivering", "consumers"]
     assert "client id" in shown("connection", "list")
+    assert shown("branch", "list").split()[-6:] == [XID, "prepared", "2026-01-31T08:00:00Z", "2", "1", "99"]
     text = shown("status")
     assert text.startswith("demo: waiting (Kafka is away), Bascule 1\n")
     assert "1,234,567" in text
