@@ -92,12 +92,12 @@ class Reader:
     def values(self) -> list[str]:
         return [(message.value() or b"").decode(errors="replace") for message in self.seen]
 
-    def wait_for(self, count: int) -> list[str]:
+    def wait_for(self, count: int, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[str]:
         def there() -> bool:
             self.poll()
             return len(self.seen) >= count
 
-        eventually(there, f"{count} records")
+        eventually(there, f"{count} records", timeout_s)
         return self.values()
 
     def close(self) -> None:

@@ -179,14 +179,11 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
         reader.close()
 
 
-BATCH = 4_000
-
-
-def backlog(bridge: Bridge, messages: int, memory_bytes: int) -> None:
+def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeout_s: float) -> None:
     """A divert begins behind so many messages; killed on its way, it loses what Spark and Kafka's groups know, and starts again."""
     prefix, journal, checkpoints = bridge.prefix, bridge.journal, bridge.directory / "checkpoints"
     bridge.configure(
-        f'max_offsets_per_trigger = {BATCH}\ntransaction_records = {10 * BATCH}\ncheckpoint_dir = "{checkpoints}"\n'
+        f'max_offsets_per_trigger = {batch}\ntransaction_records = {10 * batch}\ncheckpoint_dir = "{checkpoints}"\n'
         f'[[divert]]\nname = "all"\nfrom = "orders"\nto = "{prefix}.all"\nstart = "earliest"\n'
     )
     journal.start_epoch()
@@ -195,7 +192,7 @@ def backlog(bridge: Bridge, messages: int, memory_bytes: int) -> None:
     journal.flush()
     bridge.start()
     written = bridge.reader(f"{prefix}.all")
-    written.wait_for(messages // 4)
+    written.wait_for(messages // 4, timeout_s)
     client = {"bootstrap.servers": bridge.servers}
     admin, at = AdminClient(client), TopicPartition(f"{prefix}.journal", 0, 0)
     group = Positions(Pipelines(prefix, client, prefix=prefix), "").group("diverts")
@@ -212,18 +209,18 @@ def backlog(bridge: Bridge, messages: int, memory_bytes: int) -> None:
     admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, [at])])[group].result(ADMIN_TIMEOUT_S)
     assert shown() == 0
     bridge.start()
-    written.wait_for(messages // 2)
+    written.wait_for(messages // 2, timeout_s)
     bridge.child.stop(60)
     admin.delete_consumer_groups([group])[group].result(ADMIN_TIMEOUT_S)
     bridge.start()
-    assert written.wait_for(messages) == list(map(str, range(messages)))
+    assert written.wait_for(messages, timeout_s) == list(map(str, range(messages)))
     used = max(used, *map(peak_bytes, bridge.workers()))
     bridge.child.stop(60)
     written.poll()
     assert len(written.seen) == messages
     written.close()
     steps = [after - before for before, after in pairwise(positions_of(bridge.servers, prefix))]
-    assert 0 < max(steps) <= BATCH
+    assert 0 < max(steps) <= batch
     assert used < memory_bytes
 
 
@@ -252,13 +249,13 @@ def positions_of(servers: str, prefix: str) -> list[int]:
 
 
 def test_a_backlog_goes_in_bounded_steps_and_a_lost_checkpoint_and_reset_or_deleted_group_offsets_change_nothing(bridge: Bridge) -> None:
-    backlog(bridge, 40_000, 400 << 20)
+    backlog(bridge, 40_000, 4_000, 400 << 20, 300.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_backlog_of_a_million_is_carried_once_each_in_bounded_memory(bridge: Bridge) -> None:
-    backlog(bridge, 1_000_000, 500 << 20)
+    backlog(bridge, 1_000_000, 50_000, 500 << 20, 1200.0)
 
 
 def ends(servers: str, topic: str, partition: int) -> int:
