@@ -16,7 +16,16 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
 from bascule.testing.system import System, wait_for
 from bascule.xa import FileLog, TransactionManager, Vote
-from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, HeuristicOutcome, ResourceFailed, UnknownXid
+from bascule.xa.errors import (
+    BranchHeuristic,
+    BranchRolledBack,
+    Code,
+    DuplicateXid,
+    HeuristicOutcome,
+    OutOfOrder,
+    ResourceFailed,
+    UnknownXid,
+)
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 
@@ -226,6 +235,15 @@ def test_the_handle_is_one_context_for_a_transaction_and_its_end_is_the_managers
             assert again.receive_no_wait() is None
 
 
+def test_consumers_that_are_not_to_be_kept_go_with_their_transaction(work: Work, broker: System) -> None:
+    resource = JmsResource("jms", broker.url, consumers_max=0)
+    work.done_in(resource)
+    assert broker.queue(work.orders.name)["consumers"] == 0  # type: ignore[index]
+    resource.commit(work.xid, one_phase=True)
+    assert work.waiting() == ([], ["bill"])
+    resource.close()
+
+
 def test_what_a_consumer_was_sent_ahead_goes_back_at_the_end_of_the_transaction(work: Work, make: Make) -> None:
     resource = make()
     with connect(work.system.url) as context:
@@ -259,6 +277,8 @@ def test_an_xid_is_taken_once(work: Work, make: Make) -> None:
     with pytest.raises(DuplicateXid):
         second.start(work.xid, timeout_s=60)
     handle.send(work.bills, "another")
+    with pytest.raises(OutOfOrder):
+        second.commit(work.xid)
     second.end(work.xid, success=True)
     with pytest.raises(DuplicateXid):
         second.prepare(work.xid)

@@ -115,10 +115,11 @@ class JmsResource:
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
+        if one_phase or self._branches.state(xid) is not State.NONE:
+            self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
         if not one_phase:
             self._from_outside("commit", xid)
             return
-        self._branches.check(xid, Call.COMMIT_ONE_PHASE)
         try:
             with self._working(xid) as workplace:
                 txn_id = workplace.hand_over()
