@@ -308,6 +308,10 @@ class InboundLog:
                 topics = Topics(self._kafka)
                 if self.topic not in topics.partitions() and topics.create(self.topic, PARTITIONS, LOG_CONFIG):
                     topics.await_visible([self.topic])
+                if (there := topics.partitions()[self.topic]) != PARTITIONS:
+                    raise InvalidInput(
+                        f"topic {self.topic} has {there} partitions: {PARTITIONS} are expected, where entries are looked for"
+                    )
                 if "compact" not in (policy := topics.config(self.topic)["cleanup.policy"]):
                     raise InvalidInput(f"topic {self.topic}: cleanup.policy={policy} would lose what is in flight; set compact,delete")
                 many = Appender({"linger.ms": LINGER_MS, **self._kafka})
