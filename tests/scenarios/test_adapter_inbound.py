@@ -17,6 +17,7 @@ from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter
 from bascule.adapter.inbound.metrics import serve_metrics
+from bascule.adapter.inbound.state import LogUnreadable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.system import wait_for
 
@@ -290,3 +291,15 @@ def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, to
         lines = wait_for(lambda: urllib.request.urlopen(url).read().decode().splitlines(), "metrics")
     assert f'bascule_adapter_delivered_total{{group="{topic}"}} 3.0' in lines
     assert f'bascule_adapter_dead_letters{{group="{topic}"}} 0.0' in lines
+
+
+def test_a_log_that_cannot_be_read_holds_the_partition_up_and_nothing_of_it_is_passed_over(kafka: EmbeddedKafka, topic: str) -> None:
+    produce(kafka.bootstrap, topic, ["one"])
+    spec = ActivationSpec(topics=(topic,), group=topic)
+    with active(kafka, spec, Seen()) as activation:
+        wait_for(lambda: activation.status().counts["delivered"] == 1, "the record")
+    produce(kafka.bootstrap, f"{topic}.inbound", ["by hand"])
+    again = Activation({"bootstrap.servers": kafka.bootstrap}, spec, Seen())
+    for _ in range(2):
+        with pytest.raises(LogUnreadable, match="unreadable key b'by hand'"):
+            again.start()

@@ -43,7 +43,8 @@ HOUSEKEEP_S = 10.0
 #: Dead letters are counted every so many times.
 DEAD_LETTER_TURNS = 3
 TAKE_AGAIN_S = 0.5
-TAKERS = 4
+#: Partitions that wait for the outcome of a transaction do not hold up others.
+TAKERS = 32
 
 _log = logging.getLogger("bascule.adapter")
 
@@ -146,7 +147,7 @@ class Activation:
             waiting, delayed, at_work = scheduler.waiting, scheduler.delayed, len(scheduler.running())
         counts = self.counts.by_name()
         partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in list(self._runs.values())}
-        running = any(thread.is_alive() for thread in self._threads)
+        running = bool(self._threads) and self._threads[0].is_alive()
         hanging = tuple(self._workers.hanging)
         return Status(
             self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, self._trouble
@@ -296,7 +297,7 @@ class Activation:
                 if self._stopping.wait(HOUSEKEEP_S):
                     return
                 self._log.housekeep()
-            except BasculeError as error:
+            except Exception as error:  # nothing waits for it
                 _log.warning("%s: %s", self._log.topic, error)
 
     def _watch_dead_letters(self) -> None:

@@ -12,8 +12,10 @@ from typing import Any, Self, TypeVar
 from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, Status
 from bascule.adapter.inbound.endpoint import Endpoint
 from bascule.adapter.inbound.spec import ActivationSpec
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Unavailable
 
+#: A thread that ends by itself is noticed so soon.
+LOOK_S = 1.0
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 
@@ -71,13 +73,20 @@ class ResourceAdapter:
         return left
 
     def run(self, drain_s: float = HAND_OVER_S) -> None:
-        """From the main thread: starts, and returns when SIGTERM or SIGINT has come and what was at work is done."""
+        """From the main thread: starts, and returns when SIGTERM or SIGINT has come and what was at work is done.
+
+        Raises Unavailable when an endpoint stands still for good: a program that is started again is better than one that seems to run.
+        """
         told = threading.Event()
         before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
-            told.wait()
+            broken: list[Status] = []
+            while not told.wait(LOOK_S) and not broken:
+                broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
+            if broken:
+                raise Unavailable(f"{broken[0].group} {broken[0].trouble}")
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of
 from bascule.core import crash
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.xid import Xid
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
@@ -284,10 +284,10 @@ class InboundLog:
             return see(self._fold.place(place))
 
     def _guarded(self, read: Callable[[], _R]) -> _R:
-        """A reader that fell behind what is trimmed, or failed half-way, begins anew."""
+        """A reader that fell behind what is trimmed, or failed half-way, begins anew: it passes over nothing."""
         try:
             return read()
-        except Unavailable:
+        except BasculeError:
             clients = self._open()
             clients.reader.close()
             self._clients = clients._replace(reader=self._reader())
