@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import Unavailable
 
+#: How long the end of a program waits for what only monitors look at.
+CLOSE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 60.0
 RETRY_S = 0.2
 #: A Kafka that has just started is still finding out who coordinates a group.
@@ -154,5 +157,7 @@ class LagMirror:
         )
 
     def close(self) -> None:
-        """Frees the client."""
-        self._consumer.close()
+        """Frees the client. Without Kafka it would wait for its last commit for ever: then it is left behind."""
+        closing = threading.Thread(target=self._consumer.close, name="lag-mirror-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
