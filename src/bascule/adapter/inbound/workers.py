@@ -103,6 +103,7 @@ class Workers:
 
     def __init__(self, spec: ActivationSpec, endpoint: Endpoint, handle: Handle, counts: Counts) -> None:
         lock = threading.RLock()
+        # Only workers wait for it: each of its notifications is for one of them.
         self.changed = threading.Condition(lock)
         #: Somebody is at work no more: few wait for it, and not the workers.
         self._released = threading.Condition(lock)
@@ -117,6 +118,7 @@ class Workers:
         #: Threads that are still in an endpoint that was given up.
         self._lost: list[_Worker] = []
         self._stopping = False
+        self._ended = threading.Event()
 
     def start(self) -> None:
         """All of them, and the watch."""
@@ -150,6 +152,7 @@ class Workers:
         """No more is begun. Returns when what is at work is done, or the names of the workers that it is not done in after ``drain_s``."""
         with self.changed:
             self._stopping = True
+            self._ended.set()
             self.changed.notify_all()
             self._released.wait_for(lambda: not self.scheduler.running(), drain_s)
             left = [each.name for each in self._workers if each.delivery is not None]
@@ -207,6 +210,8 @@ class Workers:
                 if (delivery := self.scheduler.take(now_s)) is not None:
                     delivery.phase = Phase.WORKING
                     worker.delivery, worker.since_s = delivery, now_s
+                    if self.scheduler.waiting:  # somebody else has to know when the next one is due
+                        self.changed.notify()
                     return delivery
                 due_s = self.scheduler.next_due_s()
                 self.changed.wait(None if due_s is None else due_s - now_s)
@@ -224,9 +229,8 @@ class Workers:
             self._released.notify_all()
 
     def _watch(self) -> None:
-        while not self._stopping:
+        while not self._ended.wait(WATCH_S):
             with self.changed:
-                self.changed.wait_for(lambda: self._stopping, WATCH_S)
                 overdue_s = time.monotonic() - self._spec.delivery_timeout_s
                 for worker in [each for each in self._workers if each.delivery is not None and each.since_s < overdue_s]:
                     self._give_up(worker)

@@ -1,0 +1,63 @@
+"""The worker pool begins what is due, whoever was woken for what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Record
+from bascule.adapter.inbound.state import Place, Ref
+from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+
+PLACE = Place("topic", 0)
+SOON_S = 0.3
+LONG_S = 30.0
+
+
+def delivery(offset: int, delay_s: float = 0.0) -> Delivery:
+    return Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, None, None), (), time.monotonic() + delay_s if delay_s else 0.0)
+
+
+@contextmanager
+def pool(workers: int, work: Callable[[Record], None]) -> Iterator[Workers]:
+    def handle(delivery: Delivery, call: Callable[[Record], None]) -> None:
+        call(delivery.record)
+        running.settle(delivery)
+
+    running = Workers(ActivationSpec(topics=("topic",), group="g", workers=workers), work, handle, Counts())
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop(LONG_S)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_record_that_is_due_later_is_begun_then_though_nothing_else_comes(workers: int) -> None:
+    begun = threading.Event()
+    with pool(workers, lambda _: begun.set()) as running:
+        for _ in range(3):
+            running.add([delivery(1, SOON_S)])
+            assert begun.wait(LONG_S)
+            begun.clear()
+
+
+def test_a_record_that_is_due_later_is_begun_though_the_worker_that_waited_for_it_got_another() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(record: Record) -> None:
+        if record.offset == 1:
+            begun.set()
+        else:
+            go_on.wait(LONG_S)
+
+    with pool(3, work) as running:
+        running.add([delivery(1, SOON_S)])
+        running.add([delivery(2)])
+        running.add([delivery(3)])
+        assert begun.wait(LONG_S / 2)
+        go_on.set()
