@@ -54,7 +54,7 @@ demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO
 
 test: setup $(VENV)/.proton ## every test except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: setup ## the tests without services: under a minute
 	$(BIN)/pytest -m "not slow" $(wildcard tests/unit tests/property tests/tidy) $(ARGS)

@@ -33,7 +33,7 @@ LEAVE_S = 6.0
 #: A takeover, the time after which clients leave a broker that says nothing, and the way to the next point under load.
 NEXT_S = 200.0
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def stands(system: System) -> bool:
