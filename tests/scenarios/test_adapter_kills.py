@@ -127,6 +127,10 @@ def test_a_member_is_killed_at_points_of_a_delivery(group: Group) -> None:
     kill_at(group, [f"{name}:1" for name in SHORT])
 
 
+def test_what_was_in_flight_before_its_offset_was_committed_is_not_read_again_when_it_is_done(group: Group) -> None:
+    kill_at(group, ["inbound.log.after:1", "inbound.done.after:1", "inbound.done.after:2"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_member_is_killed_at_each_of_its_points(group: Group) -> None:

@@ -13,6 +13,8 @@ from bascule.kafka.history import TopicHistory, passing
 
 #: Offsets further apart than this are fetched one by one when records are read again.
 GAP_MAX = 1000
+#: How long the coordinator may take to say what is committed.
+COMMITTED_TIMEOUT_S = 10.0
 _SETTINGS: Mapping[str, Any] = {
     **CLIENT_SETTINGS,
     # Members that keep their partitions go on while others come or go.
@@ -83,6 +85,15 @@ class GroupConsumer:
                     raise KafkaException(each.error)
         except KafkaException as error:
             raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
+
+    def commit_at_least(self, at: tuple[str, int], offset: int) -> None:
+        """As ``commit``, for a partition whose next offset to read may be there already, or beyond. Raises Unavailable."""
+        try:
+            (found,) = self._consumer.committed([TopicPartition(*at)], timeout=COMMITTED_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
+        if found.offset < offset:
+            self.commit({at: offset})
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
         """They stand still; those that are not assigned are passed over."""

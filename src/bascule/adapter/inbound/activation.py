@@ -57,7 +57,7 @@ class _Run:
     token: str = ""
     ready: bool = False
     gone: bool = False
-    #: Offsets that were in flight before: when the group's offset did not get beyond them they are read again, and passed over.
+    #: Offsets that were in flight before: reading may have begun before them, then they are passed over.
     known: set[int] = field(default_factory=set)
     trouble: str = ""
 
@@ -173,18 +173,27 @@ class Activation:
             self._consumer.close()
 
     def _turn(self, consumer: GroupConsumer) -> None:
-        while not self._taken.empty():
-            self._begin(*self._taken.get())
         self._regulate(consumer)
         for received in consumer.poll(self.spec.batch, POLL_S):
             self._receive(received)
+        while not self._taken.empty():
+            taken = self._taken.get()
+            try:
+                self._begin(consumer, *taken)
+            except Unavailable:
+                self._taken.put(taken)
+                raise
         if self._offsets:
             self._schedule(consumer)
 
-    def _begin(self, run: _Run, deliveries: list[Delivery]) -> None:
-        if not run.gone:
-            self._workers.add(deliveries)
-            run.ready = True
+    def _begin(self, consumer: GroupConsumer, run: _Run, deliveries: list[Delivery]) -> None:
+        if run.gone:
+            return
+        if run.known:
+            # Who died between the log and the commit left them in flight, and the group before them: once done they would be read again.
+            consumer.commit_at_least(run.place, max(run.known) + 1)
+        self._workers.add(deliveries)
+        run.ready = True
 
     def _regulate(self, consumer: GroupConsumer) -> None:
         with self._workers.changed:
