@@ -36,10 +36,8 @@ class SecuredKafka(EmbeddedKafka):
         """``bootstrap.servers`` of the guarded listener."""
         return f"{HOST}:{self._secure_port}"
 
-    def _write_properties(self, controller_port: int) -> None:
-        super()._write_properties(controller_port)
-        text = self._properties_file.read_text()
+    def _server_properties(self) -> str:
+        text = super()._server_properties()
         for name in ("listeners=", "advertised.listeners="):
             text = text.replace(f"\n{name}", f"\n{name}SECURE://{self.secured},")
-        text += _LISTENER.format(user=USER, password=PASSWORD, store=self._certificate.store, store_password=STORE_PASSWORD)
-        self._properties_file.write_text(text)
+        return text + _LISTENER.format(user=USER, password=PASSWORD, store=self._certificate.store, store_password=STORE_PASSWORD)

@@ -205,7 +205,7 @@ class EmbeddedKafka:
 
     def _launch(self, java: Java, classpath: str, lock: int) -> None:
         (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
-        self._properties_file.write_text(SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else ""))
+        self._properties_file.write_text(self._server_properties())
         if not (self._log_dir / "meta.properties").exists():
             self._format(java, classpath)
         self._archive = self._archive_for(java, classpath)
@@ -225,6 +225,9 @@ class EmbeddedKafka:
     @property
     def _properties_file(self) -> Path:
         return self.data_dir / "server.properties"
+
+    def _server_properties(self) -> str:
+        return SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else "")
 
     def _properties(self) -> dict[str, object]:
         """What the template leaves open."""

@@ -6,15 +6,16 @@ What breaks a promise is refused, what weakens one is told. Each finding names t
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.kafka.admin import ADMIN_TIMEOUT_S
+from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S
 
 #: The largest journal record: a transaction with its largest message.
 RECORD_BYTES = 70 << 20
@@ -114,14 +115,23 @@ def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]
 
 def _described(kafka: Mapping[str, Any], topics: list[str]) -> dict[str, Facts]:
     admin = AdminClient({"log_level": 2, **kafka})
-    try:
-        cluster = admin.list_topics(timeout=ADMIN_TIMEOUT_S)
-        there = {topic: cluster.topics[topic].partitions for topic in topics if topic in cluster.topics}
-        asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in there]
-        answers = admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
-        settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
-    except KafkaException as error:
-        raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
+    deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+    while True:
+        try:
+            return _asked(admin, topics)
+        except KafkaException as error:
+            # Of several nodes one may not know yet of a topic that has just been created.
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline_s:
+                raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
+            time.sleep(VISIBLE_PAUSE_S)
+
+
+def _asked(admin: AdminClient, topics: list[str]) -> dict[str, Facts]:
+    cluster = admin.list_topics(timeout=ADMIN_TIMEOUT_S)
+    there = {topic: cluster.topics[topic].partitions for topic in topics if topic in cluster.topics}
+    asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in there]
+    answers = admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
+    settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
     return {
         topic: Facts(settings[topic], len(partitions), min(len(each.replicas) for each in partitions.values()), len(cluster.brokers))
         for topic, partitions in there.items()
