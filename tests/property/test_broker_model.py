@@ -93,9 +93,6 @@ class Facts(NamedTuple):
     group: str | None
 
 
-_DELAYED = b"x-opt-delivery-delay"
-
-
 @dataclass(eq=False)
 class Copy:
     """A message in one queue. ``stored`` and ``gone`` are the records that say so (0: none needed, NEVER: not yet)."""
@@ -864,8 +861,7 @@ def state_of(loader: Loader) -> dict[str, Any]:
         queue.id: [
             queue.describe(),
             queue.reserved_mid,
-            # Of what has come due since it was reserved, a load cannot know whether it has been delivered, and marks it.
-            *((message.mid, message.body, _DELAYED in message.body or queue.delivery_count(message)) for message in queue.ready),
+            *((message.mid, message.body, queue.delivery_count(message)) for message in queue.ready),
         ]
         for queue in loader.engine.addresses.queues.values()
     }

@@ -77,6 +77,23 @@ def test_a_delayed_message_that_waits_through_a_crash_is_not_taken_for_redeliver
     assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [0])
 
 
+def test_a_snapshot_between_the_time_of_a_message_and_its_delivery_does_not_call_it_undelivered(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.fill("later", delivery_time_ms=START_MS + SECOND)
+    bench.fill("now")
+    bench.acknowledge(consumer)
+    bench.broker.settle()
+    bench.crash()
+    later(bench, SECOND)
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    consumer = bench.consumer()
+    assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [0])
+    bench.crash()
+    consumer = bench.consumer()
+    assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [1])
+
+
 def test_a_standby_that_knew_a_delayed_message_takes_over_after_its_delivery_and_marks_it(bench: Bench) -> None:
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     standby = Loader(Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms))
