@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
@@ -35,6 +36,10 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 _numbers = itertools.count(1)
 
+# How fast the machine is decides no test.
+settings.register_profile("bascule", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("bascule")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -42,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.services)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told at once: a run that is ended from outside has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} ({report.when}) failed\n{report.longreprtext}", flush=True)  # noqa: T201
 
 
 def _processes_of_run(run: str) -> dict[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,13 +100,20 @@ def run_cases(line: str, url: str, log_file: Path, *options: str) -> Results:
 
 
 def once_per_line(url: str, directory: Path) -> Run:
-    """Runs the cases when a line's results are first asked for."""
-    known: dict[str, Results] = {}
+    """Runs the cases when a line's results are first asked for; a run that failed is not tried again for every case."""
+
+    @cache
+    def outcome(line: str) -> Results | Exception:
+        try:
+            return run_cases(line, url, directory / f"{line}.log")
+        except Exception as error:
+            return error
 
     def results(line: str) -> Results:
-        if line not in known:
-            known[line] = run_cases(line, url, directory / f"{line}.log")
-        return known[line]
+        found = outcome(line)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     return results
 

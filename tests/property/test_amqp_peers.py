@@ -120,7 +120,7 @@ def check(connection: Connection) -> None:
 
 
 @given(st.lists(STEPS, max_size=30), st.booleans(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_server_survives_every_frame_in_every_state(steps: list[tuple[int, Composite, bytes, int]], begun: bool, ours: bool) -> None:
     connection = Connection(Role.SERVER, container_id="server", limits=LIMITS, max_frame_size=4096)
     connection.receive(AMQP_HEADER, 0.0)
@@ -148,7 +148,7 @@ def test_a_server_survives_every_frame_in_every_state(steps: list[tuple[int, Com
 
 
 @given(st.lists(STEPS, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_client_survives_every_frame_in_every_state(steps: list[tuple[int, Composite, bytes, int]]) -> None:
     connection = Connection(Role.CLIENT, container_id="client", limits=LIMITS)
     connection.open()

@@ -95,7 +95,6 @@ def same(a: JmsMessage, b: JmsMessage) -> bool:
     return a == b and typed(a.properties) == typed(b.properties) and typed(a.body) == typed(b.body)
 
 
-@settings(deadline=None)
 @given(messages())
 def test_through_amqp_and_back(message: JmsMessage) -> None:
     data = encode_message(message)
@@ -104,7 +103,6 @@ def test_through_amqp_and_back(message: JmsMessage) -> None:
     assert encode_message(back) == data
 
 
-@settings(deadline=None)
 @given(messages())
 def test_through_kafka_and_back(message: JmsMessage) -> None:
     back = from_kafka_headers(kafka_headers(message))
@@ -112,7 +110,6 @@ def test_through_kafka_and_back(message: JmsMessage) -> None:
     assert same(back, message)
 
 
-@settings(deadline=None)
 @given(messages())
 def test_scan_and_selector_lookup_see_what_the_full_decoder_sees(message: JmsMessage) -> None:
     data = encode_message(message)
@@ -134,7 +131,7 @@ def test_scan_and_selector_lookup_see_what_the_full_decoder_sees(message: JmsMes
             assert typed(lookup(name)) == typed(value if isinstance(value, bool | int | float | str) else None)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(messages(), st.data())
 def test_hostile_bytes_are_refused_and_never_anything_else(message: JmsMessage, data: st.DataObject) -> None:
     octets = bytearray(encode_message(message))

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bascule.amqp.types import Byte, Float, Int, Short
@@ -391,7 +391,6 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=20))
 @example("a LIKE '%" + "a%" * 50 + "'")
 def test_any_text_is_a_selector_or_a_selector_error(text: str) -> None:

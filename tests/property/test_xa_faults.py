@@ -49,7 +49,7 @@ class Weather:
 plans = st.dictionaries(st.integers(0, POINTS), st.sampled_from(["crash", "recover", "down", "up", "recover"]), max_size=8)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from(VOTES), min_size=1, max_size=4), st.sampled_from(ENDINGS), plans, st.lists(plans, max_size=3))
 def test_no_weather_splits_a_transaction(votes: list[str], ending: str, plan: dict[int, str], later: list[dict[int, str]]) -> None:
     world = World(votes)
@@ -72,7 +72,6 @@ operations = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(operations, max_size=40))
 def test_a_log_in_a_file_is_its_model_whoever_crashes(steps: list[tuple[str, int, int, Outcome | None]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -75,9 +75,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         messages = [message for message in (*queue.holds(), *uncommitted.get(queue, ())) if message.mid >= 0]
         snapshot.mids.append(sorted([*(message.mid for message in messages), *acked.get(queue, ())]))
         # Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is.
-        snapshot.counts.append(
-            sorted((message.mid, count) for message in messages if (count := queue.counts.get(message.position)))
-        )
+        snapshot.counts.append(sorted((message.mid, count) for message in messages if (count := queue.counts.get(message.position))))
     return snapshot
 
 

@@ -165,7 +165,7 @@ class ByPartition(Model):
 
 
 for machine in (Model, ByKey, ByPartition):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestNoOrder = Model.TestCase
 TestByKey = ByKey.TestCase
 TestByPartition = ByPartition.TestCase

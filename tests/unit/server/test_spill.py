@@ -11,7 +11,7 @@ from bascule.server.spill import SpillFiles
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=60))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]) -> None:
     directory = tmp_path_factory.mktemp("spill") / "bodies"
     with pytest.MonkeyPatch.context() as patch:
