@@ -43,6 +43,12 @@ def test_a_page_has_one_title_and_stands_alone(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
+def test_each_row_stands_in_a_table(page: Path) -> None:
+    blocks = re.findall(r"(?:^\|.*\n)+", prose(page), re.MULTILINE)
+    assert [block for block in blocks if not re.match(r"\|.*\n(?:\| --- )+\|\n", block)] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
 def test_a_link_to_a_heading_finds_it(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page))
     lost = [f"{file}#{heading}" for file, heading in links if heading not in anchors(page.parent / file if file else page)]
