@@ -82,6 +82,14 @@ def refused(system: System) -> str:
     return system.broker.said()
 
 
+def ended_at_work(system: System) -> str:
+    """What the broker says, which ends instead of answering a send."""
+    with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
+        context.send(ORDERS, "nobody may answer this")
+    wait_for(lambda: not system.broker.running, "the broker to end")
+    return system.broker.said()
+
+
 def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system: System, hand: Hand) -> None:
     send(system, "before")
     system.broker.stop()
@@ -156,13 +164,7 @@ def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System,
     else:
         record[len(MAGIC)] = VERSION + 1
     offset = hand.put(bytes(record), b"S")
-    if at_work:
-        with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
-            context.send(ORDERS, "nobody may answer this")
-        wait_for(lambda: not system.broker.running, "the broker to end")
-        said = system.broker.said()
-    else:
-        said = refused(system)
+    said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal, offset {offset}: " in said
     reason = {"damaged": "checksum does not match", "newer": f"journal format {VERSION + 1}; this Bascule reads up to {VERSION}"}
     assert reason[what] in said
@@ -179,11 +181,5 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
     hand.create_anew("journal")
     for _ in range(20 if grown else 0):  # beyond the other's end
         hand.put(b"somebody's own")
-    if at_work:
-        with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
-            context.send(ORDERS, "nobody may answer this")
-        wait_for(lambda: not system.broker.running, "the broker to end")
-        said = system.broker.said()
-    else:
-        said = refused(system)
+    said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal was deleted and created again" in said

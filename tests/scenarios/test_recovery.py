@@ -165,6 +165,6 @@ def test_kill_after_kill_changes_nothing(connect_to: Connect, system: System, na
     for _ in range(3):
         system.broker.kill()
         system.broker.launch()
-        wait_for(lambda: system.status()["serving"], "a broker that serves")
+        wait_for(system.serves, "a broker that serves")
         assert system.depth(name) == 50
     system.broker.wait_ready()

@@ -29,20 +29,15 @@ class Pair:
         stack.enter_context(self.systems[0])
         stack.callback(self.systems[1].broker.stop)
         self.systems[1].broker.launch()
-        wait_for(lambda: self.stands_by(self.systems[1]), "the second broker to stand by")
+        wait_for(self.systems[1].stands_by, "the second broker to stand by")
 
     @property
     def url(self) -> str:
         return FAILOVER.format(",".join(system.url for system in self.systems))
 
-    @staticmethod
-    def stands_by(system: System) -> bool:
-        status = system.status()
-        return not status["serving"] and "standing by" in status["reason"]
-
     def serving(self) -> System:
         """The one that serves, when there is one."""
-        found: System = wait_for(lambda: next((system for system in self.systems if serves(system)), None), "a broker that serves")
+        found: System = wait_for(lambda: next((system for system in self.systems if system.serves()), None), "a broker that serves")
         return found
 
     def other(self, system: System) -> System:
@@ -52,13 +47,6 @@ class Pair:
 def told(text: str) -> None:
     """A figure for the reader of the run's output; no test depends on it."""
     sys.stdout.write(f"{text}\n")
-
-
-def serves(system: System) -> bool:
-    try:
-        return bool(system.broker.running and system.status()["serving"])
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def both(pair: Pair) -> Pair:
         if not system.broker.running:
             system.broker.launch()
     serving = pair.serving()
-    wait_for(lambda: Pair.stands_by(pair.other(serving)), "the other broker to stand by")
+    wait_for(pair.other(serving).stands_by, "the other broker to stand by")
     return pair
 
 
@@ -121,15 +109,15 @@ def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
     consumer = faithful.session("CLIENT").consumer(queue)
     assert len(consumer.receive_many(1)) == 1
     with paused(active.broker.pid):
-        wait_for(lambda: serves(other), "the standby to take over")
+        wait_for(other.serves, "the standby to take over")
         assert other.depth(name) == 10
         taken = connect_to(other.url).session().consumer(queue).receive_many(10)
         assert [message.body for message in taken] == [str(n) for n in range(10)]
         assert taken[0].redelivered
-    wait_for(lambda: Pair.stands_by(active), "the stopped broker to find out")
+    wait_for(active.stands_by, "the stopped broker to find out")
     with pytest.raises(JmsError):
         faithful.session().producer(queue).send("to a broker that is none")
-    assert serves(other)
+    assert other.serves()
     assert other.depth(name) == 0
 
 
@@ -139,11 +127,11 @@ def test_two_standbys_that_start_at_once_do_not_both_serve(both: Pair, connect_t
     for system in both.systems:
         system.broker.launch()
     serving = both.serving()
-    wait_for(lambda: Pair.stands_by(both.other(serving)), "the other broker to stand by")
+    wait_for(both.other(serving).stands_by, "the other broker to stand by")
     for number in range(5):
         connect_to(both.url).session().producer(queue).send(str(number))
-    assert serves(serving)
-    assert not serves(both.other(serving))
+    assert serving.serves()
+    assert not both.other(serving).serves()
 
 
 def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connect_to: Connect, queue: str, tmp_path: Path) -> None:
@@ -152,17 +140,17 @@ def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connec
     standbys = [both.other(active), third]
     third.broker.launch()
     try:
-        wait_for(lambda: Pair.stands_by(third), "the third broker to stand by")
+        wait_for(third.stands_by, "the third broker to stand by")
         urls = FAILOVER.format(",".join(system.url for system in (active, *standbys)))
         producer = connect_to(urls).session().producer(queue)
         producer.send("before")
         active.broker.kill()
         producer.send("after")
-        (serving,) = (system for system in standbys if serves(system))
-        (waiting,) = (system for system in standbys if Pair.stands_by(system))
+        (serving,) = (system for system in standbys if system.serves())
+        (waiting,) = (system for system in standbys if system.stands_by())
         assert [message.body for message in connect_to(urls).session().consumer(queue).receive_many(2)] == ["before", "after"]
-        assert serves(serving)
-        assert not serves(waiting)
+        assert serving.serves()
+        assert not waiting.serves()
     finally:
         third.broker.stop()
 
@@ -173,7 +161,7 @@ def test_a_second_broker_in_the_same_data_directory_is_refused(both: Pair, kafka
     twin.broker.launch()
     wait_for(lambda: not twin.broker.running, "the twin to end")
     assert "another broker uses the data directory" in twin.broker.said()
-    assert serves(serving)
+    assert serving.serves()
 
 
 def serving_directory(system: System) -> Path:

@@ -68,7 +68,7 @@ def test_a_broker_that_stood_still_appends_snapshots_and_trims_nothing_that_coun
     try:
         systems[0].broker.start()
         systems[1].broker.launch()
-        wait_for(lambda: "standing by" in systems[1].status()["reason"], "the second broker to stand by")
+        wait_for(systems[1].stands_by, "the second broker to stand by")
         with Load(systems[0], topic_prefix, ",".join(system.url for system in (*systems, last))) as load:
             for broker, name, _ in STOPS:
                 stand_still_and_go_on(systems[broker], systems[1 - broker], load, name)
