@@ -92,14 +92,26 @@ def destination(name: str) -> Queue | Topic:
     return Topic(name.removeprefix("topic:")) if name.startswith("topic:") else Queue(name)
 
 
-class Client(threading.Thread):
+class Guarded(threading.Thread):
+    """A thread that keeps what it failed with, for its owner to tell."""
+
+    failure: str | None = None
+
+    def run(self) -> None:
+        """Do what it is for."""
+        try:
+            super().run()
+        except Exception:
+            self.failure = traceback.format_exc()
+
+
+class Client(Guarded):
     """One client with one connection. ``stop`` tells it that there is nothing more to be done."""
 
     sends: ClassVar[bool] = False
 
     def __init__(self, name: str, url: str, recorder: Recorder, quiet_s: float) -> None:
-        super().__init__(name=name, daemon=True)
-        self.failure: str | None = None
+        super().__init__(name=name, target=self._with_connection, daemon=True)
         self._url = url
         self._recorder = recorder
         self._quiet_s = quiet_s
@@ -112,14 +124,14 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         """Work, as long as there is work."""
-        try:
-            with connect(self._url, client_id=self.name, timeout_s=CALL_S) as context:
-                self.work(context)
-        except Exception:
-            self.failure = traceback.format_exc()
+        super().run()
+        if self.failure is not None:
             self.event("failed", self.failure)
-        finally:
-            self.open.set()
+        self.open.set()
+
+    def _with_connection(self) -> None:
+        with connect(self._url, client_id=self.name, timeout_s=CALL_S) as context:
+            self.work(context)
 
     def work(self, context: Context) -> None:
         """The client's part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, Self
 from bascule.client import Message, connect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.testing.history import Divert, Operation, read_history
-from bascule.testing.soak.clients import CALL_S, ID, Recorder, destination, python_clients
+from bascule.testing.soak.clients import CALL_S, ID, Guarded, Recorder, destination, python_clients
 from bascule.testing.soak.plan import DIVERTS, INGRESSES, JAVA_CLIENTS
 from bascule.testing.soak.records import Application, Record, Topic, produce
 from bascule.testing.soak.site import Site
@@ -35,6 +34,7 @@ class Load:
         self._recorder = Recorder(directory / "python.history")
         self._clients = python_clients(site.plan, site.python_url, self._recorder)
         self._application = Application(site.bootstrap, site.plan)
+        self._threads: list[Guarded] = [*self._clients.values(), self._application]
         self._storm: Storm | None = None
         #: Where something still waited at the end, and what.
         self.left: dict[str, list[str]] = {}
@@ -51,6 +51,7 @@ class Load:
             )
             self._start(sends=True)
             self._application.start()
+            stack.callback(self._application.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -77,7 +78,7 @@ class Load:
     @property
     def failures(self) -> list[str]:
         """What no client should ever see."""
-        return [f"{client.name}: {client.failure}" for client in self._clients.values() if client.failure]
+        return [f"{thread.name}: {thread.failure}" for thread in self._threads if thread.failure]
 
     # -- the end -----------------------------------------------------------------------------------------------------------------------
 
@@ -93,13 +94,14 @@ class Load:
         for to, id in ends.items():
             self._await(lambda id=id: any(f'"{id}"'.encode() in file.read_bytes() for file in files), f"the ingress to {to}", id)  # type: ignore[misc]
         self._end_clients(sends=True)
-        ending = threading.Thread(target=self._storm.stop, daemon=True)
+        ending = Guarded(name="java", target=self._storm.stop, daemon=True)
+        self._threads.append(ending)
         ending.start()
         if not self._await(lambda: not ending.is_alive(), "the destinations of the Java clients", "?"):
             self._storm.kill()
         self._end_clients(sends=False)
-        self._await(lambda: not self._depths(), "the queues", "?")
-        for queue, depth in self._depths().items():
+        self._await(lambda: self._filled() == {}, "the queues", "?")
+        for queue, depth in (self._filled() or {}).items():
             self.left[queue] = [f"{depth} messages"]
         self._end_diverts()
 
@@ -115,12 +117,10 @@ class Load:
             client.stop()
         self._await(lambda: not any(client.is_alive() for client in ending), f"clients that {'send' if sends else 'receive'}", "?")
 
-    def _depths(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for system in self._site.systems:
-            if system.serves():
-                found = {queue["name"]: queue["messages"] + queue["delivering"] + queue["delayed"] for queue in system.status()["queues"]}
-        return {name: depth for name, depth in found.items() if depth}
+    def _filled(self) -> dict[str, int] | None:
+        """Queues that are not empty; None while no broker says."""
+        depths = self._site.depths()
+        return None if depths is None else {name: depth for name, depth in depths.items() if depth}
 
     def _end_diverts(self) -> None:
         """Records keep their order: when a last message has come through a divert, so has everything before it."""

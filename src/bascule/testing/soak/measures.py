@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bascule.testing.soak.site import LOOK_TIMEOUT_S, Site
+from bascule.testing.soak.site import Site
 
 INTERVAL_S = 1.0
 MIB = 1 << 20
@@ -49,16 +48,8 @@ class Measures(threading.Thread):
             )
 
     def _backlog(self) -> int | None:
-        for number, system in enumerate(self._site.systems):
-            if not self._site.up(f"broker-{number}"):
-                continue
-            try:
-                status = system.status(LOOK_TIMEOUT_S)
-            except (OSError, http.client.HTTPException):
-                continue
-            if status["serving"]:
-                return sum(int(queue["messages"] + queue["delivering"] + queue["delayed"]) for queue in status["queues"])
-        return None
+        depths = self._site.depths()
+        return None if depths is None else sum(depths.values())
 
     def _journal_mib(self) -> float:
         size_bytes = 0

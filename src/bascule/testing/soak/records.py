@@ -11,7 +11,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaException, Producer
 
 from bascule.kafka.history import TopicHistory
-from bascule.testing.soak.clients import ID, PAUSE_S
+from bascule.testing.soak.clients import ID, PAUSE_S, Guarded
 from bascule.testing.soak.plan import INGRESSES, Plan
 
 #: A transaction of the application is given up after so long; Kafka itself ends it soon after.
@@ -61,11 +61,11 @@ def produce(bootstrap: str, topic: str, ids: Iterable[str]) -> None:
     assert producer.flush(FLUSH_S) == 0
 
 
-class Application(threading.Thread):
+class Application(Guarded):
     """Writes records for the ingresses in transactions, some of which it rolls back. What is committed, the topics tell."""
 
     def __init__(self, bootstrap: str, plan: Plan) -> None:
-        super().__init__(name="application", daemon=True)
+        super().__init__(name="application", target=self._write, daemon=True)
         self.rolled_back = 0
         self._servers = bootstrap
         self._plan = plan
@@ -77,7 +77,7 @@ class Application(threading.Thread):
         self._stopping.set()
         self.join()
 
-    def run(self) -> None:
+    def _write(self) -> None:
         """Transaction after transaction; with a new incarnation after each that failed."""
         numbers = itertools.count()
         producer: Producer | None = None

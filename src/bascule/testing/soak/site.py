@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import signal
@@ -177,6 +178,17 @@ class Site:
     def standby(self) -> str | None:
         """A broker that stands by."""
         return next((name for name, system in self._brokers() if system.stands_by(LOOK_TIMEOUT_S)), None)
+
+    def depths(self) -> dict[str, int] | None:
+        """Messages in each queue, waiting, handed out or delayed, as the broker that serves says; None while none does."""
+        for _, system in self._brokers():
+            try:
+                status = system.status(LOOK_TIMEOUT_S)
+            except (OSError, http.client.HTTPException):
+                continue
+            if status["serving"]:
+                return {queue["name"]: queue["messages"] + queue["delivering"] + queue["delayed"] for queue in status["queues"]}
+        return None
 
     def _brokers(self) -> Iterator[tuple[str, System]]:
         return ((name, system) for number, system in enumerate(self.systems) if self.up(name := f"broker-{number}"))
