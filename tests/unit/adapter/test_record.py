@@ -39,6 +39,26 @@ def test_a_dead_letter_says_where_it_was_and_why_and_comes_back_without_its_past
     assert (record, due_ms) == (RECORD, 0)
 
 
+class Invalid(Exception):
+    """As those of many libraries: not made from a text alone."""
+
+    def __init__(self, field: str, errors: list[str]) -> None:
+        super().__init__(f"{field}: {errors}")
+
+
+def test_a_failure_that_cannot_be_made_again_from_its_text_is_told() -> None:
+    said: dict[str, Any] = dict(dead_letter_of(RECORD, SPEC, Invalid("amount", ["x" * 5000])).headers)
+    assert said["__connect.errors.exception.class.name"] == b"Invalid"
+    assert said["__connect.errors.exception.message"].startswith(b"amount: ['xxx")
+    assert len(said["__connect.errors.exception.message"]) == CAUSE_LENGTH_MAX
+
+
+def test_a_failure_whose_text_has_half_a_character_is_told() -> None:
+    error = ValueError("no account \ud800")
+    assert dict(retry_of(RECORD, SPEC, error, 0).headers)["bascule.retry.cause"] == b"ValueError: no account ?"
+    assert dict(dead_letter_of(RECORD, SPEC, error).headers)["__connect.errors.exception.message"] == b"no account ?"
+
+
 def test_what_is_no_letter_of_ours_goes_nowhere() -> None:
     assert returned(Received("shop.dead-letter", 0, 1, None, b"x", (), 0)) is None
 

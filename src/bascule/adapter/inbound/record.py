@@ -71,7 +71,12 @@ def _number(own: dict[str, bytes], name: str) -> int:
 
 def cause_of(error: BaseException) -> str:
     """In a line."""
-    return f"{type(error).__name__}: {error}"[:CAUSE_LENGTH_MAX]
+    return _told(f"{type(error).__name__}: {error}")
+
+
+def _told(text: str) -> str:
+    """As much as a header takes. Half of a surrogate pair, which JSON may hold, is nothing that could be encoded."""
+    return text[:CAUSE_LENGTH_MAX].encode(errors="replace").decode()
 
 
 def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms: int) -> Outgoing:
@@ -82,9 +87,10 @@ def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms:
 
 def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException) -> Outgoing:
     """For the dead-letter topic, under the names of Kafka Connect."""
-    short = type(error)(cause_of(error)) if len(str(error)) > CAUSE_LENGTH_MAX else error
-    said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, short)
-    connect: Headers = [(name, value if isinstance(value, bytes) else None) for name, value in said]
+    # Many an exception cannot be made again from a text.
+    said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, Exception(_told(str(error))))
+    said.append((f"{CONNECT}exception.class.name", type(error).__name__.encode()))
+    connect: Headers = [(name, value) for name, value in dict(said).items() if isinstance(value, bytes)]
     return _outgoing(
         spec.dead_letter_topic, record, [*_coordinates(record, record.failures + 1), (RETURN_TO, spec.retry_topic.encode()), *connect]
     )
