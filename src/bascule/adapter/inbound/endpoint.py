@@ -34,22 +34,23 @@ class Instance:
     def __init__(self, endpoint: Endpoint) -> None:
         self._object: Any = endpoint() if isinstance(endpoint, type) else None
         self._call: Callable[[Record], Any] = endpoint if self._object is None else self._object.on_record
-        self._runner = asyncio.Runner() if inspect.iscoroutinefunction(self._call) else None
+        self._runner = asyncio.Runner()
 
     def __call__(self, record: Record) -> None:
         """Returns when the record is handled; raises whatever the endpoint raises."""
-        if self._runner is None:
-            self._call(record)
-        else:
-            # In a copy of the context: the current transaction is that of the worker.
-            self._runner.run(_awaited(self._call(record)), context=contextvars.copy_context())
+        self._finish(self._call(record))
 
     def close(self) -> None:
         """Closes the object, if it can be closed."""
         with suppress(Exception):
-            getattr(self._object, "close", lambda: None)()
-        if self._runner is not None:
-            self._runner.close()
+            self._finish(getattr(self._object, "close", lambda: None)())
+        self._runner.close()
+
+    def _finish(self, result: Any) -> None:
+        """What is asked is the result, not the endpoint: a decorated coroutine function, for one, looks like a plain one."""
+        if inspect.isawaitable(result):
+            # In a copy of the context: the current transaction is that of the worker.
+            self._runner.run(_awaited(result), context=contextvars.copy_context())
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

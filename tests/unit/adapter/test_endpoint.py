@@ -1,0 +1,62 @@
+"""What an endpoint gives to be awaited is awaited, however it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bascule.adapter.inbound import Record
+from bascule.adapter.inbound.endpoint import Endpoint, Instance
+
+RECORD = Record("topic", 0, 1, None, None)
+
+
+def traced(function: Callable[[Record], Awaitable[None]]) -> Callable[[Record], Awaitable[None]]:
+    @functools.wraps(function)
+    def wrapper(record: Record) -> Awaitable[None]:
+        return function(record)
+
+    return wrapper
+
+
+class Called:
+    def __init__(self, function: Callable[[Record], Awaitable[None]]) -> None:
+        self._function = function
+
+    async def __call__(self, record: Record) -> None:
+        await self._function(record)
+
+
+@pytest.mark.parametrize("form", [lambda each: each, traced, Called, functools.partial], ids=["plain", "decorated", "object", "partial"])
+def test_a_coroutine_is_run_to_its_end(form: Callable[[Endpoint], Endpoint]) -> None:
+    seen: list[Record] = []
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(0)
+        seen.append(record)
+
+    instance = Instance(form(handle))
+    instance(RECORD)
+    instance(RECORD)
+    instance.close()
+    assert seen == [RECORD, RECORD]
+
+
+def test_an_object_whose_close_is_a_coroutine_is_closed() -> None:
+    said: list[str] = []
+
+    class Handler:
+        def on_record(self, record: Record) -> None:
+            said.append(record.topic)
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            said.append("closed")
+
+    instance = Instance(Handler)
+    instance(RECORD)
+    instance.close()
+    assert said == ["topic", "closed"]
