@@ -154,11 +154,7 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
             raise _lost(branches, xid)
         engine.journaling.then(done, True)
         return
-    error = transaction.doomed or engine.stalled or _no_room(engine, transaction)
-    if known is not None or xid in branches.forced:
-        error = BranchExists(f"branch {xid} is prepared already")
-    elif xid in branches.ended:
-        error = UnknownBranch(f"branch {xid} has ended: {_said(branches.ended[xid])}")
+    error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
     if error is not None:
         engine.rollback(transaction)
         raise TransactionRolledBack(error)
@@ -185,21 +181,23 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
 
 def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
     """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``. Raises TransactionRolledBack."""
+    branches = engine.branches
     if transaction is None:
-        if engine.branches.ended.get(xid) is not Ending.COMMITTED:
-            raise _lost(engine.branches, xid)
+        if xid not in branches.committing and branches.ended.get(xid) is not Ending.COMMITTED:
+            raise _lost(branches, xid)
         engine.journaling.then(done, None)
         return
-    if xid in engine.branches.ended:
+    error = _taken(branches, xid)
+    if error is not None:
         engine.rollback(transaction)
-        raise TransactionRolledBack(UnknownBranch(f"branch {xid} has ended: {_said(engine.branches.ended[xid])}"))
+        raise TransactionRolledBack(error)
     ended = Ended(xid, Ending.COMMITTED, engine.clock())
-    engine.branches.committing.add(xid)
+    branches.committing.add(xid)
 
     def committed(error: BasculeError | None) -> None:
-        engine.branches.committing.discard(xid)
+        branches.committing.discard(xid)
         if error is None:
-            engine.branches.over(ended)
+            branches.over(ended)
         done(error)
 
     engine.commit(transaction, committed, ended_entry(*ended))
@@ -277,6 +275,17 @@ def _no_room(engine: Engine, transaction: Transaction) -> ResourceLimit | None:
     size_bytes = transaction.size_bytes + sum(len(branch.entry) for branch in prepared.values())
     if prepared and size_bytes > PREPARED_BYTES_MAX:
         return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {PREPARED_BYTES_MAX}: `recover` lists them")
+    return None
+
+
+def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
+    """Why no other transaction can have the name: what is there under it would be gone with this one's end."""
+    if xid in branches.prepared or xid in branches.forced:
+        return BranchExists(f"branch {xid} is prepared already")
+    if xid in branches.committing:
+        return BranchExists(f"branch {xid} is being committed")
+    if xid in branches.ended:
+        return UnknownBranch(f"branch {xid} has ended: {_said(branches.ended[xid])}")
     return None
 
 

@@ -387,6 +387,39 @@ def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -
         branches.commit_one_phase(work.bench.engine, None, OTHER, work.answers.append)
 
 
+def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_when_it_is(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.flush()
+    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
+    assert work.answers == []
+    work.bench.broker.settle()
+    assert work.answers == [None, None]
+    assert work.where() == ([], ["bill"])
+
+
+@pytest.mark.parametrize("ending", [None, Ending.FORCED_ROLLBACK, Ending.COMMITTED])
+def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_alone(work: Work, ending: Ending | None) -> None:
+    """``ending`` is what has become of the other one: nothing yet, an administrator's end, a commit in one phase that is being stored."""
+    engine = work.bench.engine
+    second = engine.begin(b"2")
+    work.bench.put("second", to="out", transaction=second)
+    if ending is Ending.COMMITTED:
+        branches.commit_one_phase(engine, work.transaction, XID, work.answers.append)
+    else:
+        work.prepared()
+        if ending is not None:
+            work.end(ending)
+            work.bench.broker.settle()
+    with pytest.raises(TransactionRolledBack) as caught:
+        branches.commit_one_phase(engine, second, XID, work.answers.append)
+    assert caught.value.condition == BranchExists.condition
+    assert engine.transactions == {}
+    work.bench.broker.settle()
+    work.bench.crash()
+    assert work.listed() == ([] if ending is Ending.COMMITTED else [XID])
+    assert "second" not in work.where()[1]
+
+
 def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
     with pytest.raises(UnknownBranch):
         work.end(Ending.ROLLED_BACK)
