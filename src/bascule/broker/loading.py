@@ -219,8 +219,8 @@ class Loader:
             for mid, message in live.items():
                 message.references -= 1  # counted while loading, and now for good
                 queue.hold(message)
-                # A standby may have read it long ago: what has come due since then may have been delivered.
-                if self._delayed.get(mid, 0) > now_ms:
+                # A standby may have read it long ago: what has come due since then may have been delivered. What failed surely was.
+                if self._delayed.get(mid, 0) > now_ms and mid not in counts:
                     delayed.setdefault(message, []).append(queue)
                     continue
                 queue.ready.append(message)

@@ -10,7 +10,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
-from bascule.broker.policy import Policy
+from bascule.broker.policy import AddressSettings, Policy
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import DamagedRecord
 
@@ -67,6 +67,42 @@ def test_a_message_in_several_subscriptions_is_stored_once_and_is_in_each_of_the
     engine = load(bench, taken, stored).engine
     for name in ("one", "two"):
         assert [bench.content(message) for message in engine.addresses.subscriptions[name].ready] == ["news"]
+
+
+def failed_once(bench: Bench, subscription: str) -> None:
+    """One subscription's delivery fails, and waits for its next try; the other's message waits for a consumer."""
+    for name in ("one", "two"):
+        bench.subscription(name)
+    bench.fill("news", to="t")
+    consumer = bench.consumer(bench.engine.addresses.subscriptions[subscription])
+    bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
+    bench.engine.detach(consumer.consumer)
+    bench.broker.settle()
+    assert len(bench.engine.addresses.subscriptions[subscription].delayed) == 1
+
+
+@pytest.mark.parametrize("failed", ["one", "two"])
+def test_a_message_that_waits_for_its_next_try_is_stored_with_its_count_and_holds_up_no_other_subscription(failed: str) -> None:
+    bench = Bench(Policy(AddressSettings(redelivery_delay_ms=10_000)))
+    failed_once(bench, failed)
+    traffic(bench, 20)
+    taken, stored = moved(bench)
+    assert len(stored) == 1
+    engine = load(bench, taken, stored).engine
+    for name in ("one", "two"):
+        queue = engine.addresses.subscriptions[name]
+        assert [(bench.content(message), queue.delivery_count(message)) for message in queue.ready] == [("news", int(name == failed))]
+
+
+def test_a_message_that_waits_for_its_time_is_stored_with_it_though_it_waited_through_a_crash(bench: Bench) -> None:
+    bench.fill("later", delivery_delay_ms=1_000)
+    traffic(bench, 20)
+    bench.fill("young")
+    bench.consumer()  # a reservation
+    bench.crash()
+    taken, stored = moved(bench)
+    assert stored
+    assert [bench.content(message) for message in load(bench, taken, stored).engine.queue("q").delayed] == ["later"]
 
 
 def test_where_most_of_the_journal_is_wanted_nothing_is_moved(bench: Bench) -> None:

@@ -94,6 +94,17 @@ def test_a_snapshot_between_the_time_of_a_message_and_its_delivery_does_not_call
     assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [1])
 
 
+def test_a_failed_delivery_is_not_forgotten_by_a_broker_whose_clock_is_behind(bench: Bench) -> None:
+    bench.fill("later", delivery_time_ms=START_MS + SECOND)
+    consumer = bench.consumer()
+    later(bench, SECOND)
+    fail(bench, consumer)
+    bench.now_ms -= SECOND
+    bench.crash()
+    consumer = bench.consumer()
+    assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [1])
+
+
 def test_a_standby_that_knew_a_delayed_message_takes_over_after_its_delivery_and_marks_it(bench: Bench) -> None:
     bench.fill("later", delivery_time_ms=START_MS + SECOND)
     standby = Loader(Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms))
