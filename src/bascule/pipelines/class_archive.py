@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyspark
 
-from bascule.core.errors import BasculeError
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
@@ -34,9 +34,14 @@ _TOPIC = "classes"
 def java_options() -> str:
     """What the JVM of a driver on this machine is told. Raises NoJdk."""
     if target := os.environ.get(WRITING):
-        return f"-XX:ArchiveClassesAtExit={target} {_QUIET}"
+        return f"{_option('ArchiveClassesAtExit', target)} {_QUIET}"
     path = archive_path()
-    return f"-XX:SharedArchiveFile={path} {_QUIET}" if path.is_file() else ""
+    return f"{_option('SharedArchiveFile', path)} {_QUIET}" if path.is_file() else ""
+
+
+def _option(name: str, path: str | Path) -> str:
+    # Spark takes the line apart as a shell would.
+    return shlex.quote(f"-XX:{name}={path}")
 
 
 def archive_path() -> Path:
@@ -48,7 +53,7 @@ def archive_path() -> Path:
 
 
 def write() -> Path:
-    """Makes the archive, unless it is there. Raises BasculeError, OSError."""
+    """Makes the archive, unless it is there. Raises whatever Spark, Kafka and the disk raise."""
     path = archive_path()
     if path.is_file():
         return path
@@ -57,9 +62,12 @@ def write() -> Path:
         old.unlink()
     half = path.with_suffix(f".{os.getpid()}")
     os.environ[WRITING] = str(half)
-    with tempfile.TemporaryDirectory(prefix="bascule-") as directory, EmbeddedKafka(Path(directory, "kafka")) as kafka:
-        _run_a_pipeline(kafka.bootstrap, Path(directory, "checkpoint"))
-    half.replace(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bascule-") as directory, EmbeddedKafka(Path(directory, "kafka")) as kafka:
+            _run_a_pipeline(kafka.bootstrap, Path(directory, "checkpoint"))
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
     return path
 
 
@@ -98,7 +106,7 @@ def main() -> int:
             sys.stdout.write("preparing Spark for quick starts (half a minute, once)\n")
             sys.stdout.flush()
         write()
-    except (BasculeError, OSError) as error:
+    except Exception as error:  # of Spark, its JVM, Kafka, the disk
         sys.stdout.write(f"Spark's classes are not archived, its drivers start more slowly: {error}\n")
     return 0
 
