@@ -73,10 +73,7 @@ class Deliveries:
             for queue in queues:
                 if not queue.deleted:
                     queue.receive(message)
-                    queue.ready.append(message)
-                    self._dirty[queue] = None
-                    if message.expiry_ms:
-                        self.watch_expiry(queue, message.expiry_ms)
+                    self._offer(queue, message)
         if message.references:
             self.bodies.hold(message)
 
@@ -92,14 +89,18 @@ class Deliveries:
         message.position = self.next_position
         self.next_position += 1
         for queue in queues:
-            if not queue.deleted and message in queue.delayed:
+            if message in queue.delayed:
                 del queue.delayed[message]
                 if message.mid <= queue.recovered_mid:
                     queue.counts[message.position] = 0  # it was not delivered before the crash
-                queue.ready.append(message)
-                self._dirty[queue] = None
-                if message.expiry_ms:
-                    self.watch_expiry(queue, message.expiry_ms)
+                self._offer(queue, message)
+
+    def _offer(self, queue: Queue, message: Message) -> None:
+        """Consumers may have it, behind what waits already."""
+        queue.ready.append(message)
+        self._dirty[queue] = None
+        if message.expiry_ms:
+            self.watch_expiry(queue, message.expiry_ms)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
@@ -301,13 +302,15 @@ class Deliveries:
 
     def _dispatch(self, queue: Queue) -> None:
         consumers = queue.consumers[:1] if queue.settings.exclusive else queue.consumers
+        messages_out = self.counters.messages_out
         while True:
             if not self._hand_out(queue, consumers):
                 return  # goes on when the reservation is stored
             groups = queue.groups
             if groups is None or not any(self._may_take(consumer) and groups.waits_for(consumer) for consumer in consumers):
                 break
-        if queue.durable and consumers and not queue.ready.count:
+        # Only where something goes out: else the reservations of many idle queues would use up one another, and go on for ever.
+        if queue.durable and not queue.ready.count and self.counters.messages_out > messages_out:
             sequence = self.journaling.sequence
             if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
                 self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))

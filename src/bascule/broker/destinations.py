@@ -98,6 +98,7 @@ class Destinations(Deliveries):
         self.addresses.remove(queue)
         for message in list(queue.holds()):
             self.release(message)
+        queue.delayed.clear()  # when their time comes nobody is to look for them
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
             consumer.unacked.clear()

@@ -181,6 +181,19 @@ def test_others_are_not_held_up_by_one_that_waits_for_its_next_try() -> None:
     assert bench.queue().held_messages == 2
 
 
+def test_a_subscription_deleted_while_a_message_waits_for_its_next_try_leaves_the_others_theirs() -> None:
+    bench = bench_with(redelivery_delay_ms=SECOND)
+    first, second = bench.subscription("first"), bench.subscription("second")
+    bench.fill("news", to="t")
+    consumer = bench.consumer(second)
+    fail(bench, consumer)
+    bench.engine.delete_queue(second)
+    later(bench, SECOND)
+    (message,) = first.ready
+    assert message.references == 1
+    assert bench.engine.bodies.memory_bytes == message.size_bytes
+
+
 def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(bench: Bench) -> None:
     bench.fill("x", ttl_ms=10 * SECOND, message_id="ID:1")
     later(bench, 10 * SECOND - 1)
