@@ -15,7 +15,7 @@ from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 ORDERS = 60
@@ -36,7 +36,7 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
         database.execute("DROP TABLE IF EXISTS payments")
         others = database.execute(PREPARED).fetchall()
     conninfo, log = postgres.conninfo, tmp_path / "payments.log"
-    url = f"failover:({system.url})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+    url = PYTHON_FAILOVER.format(system.url)
     command: list[str | Path] = [
         sys.executable, ROOT / "examples" / "payments.py", url, conninfo, tmp_path / "payments.xalog",
     ]  # fmt: skip

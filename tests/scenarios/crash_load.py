@@ -16,9 +16,8 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.testing.journal import text_message
-from bascule.testing.system import System
+from bascule.testing.system import PYTHON_FAILOVER, System
 
-FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 #: A broker's death and its next start lie well within.
 CALL_S = 90.0
 #: Between two messages that stay for some snapshots, also on a slow machine, so that they move to the store and leave it again.
@@ -34,7 +33,7 @@ class Load:
     def __init__(self, system: System, name: str, urls: str = "") -> None:
         self.system = system
         self._several = bool(urls)
-        self._url = FAILOVER.format(urls or system.url)
+        self._url = PYTHON_FAILOVER.format(urls or system.url)
         self.sent: list[str] = []
         self.failures: list[BaseException] = []
         self._name = name

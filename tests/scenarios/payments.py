@@ -14,12 +14,12 @@ from pathlib import Path
 import psycopg
 
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
+from bascule.testing.system import PYTHON_FAILOVER
 from bascule.xa import FileLog, TransactionManager, TransactionRolledBack
 from bascule.xa.jms import JmsResource
 from bascule.xa.postgres import PostgresResource
 
 END = "end"
-FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 #: Far beyond the next start of a broker.
 RECEIVE_S = 120.0
 
@@ -28,7 +28,7 @@ class Application:
     """One process of it. ``wait_at`` is a step: received, written, stored, acknowledged."""
 
     def __init__(self, url: str, conninfo: str, table: str, queue: str, log: str, wait_at: str) -> None:
-        self.url, self.conninfo, self.queue = FAILOVER.format(url), conninfo, Queue(queue)
+        self.url, self.conninfo, self.queue = PYTHON_FAILOVER.format(url), conninfo, Queue(queue)
         self._log = Path(log)
         self._insert = f"INSERT INTO {table} VALUES (%s, %s)"
         self._wait_at = wait_at

@@ -15,10 +15,9 @@ from bascule.kafka.positions import POSITION_PARTITIONS, Position, position_key
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.qpid import Session
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 PREFIX = "bounded"
-FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 CONFIG = """
 [journal]
 snapshot_records = 100
@@ -77,7 +76,7 @@ def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_kil
     bounded: System, connect_to: Connect, name: str, queue: str
 ) -> None:
     kafka = {"bootstrap.servers": bounded.bootstrap}
-    with connect(FAILOVER.format(bounded.url), timeout_s=60.0) as context:
+    with connect(PYTHON_FAILOVER.format(bounded.url), timeout_s=60.0) as context:
         producer, own_id = context.producer(Queue(name)), {"_AMQ_DUPL_ID": name}
         first, second = producer.send("known by its message id"), producer.send(Message("by the sender's", properties=own_id))
         with context.consumer(Queue(name)) as consumer:

@@ -23,16 +23,15 @@ from bascule.client import (
     connect_async,
 )
 from bascule.testing.proxy import Proxy
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 SOON_S = 30.0
-FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 #: Of one test: each ends in the middle of the sends.
 KILLS = 3
 
 
 def client(url: str, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:
-    return connect(FAILOVER.format(url), acknowledge=acknowledge, timeout_s=60.0, **options)
+    return connect(PYTHON_FAILOVER.format(url), acknowledge=acknowledge, timeout_s=60.0, **options)
 
 
 def all_bodies(context: Context, queue: Queue, count: int) -> list[Any]:
@@ -160,7 +159,7 @@ def test_the_asyncio_face_loses_and_doubles_nothing_though_the_broker_is_killed(
     queue = Queue(name)
 
     async def main() -> list[Any]:
-        async with connect_async(FAILOVER.format(system.url), timeout_s=60.0) as context:
+        async with connect_async(PYTHON_FAILOVER.format(system.url), timeout_s=60.0) as context:
             producer = context.producer(queue)
             first = [await producer.send_async(str(number)) for number in range(300)]
             system.broker.kill()

@@ -17,10 +17,9 @@ from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.log import PartitionReader
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 ORDERS = Queue("orders")
-FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 CONFIG = """
 [pipelines]
 master = "local[2]"
@@ -67,7 +66,7 @@ class Sender:
         self._thread.join()
 
     def _run(self) -> None:
-        with connect(FAILOVER.format(self._system.url), timeout_s=ARRIVAL_S) as context:
+        with connect(PYTHON_FAILOVER.format(self._system.url), timeout_s=ARRIVAL_S) as context:
             producer = context.producer(ORDERS)
             for number in itertools.count():
                 if self._over.wait(0.01):

@@ -19,7 +19,7 @@ from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.kafka_proxy import Action, Api, Injection, KafkaProxy
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 #: A client repeats a request after this time. Kafka's clients want it 1 s above the time that a fetch waits.
 REQUEST_TIMEOUT_MS = 1500
@@ -246,7 +246,7 @@ class Behind:
         self.system, self.proxy = system, proxy
 
     def client(self) -> Context:
-        return connect(f"failover:({self.system.url})?failover.reconnectDelay=20&failover.maxReconnectDelay=200", timeout_s=60.0)
+        return connect(PYTHON_FAILOVER.format(self.system.url), timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,13 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.kafka_proxy import KafkaProxy
 from bascule.testing.link_faults import FAULTS, BadLink, Break, Fault
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 REQUEST_TIMEOUT_MS = 1500
 SOON_S = 60.0
 #: How long a link that breaks connections goes on doing so: longer than clients wait for an answer of Kafka.
 BROKEN_S = 2.0
 MESSAGES = 60
-CLIENT_URL = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 #: Of a link to Kafka only those that lose something, in an ordinary run: each takes some seconds, and librdkafka sees to the others.
 SHORT = ("reset", "black hole", "mid-frame")
@@ -83,7 +82,7 @@ def _heal_later(link: BadLink, met: int) -> None:
 
 
 def client(url: str) -> Context:
-    return connect(CLIENT_URL.format(url), timeout_s=90.0)
+    return connect(PYTHON_FAILOVER.format(url), timeout_s=90.0)
 
 
 def take(context: Context, queue: Queue, count: int) -> list[Message]:

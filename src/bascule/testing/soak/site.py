@@ -17,7 +17,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.testing.soak.plan import DIVERTS, INGRESSES, Plan
-from bascule.testing.system import FAILOVER, Command, Late, System, descendants, wait_for
+from bascule.testing.system import FAILOVER, PYTHON_FAILOVER, Command, Late, System, descendants, wait_for
 
 #: What ended by itself is started again after so long.
 AGAIN_S = 0.5
@@ -155,7 +155,7 @@ class Site:
     @property
     def python_url(self) -> str:
         """The same for the Python client."""
-        return f"failover:({self._urls})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+        return PYTHON_FAILOVER.format(self._urls)
 
     @property
     def _urls(self) -> str:
