@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 from tests.unit.broker.conftest import Bench
 
+from bascule.broker import delivery as delivery_module
+from bascule.broker import queue as queue_module
 from bascule.broker import snapshot as snapshots
 from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
@@ -77,6 +79,22 @@ def test_one_reservation_serves_many_deliveries(bench: Bench) -> None:
         bench.fill(number)
         bench.acknowledge(consumer, -1)
     assert len(bench.broker.log.records) - records <= RESERVE_SEQUENCES + 6
+
+
+def test_reservations_of_idle_queues_do_not_call_for_one_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
+    monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
+    for number in range(4):
+        bench.fill(number, to=f"q{number}")
+    receivers = []
+    for number in range(4):
+        receivers.append(bench.broker.attach(bench.queue(f"q{number}"), 100))
+        bench.broker.flush()
+    for _ in range(100):
+        bench.broker.confirm(1)
+        bench.broker.flush()
+    assert not bench.broker.in_flight
+    assert [bench.got(receiver) for receiver in receivers] == [[number] for number in range(4)]
 
 
 def test_of_a_deep_queue_at_most_so_many_are_marked(bench: Bench) -> None:
