@@ -6,6 +6,7 @@ What breaks a promise is refused, what weakens one is told. Each finding names t
 from __future__ import annotations
 
 import enum
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S
+from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S, Topics
 
 #: The largest journal record: a transaction with its largest message.
 RECORD_BYTES = 70 << 20
+
+_log = logging.getLogger("bascule.kafka.guards")
 
 
 class Role(enum.Enum):
@@ -27,8 +30,14 @@ class Role(enum.Enum):
     LOG = "every record counts until Bascule deletes it"
     TABLE = "the newest record of each key counts, and is small"
     STORE = "messages by key; the newest of each counts"
+    MARKS = "the newest record of each key counts, and is small; what lies before the oldest of them is deleted"
     OTHERS_LOG = "written by another process, which answers for how long it is kept"
+    WAITING = "records that wait for somebody; in any number of partitions"
     OUTPUT = "read by people"
+
+
+#: What is needed of these is found by its key.
+_BY_KEY = (Role.TABLE, Role.STORE, Role.MARKS)
 
 
 class UnsafeTopic(BasculeError):
@@ -63,8 +72,8 @@ class Finding:
         return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
 
 
-def findings(topic: str, role: Role, facts: Facts, partitions: int | None) -> Iterator[Finding]:
-    """What is wrong with a topic that should have so many partitions (None: any number)."""
+def findings(topic: str, role: Role, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES) -> Iterator[Finding]:
+    """What is wrong with a topic that should have so many partitions (None: any number), for records of up to ``record_bytes``."""
     settings, replicas = facts.settings, facts.replicas
 
     def found(setting: str, right: str, why: str, *, breaks: bool, value: str | None = None) -> Finding:
@@ -76,15 +85,18 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None) -> It
     policy = settings.get("cleanup.policy", "delete")
     if role in (Role.TABLE, Role.STORE) and policy != "compact":
         yield found("cleanup.policy", "compact", "Kafka deletes by age what is still needed", breaks=True)
-    if role not in (Role.TABLE, Role.STORE) and "compact" in policy:
+    if role is Role.MARKS and "compact" not in policy:
+        yield found("cleanup.policy", "compact,delete", "Kafka deletes by age what is still needed", breaks=True)
+    if role not in _BY_KEY and "compact" in policy:
         yield found("cleanup.policy", "delete", "Kafka deletes records that a later one of the same key follows", breaks=True)
-    if role in (Role.LOG, Role.OTHERS_LOG):
+    if role in (Role.LOG, Role.OTHERS_LOG, Role.WAITING) or (role is Role.MARKS and "delete" in policy):
+        why = "Kafka deletes what is still needed" if role is Role.MARKS else "Kafka deletes messages that nobody has taken"
         for setting in ("retention.ms", "retention.bytes"):
             if settings.get(setting, "-1") != "-1":
-                yield found(setting, "-1", "Kafka deletes messages that nobody has taken", breaks=role is Role.LOG)
+                yield found(setting, "-1", why, breaks=role in (Role.LOG, Role.MARKS))
     limit = settings.get("max.message.bytes", "")
-    if role is not Role.TABLE and limit and int(limit) < RECORD_BYTES:
-        yield found("max.message.bytes", str(RECORD_BYTES), "large transactions and messages cannot be stored", breaks=False)
+    if role not in (Role.TABLE, Role.MARKS) and limit and int(limit) < record_bytes:
+        yield found("max.message.bytes", str(record_bytes), "large transactions and messages cannot be stored", breaks=False)
     if settings.get("unclean.leader.election.enable") == "true":
         why = "a replica that lags may become the leader, and what was confirmed is gone"
         yield found("unclean.leader.election.enable", "false", why, breaks=replicas > 1)
@@ -98,7 +110,23 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None) -> It
         yield found("replication factor", "3", "all is lost with one disk", breaks=False, value="1")
 
 
-def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]]) -> list[Finding]:
+def ensure(
+    kafka: Mapping[str, Any], topic: str, role: Role, partitions: int, config: Mapping[str, str], *, record_bytes: int = RECORD_BYTES
+) -> None:
+    """Creates a topic where it is not there, and looks at it; what weakens a promise is logged.
+
+    Raises UnsafeTopic for what breaks one, InvalidInput, Unavailable.
+    """
+    topics = Topics(kafka)
+    if topic not in topics.partitions():
+        topics.create(topic, partitions, config)
+        topics.await_visible([topic])
+    expected = None if role is Role.WAITING else partitions
+    for finding in guard(kafka, {topic: (role, expected)}, record_bytes):
+        _log.warning("%s", finding)
+
+
+def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES) -> list[Finding]:
     """What weakens a promise, of topics by role and number of partitions; one that does not exist is passed over.
 
     Raises UnsafeTopic for what breaks one, Unavailable.
@@ -106,7 +134,7 @@ def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]
     found = [
         finding
         for topic, facts in _described(kafka, list(topics)).items()
-        for finding in findings(topic, topics[topic][0], facts, topics[topic][1])
+        for finding in findings(topic, topics[topic][0], facts, topics[topic][1], record_bytes)
     ]
     if broken := [str(finding) for finding in found if finding.breaks]:
         raise UnsafeTopic("; ".join(broken))

@@ -111,7 +111,10 @@ class Activation:
         self._consumer: GroupConsumer | None = None
 
     def start(self) -> None:
-        """Returns when it has asked the group for partitions. Raises Unavailable, InvalidInput, OutOfOrder (manager not open)."""
+        """Returns when it has asked the group for partitions.
+
+        Raises Unavailable, InvalidInput, UnsafeTopic (the group's own topics), OutOfOrder (manager not open).
+        """
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
         set_up(self._kafka, self.spec)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of
 from bascule.core import crash
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
-from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
+from bascule.kafka.guards import Role, ensure
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
 from bascule.xa.resource import Branches, Call, State, Vote
 
@@ -305,15 +305,7 @@ class InboundLog:
             return clients
         with self._lock:
             if self._clients is None:
-                topics = Topics(self._kafka)
-                if self.topic not in topics.partitions() and topics.create(self.topic, PARTITIONS, LOG_CONFIG):
-                    topics.await_visible([self.topic])
-                if (there := topics.partitions()[self.topic]) != PARTITIONS:
-                    raise InvalidInput(
-                        f"topic {self.topic} has {there} partitions: {PARTITIONS} are expected, where entries are looked for"
-                    )
-                if "compact" not in (policy := topics.config(self.topic)["cleanup.policy"]):
-                    raise InvalidInput(f"topic {self.topic}: cleanup.policy={policy} would lose what is in flight; set compact,delete")
+                ensure(self._kafka, self.topic, Role.MARKS, PARTITIONS, LOG_CONFIG)
                 many = Appender({"linger.ms": LINGER_MS, **self._kafka})
                 self._clients = _Clients(Appender(self._kafka), many, self._reader())
             return self._clients

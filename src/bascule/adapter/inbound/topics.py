@@ -1,4 +1,4 @@
-"""The topics of a group: made by the first activation where they are not there."""
+"""The topics of a group: made by the first activation where they are not there, looked at by each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS
+from bascule.kafka.guards import Role, ensure
 
 #: For the headers that a record is given when it has failed.
 HEADERS_BYTES_MAX = 16 << 10
@@ -17,13 +18,13 @@ RECORD_BYTES = 1 << 20
 
 
 def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
-    """Creates the retry and dead-letter topics, for records as large as the sources'. Raises Unavailable, InvalidInput."""
-    topics = Topics({**CLIENT_SETTINGS, **kafka})
+    """Creates the retry and dead-letter topics, for records as large as the sources'. Raises Unavailable, InvalidInput, UnsafeTopic."""
+    kafka = {**CLIENT_SETTINGS, **kafka}
+    topics = Topics(kafka)
     topics.reach()
     there = topics.partitions()
-    if missing := [topic for topic in (spec.retry_topic, spec.dead_letter_topic) if topic not in there]:
-        sizes = [int(topics.config(topic)["max.message.bytes"]) for topic in spec.topics if topic in there]
-        config = {"retention.ms": "-1", "max.message.bytes": str(max([RECORD_BYTES, *sizes]) + HEADERS_BYTES_MAX)}
-        for topic in missing:
-            topics.create(topic, RETRY_PARTITIONS if topic == spec.retry_topic else 1, config)
-        topics.await_visible(missing)
+    sizes = [int(topics.config(topic)["max.message.bytes"]) for topic in spec.topics if topic in there]
+    largest = max([RECORD_BYTES, *sizes]) + HEADERS_BYTES_MAX
+    config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
+    for topic, partitions in ((spec.retry_topic, RETRY_PARTITIONS), (spec.dead_letter_topic, 1)):
+        ensure(kafka, topic, Role.WAITING, partitions, config, record_bytes=largest)

@@ -22,6 +22,7 @@ from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored
+from bascule.kafka.guards import Role, ensure
 from bascule.kafka.slot import Slot
 from bascule.xa.errors import OutOfOrder
 
@@ -106,9 +107,7 @@ class _Plain:
 class _InKafkaTransaction:
     def __init__(self, kafka: Mapping[str, Any], transactional_id: str) -> None:
         self._topics = Topics(kafka)
-        if COMMITTED_TOPIC not in self._topics.partitions():
-            self._topics.create(COMMITTED_TOPIC, COMMITTED_PARTITIONS, dict(TABLE_CONFIG))
-            self._topics.await_visible([COMMITTED_TOPIC])
+        ensure(kafka, COMMITTED_TOPIC, Role.TABLE, COMMITTED_PARTITIONS, TABLE_CONFIG)
         self._key = transactional_id.encode()
         self._partition = zlib.crc32(self._key) % COMMITTED_PARTITIONS
         self._slot = Slot(kafka, transactional_id, COMMITTED_TOPIC, self._partition)
