@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from bascule.broker.branches import ROLLBACKS, Branch
@@ -211,6 +212,8 @@ class Loader:
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine
         self._give_to_branches()
+        for mid in chain.from_iterable(self._counts.values()):
+            self._delayed.pop(mid, None)  # a delivery has failed: its time has come, in all its queues
         delayed: dict[Message, list[Queue]] = {}
         now_ms = engine.clock()
         for queue_id, live in self._live.items():
@@ -219,8 +222,8 @@ class Loader:
             for mid, message in live.items():
                 message.references -= 1  # counted while loading, and now for good
                 queue.hold(message)
-                # A standby may have read it long ago: what has come due since then may have been delivered. What failed surely was.
-                if self._delayed.get(mid, 0) > now_ms and mid not in counts:
+                # A standby may have read it long ago: what has come due since then may have been delivered.
+                if self._delayed.get(mid, 0) > now_ms:
                     delayed.setdefault(message, []).append(queue)
                     continue
                 queue.ready.append(message)
@@ -252,6 +255,7 @@ class Loader:
                     message = self._live.get(queue_id, {}).pop(mid, None)
                     if queue is None or message is None:
                         continue  # the queue was deleted meanwhile
+                    self._delayed.pop(mid, None)
                     message.references -= 1
                     queue.hold(message)
                     queue.counts[message.position] = count
