@@ -165,8 +165,12 @@ class ClientConnection(asyncio.Protocol):
     # -- transactions ------------------------------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
-        """A new transaction of this connection."""
-        transaction = self.server.engine.begin(b"%x" % next(_transaction_ids))
+        """A new transaction of this connection.
+
+        No later broker gives its name again: a client with ``failover:`` may repeat a request about it to the next one.
+        """
+        engine = self.server.engine
+        transaction = engine.begin(b"%x.%x" % (engine.journaling.epoch, next(_transaction_ids)))
         self.transactions[transaction.id] = transaction
         return transaction
 
