@@ -26,6 +26,7 @@ from artemis import Artemis
 from bascule_up import BasculeUp
 
 from bascule.testing.java import java_command
+from bascule.testing.usage import memory_mib
 
 RESULTS = Path(__file__).with_name("results")
 #: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
@@ -115,8 +116,7 @@ def cpu_s(pid: int) -> float:
 
 def rss_mb(pid: int) -> float:
     """Resident memory of a process now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(round(int(line.split()[1]) / 1024, 1) for line in status.splitlines() if line.startswith("VmRSS:"))
+    return round(memory_mib(pid), 1)
 
 
 def flaws(result: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ from run import RESULTS, machine, rss_mb
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.kafka.history import TopicHistory
 from bascule.testing.system import wait_for
+from bascule.testing.usage import disk_mib
 
 QUEUE = Queue("steady")
 CONFIG = "[journal]\nretention_s = 0\n"
@@ -38,7 +39,6 @@ MINUTE_S = 60.0
 START_TIMEOUT_S = 300.0
 SEND_TIMEOUT_S = 300.0
 RECEIVE_S = 1.0
-MB = 1 << 20
 #: What is measured -> how much more the last third's peak may be than the first one's, beside a tenth; Kafka deletes the journal by
 #: whole segments of 140 MiB.
 FLAT = {
@@ -139,10 +139,10 @@ class Place:
         """Sizes now."""
         processes = self.broker.processes
         return {
-            "journal_mb": _size_mb(self._logs / "bascule.journal-0"),
+            "journal_mb": round(disk_mib(self._logs / "bascule.journal-0"), 1),
             "journal_records": self._journal.latest() - self._journal.earliest(),
-            "snapshots_mb": _size_mb(self._logs / "bascule.snapshots-0"),
-            "kafka_mb": _size_mb(self._logs),
+            "snapshots_mb": round(disk_mib(self._logs / "bascule.snapshots-0"), 1),
+            "kafka_mb": round(disk_mib(self._logs), 1),
             "rss_mb": rss_mb(processes["broker"]),
             "kafka_rss_mb": rss_mb(processes["kafka"]),
             "snapshot_age_s": self._snapshot_age_s(),
@@ -153,16 +153,6 @@ class Place:
         end = self._snapshots.latest()
         stamps = [record.timestamp()[1] for record in self._snapshots.records(max(0, end - 1), end)]
         return round(time.time() - stamps[-1] / 1000, 1) if stamps else 0.0
-
-
-def _size_mb(directory: Path) -> float:
-    size_bytes = 0
-    for file in directory.rglob("*"):
-        try:
-            size_bytes += file.stat().st_blocks * 512  # what it takes of the disk: Kafka's indexes are files with holes
-        except FileNotFoundError:
-            continue
-    return round(size_bytes / MB, 1)
 
 
 def judge(minutes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from bascule.kafka.positions import Position, PositionLost, position_key, positi
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
 from bascule.testing.journal import SyntheticJournal, text_message
+from bascule.testing.usage import MIB, memory_mib
 
 pytestmark = pytest.mark.timeout(900)
 ADMIN_TIMEOUT_S = 30
@@ -227,9 +228,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
 def peak_bytes(pid: int) -> int:
     """The most memory that a process has had; 0 when it has gone."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
+        return int(memory_mib(pid, "VmHWM") * MIB)
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 from bascule.testing.soak.site import Site
+from bascule.testing.usage import disk_mib, memory_mib
 
 INTERVAL_S = 1.0
-MIB = 1 << 20
 
 
 class Sample(NamedTuple):
@@ -42,29 +42,13 @@ class Measures(threading.Thread):
         """Look, and look again."""
         while not self._stopping.wait(INTERVAL_S):
             pids = {name: part.pid() for name, part in self._site.parts.items()}
-            rss = {name: rss_mib(pid) for name, pid in pids.items() if pid is not None}
-            self.samples.append(
-                Sample(time.time(), self._backlog(), {name: size for name, size in rss.items() if size}, self._journal_mib())
-            )
+            rss: dict[str, float] = {}
+            for name, pid in pids.items():
+                with suppress(OSError):  # it has just ended
+                    if pid is not None:
+                        rss[name] = memory_mib(pid)
+            self.samples.append(Sample(time.time(), self._backlog(), rss, disk_mib(self._journal)))
 
     def _backlog(self) -> int | None:
         depths = self._site.depths()
         return None if depths is None else sum(depths.values())
-
-    def _journal_mib(self) -> float:
-        size_bytes = 0
-        for file in self._journal.glob("*"):
-            try:
-                size_bytes += file.stat().st_blocks * 512  # Kafka's indexes are files with holes
-            except FileNotFoundError:
-                continue
-        return size_bytes / MIB
-
-
-def rss_mib(pid: int) -> float:
-    """Resident memory of a process; 0 when it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS:")), 0.0)

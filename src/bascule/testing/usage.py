@@ -1,0 +1,29 @@
+"""What processes and directories take of the machine, as Linux tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+MIB = 1 << 20
+#: In which ``stat`` counts what a file takes of the disk, whatever the disk's own are.
+_BLOCK_BYTES = 512
+
+
+def memory_mib(pid: int, what: Literal["VmRSS", "VmHWM"] = "VmRSS") -> float:
+    """Resident memory of a process: now, or at its most (``VmHWM``). Raises OSError when it has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{what}:"):
+            return int(line.split()[1]) / 1024
+    raise ProcessLookupError(f"process {pid} has ended")  # and waits for its parent to ask how
+
+
+def disk_mib(directory: Path) -> float:
+    """What the files below a directory take of the disk; Kafka's indexes are files with holes. 0 when it is not there."""
+    size_bytes = 0
+    for file in directory.rglob("*"):
+        try:
+            size_bytes += file.stat().st_blocks * _BLOCK_BYTES
+        except FileNotFoundError:
+            continue  # deleted meanwhile
+    return size_bytes / MIB
