@@ -196,6 +196,7 @@ class CoordinatorLink:
 
     def declare(self, delivery_id: int) -> None:
         """Begin a transaction."""
+        self._declared &= self.connection.transactions.keys()  # without those that have become branches
         transaction = self.connection.begin()
         self._declared.add(transaction.id)
         self.link.settle(delivery_id, Declared(transaction.id))
