@@ -150,10 +150,10 @@ class Housekeeping:
         crash.point("snapshot.write.after")
         if not self._running():
             return None
-        announced: asyncio.Future[None] = self._loop.create_future()
+        announced = asyncio.Event()  # which may also be set when nobody waits any more
         engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
-        engine.journaling.then(announced.set_result, None)
-        await asyncio.wait_for(announced, self.place.append_timeout_s)
+        engine.journaling.then(announced.set)
+        await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
         older, self._names = [name for name in self._names if name != taken.id], [taken.id]
