@@ -65,7 +65,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
     unconfirmed = list(journaling.unconfirmed_digests())
     snapshot = Snapshot(
-        journaling.epoch, sequence, offsets.offset_of(sequence) + 1 if sequence else 0, engine.next_queue_id, offsets,
+        journaling.epoch, sequence, offsets.offset_of(sequence) + 1 if sequence else 0, engine.next_queue_id, offsets.copy(),
         [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
         dict(engine.confirmed_ingress),
         windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},

@@ -25,3 +25,7 @@ class OffsetMap:
         if run < 0:
             raise IndexError(sequence)
         return sequence + self.deltas[run]
+
+    def copy(self) -> OffsetMap:
+        """The map as it is now."""
+        return OffsetMap(list(self.starts), list(self.deltas))

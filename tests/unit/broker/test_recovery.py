@@ -270,3 +270,13 @@ def test_queues_made_after_a_crash_get_names_and_ids_of_their_own(bench: Bench) 
     bench.broker.settle()
     bench.crash()
     assert sorted(queue.name for queue in bench.engine.addresses.queues.values()) == ["one", "two"]
+
+
+def test_a_snapshot_knows_the_offsets_of_its_moment_whenever_it_is_written(bench: Bench) -> None:
+    bench.fill(1)
+    taken = snapshots.take(bench.engine, bench.broker.offsets)
+    bench.fill(2)
+    bench.broker.log.append(b"", b"somebody else's")
+    bench.fill(3)
+    loader = bench.broker.replay(snapshots.encode(taken))
+    assert loader.offsets == bench.broker.replay(None).offsets

@@ -26,3 +26,11 @@ def test_a_record_before_the_first_noted_has_no_place() -> None:
     offsets.note(5, 10)
     with pytest.raises(IndexError):
         offsets.offset_of(4)
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    offsets = OffsetMap()
+    offsets.note(1, 1)
+    copy = offsets.copy()
+    offsets.note(2, 5)
+    assert (copy.starts, offsets.starts) == ([1], [1, 2])
