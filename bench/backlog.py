@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 from bascule_up import BasculeUp
@@ -35,8 +34,7 @@ AHEAD = 1_000
 def waiting(broker: BasculeUp) -> int:
     """Messages in the queue; -1 while nobody answers."""
     try:
-        with urllib.request.urlopen(f"{broker.admin}/queues", timeout=5) as answer:
-            return sum(queue["messages"] for queue in json.load(answer) if queue["name"] == QUEUE)
+        return sum(queue["messages"] for queue in broker.ask("queues") if queue["name"] == QUEUE)
     except OSError:
         return -1
 

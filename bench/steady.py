@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,19 +119,13 @@ class Place:
         kafka = {"bootstrap.servers": broker.kafka}
         self._journal = TopicHistory(kafka, "bascule.journal", 0)
         self._snapshots = TopicHistory(kafka, "bascule.snapshots", 0)
-        self._logs = broker.directory / "data" / "kafka" / "data"
-
-    def status(self) -> dict[str, Any]:
-        """What the broker says of itself. Raises OSError."""
-        with urllib.request.urlopen(f"{self.broker.admin}/status", timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+        self._logs = broker.data_dir / "kafka" / "data"
 
     def kill(self) -> float:
         """Seconds from kill -9 until it serves again, a new process and all."""
         killed_s = time.monotonic()
         os.kill(self.broker.processes["broker"], signal.SIGKILL)
-        wait_for(lambda: self.status()["serving"], "the broker to serve again", START_TIMEOUT_S)
+        wait_for(lambda: self.broker.ask("status")["serving"], "the broker to serve again", START_TIMEOUT_S)
         return time.monotonic() - killed_s
 
     def look(self) -> dict[str, float]:
@@ -146,7 +139,7 @@ class Place:
             "rss_mb": rss_mb(processes["broker"]),
             "kafka_rss_mb": rss_mb(processes["kafka"]),
             "snapshot_age_s": self._snapshot_age_s(),
-            "depth": sum(queue["messages"] + queue["delivering"] for queue in self.status()["queues"]),
+            "depth": sum(queue["messages"] + queue["delivering"] for queue in self.broker.ask("status")["queues"]),
         }
 
     def _snapshot_age_s(self) -> float:

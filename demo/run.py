@@ -15,10 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from tally import Tally
 
+from bascule.core.errors import BasculeError
 from bascule.testing.java import java_command
+from bascule.testing.system import wait_for
+from bascule.testing.up import Up
 
 HERE = Path(__file__).parent
 # Not imported: it asks for a module that setuptools no longer has.
@@ -68,60 +68,18 @@ def expected(limit: int) -> Expected:
     return found
 
 
-@dataclass
-class System:
-    """A running ``bascule up``."""
-
-    amqp: str
-    kafka: str
-    admin: str
-    directory: Path
-
-    def pid(self, part: str) -> int:
-        return int(json.loads((self.directory / "pids.json").read_text())[part])
+class System(Up):
+    """The bridge of the demo."""
 
     def kill(self, part: str) -> None:
-        pid = self.pid(part)
+        pid = self.pids[part]
+        assert pid is not None, f"{part} is down already"
         console.print(f"[red]kill -9[/red] {part} (process {pid})")
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: self.pid(part) != pid, f"{part} to be started again", START_S)
+        wait_for(lambda: self.pids[part] not in (None, pid), f"{part} to be started again", START_S)
 
     def queue_messages(self, name: str) -> int:
-        with urllib.request.urlopen(f"{self.admin}/queues", timeout=10) as answer:
-            return sum(queue["messages"] + queue["delivering"] for queue in json.load(answer) if queue["name"] == name)
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Look until it is so. Raises TimeoutError with what was waited for."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if condition():
-                return
-        except (OSError, KeyError, ValueError, TypeError):
-            pass  # the part that would answer is being started again
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.1)
-
-
-@contextmanager
-def bascule(directory: Path) -> Iterator[System]:
-    """``bascule up`` on a fresh directory."""
-    command = [str(Path(sys.executable).parent / "bascule"), "up", "--config", str(HERE / "bascule.toml"), "--data-dir", str(directory)]
-    command += ["--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0"]
-    with (directory / "up.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("ready "):
-                raise RuntimeError((directory / "up.log").read_text()[-3000:])
-            _, amqp, kafka, admin = line.split()
-            yield System(amqp, kafka.removeprefix("kafka="), admin.removeprefix("admin="), directory)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+        return sum(queue["messages"] + queue["delivering"] for queue in self.ask("queues") if queue["name"] == name)
 
 
 class Java:
@@ -194,13 +152,13 @@ class Results:
 
 
 def run(limit: int, directory: Path) -> Results:
-    """The whole job. Raises TimeoutError when something does not come."""
+    """The whole job. Raises BasculeError when something does not come."""
     wanted = expected(limit)
     console.print(f"{wanted.rows:,} flights, {len(wanted.delayed):,} of them late from JFK; starting Kafka, the broker and Spark")
-    with bascule(directory) as system:
-        console.print(f"ready: {system.amqp}, Kafka at {system.kafka}, {system.admin}/status", soft_wrap=True)
+    with System(directory, "--config", HERE / "bascule.toml") as system:
+        console.print(f"ready: {system.url}, Kafka at {system.kafka}, {system.admin}/status", soft_wrap=True)
         create_topics(system.kafka, "airport.alerts", "kafka.flights", "kafka.flights.delayed")
-        url = f"failover:({system.amqp})?failover.maxReconnectAttempts=-1"
+        url = f"failover:({system.url})?failover.maxReconnectAttempts=-1"
         everything, delayed = Tally(system.kafka, "kafka.flights"), Tally(system.kafka, "kafka.flights.delayed")
         delayed.carriers = wanted.delayed
         airports = sum(1 for _ in (DATA / "airports.csv").open()) - 1
@@ -211,15 +169,16 @@ def run(limit: int, directory: Path) -> Results:
         started = time.monotonic()
         flights = Java("Flights", "--url", url, "--csv", str(DATA / "flights.csv.zip"), "--rows", str(limit))
         results = Results(wanted, flights, alerts, airports, everything, delayed)
-        wait_for(lambda: flights.last.get("sent", 0) > wanted.rows * 0.25, "a quarter of the flights")
+        wait_for(lambda: flights.last.get("sent", 0) > wanted.rows * 0.25, "a quarter of the flights", DEADLINE_S)
         assert produce_airports(system.kafka) == airports
         system.kill("broker")
-        wait_for(lambda: everything.count > wanted.rows * 0.35, "a third of the flights in Kafka")
+        wait_for(lambda: everything.count > wanted.rows * 0.35, "a third of the flights in Kafka", DEADLINE_S)
         system.kill("pipelines")
         if not flights.wait():
             raise RuntimeError("the sender failed; see its output above")
         console.print(f"all sent: {flights.last['sent']:,} in {flights.last['seconds']:.0f} s, {flights.last['retries']} batches repeated")
-        wait_for(lambda: len(everything.rows) >= wanted.rows and len(delayed.rows) >= len(wanted.delayed), "the rest in Kafka")
+        delays = len(wanted.delayed)
+        wait_for(lambda: len(everything.rows) >= wanted.rows and len(delayed.rows) >= delays, "the rest in Kafka", DEADLINE_S)
         results.seconds = time.monotonic() - started
         alerts.wait()
         time.sleep(QUIET_S)
@@ -267,9 +226,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bascule-demo-") as directory:
         try:
             return 0 if report(run(limit, Path(directory))) else 1
-        except (TimeoutError, RuntimeError) as error:
+        except (BasculeError, RuntimeError) as error:
             console.print(f"[red]{error}[/red]")
-            for log in sorted(Path(directory).glob("logs/*.log")):
+            for log in sorted(Path(directory).glob("data/logs/*.log")):
                 console.print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:], sep="\n")
             return 1
         finally:

@@ -1,0 +1,70 @@
+"""``bascule up`` as a user starts it, on free ports, in a directory of its own: for the demo and the bench."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from bascule.embedded.process import Child
+
+#: With pipelines, on a loaded machine.
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+ANSWER_S = 10.0
+READY = re.compile(r"^ready (amqp://\S+) kafka=(\S+) admin=(\S+)\n", re.MULTILINE)
+
+
+class Up:
+    """A running ``bascule up``. Enter it in a thread that stays."""
+
+    def __init__(self, directory: Path, *options: str | Path) -> None:
+        """``options`` are added to the command line."""
+        self.data_dir = directory / "data"
+        self._log = directory / "up.log"
+        command = Path(sys.executable).with_name("bascule")
+        ports = ("--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0")
+        self._child = Child([command, "up", "--data-dir", self.data_dir, *ports, *options], log_file=self._log, name="bascule up")
+
+    def __enter__(self) -> Self:
+        """Start it; returns when it serves. Raises NotStarted."""
+        self._child.start()
+        self._child.wait_ready(lambda: READY.search(self._log.read_text()) is not None, START_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self._child.stop(STOP_TIMEOUT_S)
+
+    @property
+    def url(self) -> str:
+        """Where AMQP clients connect."""
+        return self._ready[0]
+
+    @property
+    def kafka(self) -> str:
+        """The embedded Kafka's address."""
+        return self._ready[1]
+
+    @property
+    def admin(self) -> str:
+        """Where the admin server answers."""
+        return self._ready[2]
+
+    @property
+    def _ready(self) -> tuple[str, str, str]:
+        return READY.findall(self._log.read_text())[-1]  # type: ignore[no-any-return]
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Process ids by part; None while a part is down."""
+        found: dict[str, int | None] = json.loads((self.data_dir / "pids.json").read_text())
+        return found
+
+    def ask(self, path: str) -> Any:
+        """What the admin server shows under a path. Raises OSError."""
+        with urllib.request.urlopen(f"{self.admin}/{path}", timeout=ANSWER_S) as answer:
+            return json.load(answer)
