@@ -86,14 +86,13 @@ class GroupConsumer:
         except KafkaException as error:
             raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
 
-    def commit_at_least(self, at: tuple[str, int], offset: int) -> None:
-        """As ``commit``, for a partition whose next offset to read may be there already, or beyond. Raises Unavailable."""
+    def committed(self, at: tuple[str, int]) -> int | None:
+        """The group's next offset to read of a partition, as its coordinator has it; None for none. Raises Unavailable."""
         try:
             (found,) = self._consumer.committed([TopicPartition(*at)], timeout=COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
-        if found.offset < offset:
-            self.commit({at: offset})
+        return found.offset if found.offset >= 0 else None
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
         """They stand still; those that are not assigned are passed over."""

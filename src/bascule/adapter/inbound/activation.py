@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransac
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import record_of
-from bascule.adapter.inbound.spec import ActivationSpec
+from bascule.adapter.inbound.spec import ActivationSpec, Start
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.topics import set_up
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
@@ -57,8 +58,10 @@ class _Run:
     token: str = ""
     ready: bool = False
     gone: bool = False
-    #: Offsets that were in flight before: reading may have begun before them, then they are passed over.
+    #: Offsets that were found in flight and are delivered already: should reading begin before them, they are passed over.
     known: set[int] = field(default_factory=set)
+    #: Found in flight though the group has not come to them: they are delivered when they have been read, and that is committed.
+    ahead: deque[Delivery] = field(default_factory=deque)
     trouble: str = ""
 
 
@@ -192,11 +195,24 @@ class Activation:
     def _begin(self, consumer: GroupConsumer, run: _Run, deliveries: list[Delivery]) -> None:
         if run.gone:
             return
-        if run.known:
-            # Who died between the log and the commit left them in flight, and the group before them: once done they would be read again.
-            consumer.commit_at_least(run.place, max(run.known) + 1)
+        if deliveries:
+            committed = self._committed(consumer, run.place, deliveries[-1].ref.offset)
+            # Who died between the log and the commit left them ahead of the group: done before that moves, they would be read again. It
+            # is not moved to them, since not all that lies before them need be in the log.
+            run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= committed)
+            deliveries = [delivery for delivery in deliveries if delivery.ref.offset < committed]
+            run.known = {delivery.ref.offset for delivery in deliveries}
         self._workers.add(deliveries)
         run.ready = True
+
+    def _committed(self, consumer: GroupConsumer, place: Place, last: int) -> int:
+        """Where the group reads on, when ``last`` is in flight."""
+        if (committed := consumer.committed(place)) is None:
+            if self.spec.start is Start.EARLIEST:
+                return 0
+            consumer.commit({place: last + 1})
+            return last + 1
+        return committed
 
     def _regulate(self, consumer: GroupConsumer) -> None:
         with self._workers.changed:
@@ -221,12 +237,18 @@ class Activation:
         if received.offset in run.known:
             run.known.discard(received.offset)
             return
-        self._unscheduled.append(_delivery(Ref(place, run.token, received.offset), received))
+        found: Delivery | None = None
+        while run.ahead and run.ahead[0].ref.offset <= received.offset:
+            found = run.ahead.popleft()
+            self._unscheduled.append(found)
+        if found is None or found.ref.offset < received.offset:
+            self._unscheduled.append(_delivery(Ref(place, run.token, received.offset), received))
 
     def _schedule(self, consumer: GroupConsumer) -> None:
         """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
         crash.point("inbound.log.before")
-        self._log.schedule([delivery.ref for delivery in self._unscheduled])
+        # What was found in flight is there.
+        self._log.schedule([delivery.ref for delivery in self._unscheduled if not delivery.record.redelivered])
         crash.point("inbound.log.after")
         consumer.commit(self._offsets)
         crash.point("inbound.commit.after")
@@ -272,7 +294,7 @@ class Activation:
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _adopt(self, run: _Run) -> list[Delivery] | None:
-        """What was in flight of the partition; None while a transaction has a record whose outcome is not known."""
+        """What was in flight of the partition, by offset; None while a transaction has a record whose outcome is not known."""
         flights = self._log.flights(run.place)
         if flights.claims:
             run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
@@ -288,7 +310,6 @@ class Activation:
             _log.error("%s, offset %d was in flight and is not there any more: it was deleted from its topic", run.place, offset)
             self.counts.add("vanished")
             self._log.done(run.place, keys)
-        run.known = set(flights.keys)
         self.counts.add("redelivered", len(deliveries))
         return deliveries
 

@@ -1,0 +1,103 @@
+"""What is found in flight at a taking over, and where the group stands: nothing is passed over, nothing is handled twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from bascule.adapter.inbound import Activation, ActivationSpec, Start
+from bascule.adapter.inbound.activation import _delivery, _Run
+from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.adapter.inbound.workers import Delivery
+from bascule.kafka.consumer import Received
+
+PLACE = Place("payments", 0)
+
+
+class Group:
+    """The group's offsets, in the consumer's stead."""
+
+    def __init__(self, committed: int | None) -> None:
+        self.offset = committed
+
+    def committed(self, at: tuple[str, int]) -> int | None:
+        assert at == PLACE
+        return self.offset
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        self.offset = offsets[PLACE]
+
+
+class Member:
+    """One that takes a partition over in which some records are in flight, by an earlier member."""
+
+    def __init__(self, in_flight: Sequence[int], committed: int | None, start: Start = Start.EARLIEST) -> None:
+        spec = ActivationSpec(topics=(PLACE.topic,), group="shop", start=start)
+        self.activation: Any = cast("Any", Activation({}, spec, lambda _: None))
+        self.scheduled: list[int] = []
+        self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
+        self.group = Group(committed)
+        run = self.activation._runs[PLACE] = _Run(PLACE, "new")
+        self.activation._begin(self.group, run, [found(offset) for offset in in_flight])
+
+    def read(self, *offsets: int) -> None:
+        for offset in offsets:
+            self.activation._receive(received(offset))
+        self.activation._schedule(self.group)
+
+    def begun(self) -> list[int]:
+        """What may be delivered by now."""
+        take: Callable[[float], Delivery | None] = self.activation._workers.scheduler.take
+        return [delivery.ref.offset for delivery in iter(lambda: take(0.0), None)]
+
+
+def received(offset: int) -> Received:
+    return Received(*PLACE, offset, None, b"", (), 0)
+
+
+def found(offset: int) -> Delivery:
+    return _delivery(Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
+
+
+def test_what_the_group_has_passed_is_delivered_at_once() -> None:
+    member = Member([3, 5], committed=6)
+    assert member.begun() == [3, 5]
+    member.read(6)
+    assert (member.begun(), member.scheduled) == ([6], [6])
+
+
+@pytest.mark.parametrize("committed", [5, 0, None])
+def test_the_group_is_not_moved_over_what_nobody_has_read(committed: int | None) -> None:
+    """Of the batch from 5 on, 7 and 8 got into the log: or somebody set the group back, to read all once more."""
+    member = Member([7, 8], committed)
+    assert (member.begun(), member.group.offset) == ([], committed)
+
+
+def test_what_was_in_flight_ahead_of_the_group_is_delivered_once_when_it_is_read_and_committed() -> None:
+    member = Member([4, 7, 8], committed=5)
+    assert member.begun() == [4]
+    member.read(5, 6, 7)
+    assert (member.begun(), member.scheduled, member.group.offset) == ([5, 6, 7], [5, 6], 8)
+    member.read(8, 9)
+    assert (member.begun(), member.scheduled, member.group.offset) == ([8, 9], [5, 6, 9], 10)
+
+
+def test_what_is_in_flight_and_passed_over_by_the_reading_is_delivered_all_the_same() -> None:
+    member = Member([7, 8], committed=5)
+    member.read(20)
+    assert (member.begun(), member.scheduled) == ([7, 8, 20], [20])
+
+
+def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> None:
+    """A late commit of the dead member, which this one's first question to the group was too early for."""
+    member = Member([3, 4], committed=5)
+    assert member.begun() == [3, 4]
+    member.read(3, 4, 5)
+    assert (member.begun(), member.scheduled, member.group.offset) == ([5], [5], 6)
+
+
+def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:
+    member = Member([7, 8], committed=None, start=Start.LATEST)
+    assert (member.begun(), member.group.offset) == ([7, 8], 9)
