@@ -28,14 +28,13 @@ from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
 from bascule.jms.sections import scan
 from bascule.journal.branches import Ending
-from bascule.xa.errors import Code
+from bascule.xa.errors import XA_OK, XA_RDONLY, Code
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
 
 ADDRESS: Final = "$management"
 TYPE: Final = "bascule.xa"
-XA_OK, XA_RDONLY = 0, 3
 STATES: Final = {None: "prepared", Ending.FORCED_COMMIT: "heuristic-commit", Ending.FORCED_ROLLBACK: "heuristic-rollback"}
 ENDINGS: Final = {Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled-back"}
 #: Why a transaction was rolled back instead of what was asked for; the first that fits.

@@ -8,9 +8,12 @@ from typing import ClassVar
 
 from bascule.core.errors import BasculeError
 
+#: The return codes of success; XA_RDONLY answers a prepare of a branch that had nothing to commit.
+XA_OK, XA_RDONLY = 0, 3
+
 
 class Code(enum.IntEnum):
-    """Return codes, by their names and numbers in the specification."""
+    """Return codes of failure, by their names and numbers in the specification."""
 
     XA_RBROLLBACK = 100
     XA_RBCOMMFAIL = 101

@@ -17,6 +17,8 @@ from bascule.client.branch import BranchContext, Workplace
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
 from bascule.xa.errors import (
+    XA_OK,
+    XA_RDONLY,
     BranchHeuristic,
     BranchRolledBack,
     Code,
@@ -35,7 +37,6 @@ IDLE_MAX = 8
 CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
-XA_OK, XA_RDONLY = 0, 3
 COMMITTED = "committed"
 #: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
 ASK_AGAIN_S = 0.05
