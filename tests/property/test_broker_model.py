@@ -862,6 +862,7 @@ def state_of(loader: Loader) -> dict[str, Any]:
             queue.describe(),
             queue.reserved_mid,
             *((message.mid, message.body, queue.delivery_count(message)) for message in queue.ready),
+            sorted((message.mid, message.body, due_ms) for message, due_ms in queue.delayed.items()),
         ]
         for queue in loader.engine.addresses.queues.values()
     }
