@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.kafka.compacted import CLIENT_SETTINGS
@@ -50,12 +50,16 @@ class GroupConsumer:
     """
 
     def __init__(
-        self, kafka: Mapping[str, Any], group: str, topics: Collection[str], *, start: str,
+        self, kafka: Mapping[str, Any], group: str, topics: Collection[str], *, start: str, whole: Collection[str] = (),
         on_assigned: Partitions, on_revoked: Partitions, on_lost: Partitions,
     ) -> None:  # fmt: skip
-        """``start``: ``earliest`` or ``latest``, where the group has committed nothing. A topic ``^...`` is a pattern."""
+        """``start``: ``earliest`` or ``latest``, where the group has committed nothing. A topic ``^...`` is a pattern.
+
+        Those in ``whole`` are read from their beginning, whatever ``start`` says.
+        """
         own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": start}
         self._consumer = Consumer({**_SETTINGS, **kafka, **own})
+        self._whole = frozenset(whole if start == "latest" else ())
         self._failure: KafkaError | None = None
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -89,7 +93,7 @@ class GroupConsumer:
     def committed(self, at: tuple[str, int]) -> int | None:
         """The group's next offset to read of a partition, as its coordinator has it; None for none. Raises Unavailable."""
         try:
-            (found,) = self._consumer.committed([TopicPartition(*at)], timeout=COMMITTED_TIMEOUT_S)
+            (found,) = _committed(self._consumer, [TopicPartition(*at)])
         except KafkaException as error:
             raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
         return found.offset if found.offset >= 0 else None
@@ -116,9 +120,18 @@ class GroupConsumer:
         return failure is None
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign(partitions)
+        consumer.incremental_assign([each for each in partitions if each.topic not in self._whole] + self._begun(consumer, partitions))
         consumer.pause(partitions)
         self._on_assigned([(each.topic, each.partition) for each in partitions])
+
+    def _begun(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Those that are read from their beginning, with where that is for a group that has committed nothing there."""
+        if not (whole := [TopicPartition(each.topic, each.partition) for each in partitions if each.topic in self._whole]):
+            return []
+        return [
+            TopicPartition(each.topic, each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
+            for each in _committed(consumer, whole)
+        ]
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._on_revoked([(each.topic, each.partition) for each in partitions])
@@ -127,6 +140,15 @@ class GroupConsumer:
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._on_lost([(each.topic, each.partition) for each in partitions])
         consumer.incremental_unassign(partitions)
+
+
+def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """With their offsets, negative for none. Raises KafkaException, also for one of them alone."""
+    found = consumer.committed(partitions, timeout=COMMITTED_TIMEOUT_S)
+    for each in found:
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return found
 
 
 def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:

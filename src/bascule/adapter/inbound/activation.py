@@ -124,7 +124,8 @@ class Activation:
         self._log.recover()
         self._consumer = GroupConsumer(
             self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
-            on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
+            # What failed before anybody had read this topic is in it.
+            whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
         )  # fmt: skip
         self._workers.start()
         for name, target in (("inbound", self._poll), ("housekeeping", self._housekeep)):
@@ -208,7 +209,7 @@ class Activation:
     def _committed(self, consumer: GroupConsumer, place: Place, last: int) -> int:
         """Where the group reads on, when ``last`` is in flight."""
         if (committed := consumer.committed(place)) is None:
-            if self.spec.start is Start.EARLIEST:
+            if self.spec.start is Start.EARLIEST or place.topic == self.spec.retry_topic:
                 return 0
             consumer.commit({place: last + 1})
             return last + 1
