@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from run import RESULTS, machine, rss_mb
 
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.kafka.history import TopicHistory
+from bascule.testing.soak.figures import quantile
 from bascule.testing.system import wait_for
 from bascule.testing.usage import disk_mib
 
@@ -204,14 +204,13 @@ def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[s
     while time.monotonic() - begun_s < seconds:
         due_s += min(MINUTE_S, seconds / 12)
         time.sleep(max(0.0, due_s - time.monotonic()))
-        latencies_ms = sorted(traffic.latencies_ms()) or [0.0, 0.0]
-        hundredths = statistics.quantiles(latencies_ms, n=100)
+        latencies_ms = traffic.latencies_ms()
         minute = {
             "minute": round((time.monotonic() - begun_s) / 60, 1),
             "sent": traffic.sent,
             "sent_per_s": round((traffic.sent - sent) / min(MINUTE_S, seconds / 12), 1),
-            "send_p50_ms": round(hundredths[49], 2),
-            "send_p99_ms": round(hundredths[98], 2),
+            "send_p50_ms": round(quantile(latencies_ms, 0.5), 2),
+            "send_p99_ms": round(quantile(latencies_ms, 0.99), 2),
             **place.look(),
         }
         sent = traffic.sent
