@@ -31,9 +31,8 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.jms.selector import compile_selector
-from bascule.kafka.admin import Topics
 from bascule.kafka.election import Election
-from bascule.kafka.guards import RECORD_BYTES, Role, guard
+from bascule.server import topics
 from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
@@ -66,21 +65,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 RETRY_S = 1.0
 #: Without an election for so long a broker says that it stands by: one that is alone is elected sooner.
 STANDBY_AFTER_S = 4.0
-JOURNAL_RECORD_BYTES = RECORD_BYTES
 PARTITION = 0
-
-_FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
-_SAFE = {"unclean.leader.election.enable": "false", "max.message.bytes": str(JOURNAL_RECORD_BYTES)}
-#: Settings of Bascule's own topics that its promises rest on.
-TOPIC_SETTINGS: dict[str, dict[str, str]] = {
-    # What is trimmed leaves the disk with its segment, which must have room for the largest record.
-    "journal": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
-    "ingress": {"cleanup.policy": "delete", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_FOREVER, **_SAFE},
-    # A start reads the whole topic, and Kafka cleans closed segments only: at its default of 1 GiB old snapshots would be read for weeks.
-    "snapshots": {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_SAFE},
-    "store": {"cleanup.policy": "compact", "segment.bytes": str(2 * JOURNAL_RECORD_BYTES), **_SAFE},
-}
-TOPIC_ROLES = {"journal": Role.LOG, "ingress": Role.LOG, "snapshots": Role.TABLE, "store": Role.STORE}
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
@@ -294,18 +279,7 @@ class Node:
         return AdminServer(self, host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
 
     def _ensure_topics(self) -> None:
-        topics = Topics(self._kafka)
-        topics.reach()
-        journal = self.settings.journal
-        for name, config in TOPIC_SETTINGS.items():
-            topics.create(
-                journal.topic(name),  # type: ignore[arg-type]
-                1,
-                {**config, "min.insync.replicas": str(journal.min_insync_replicas)},
-                replication_factor=journal.replication_factor,
-            )
-        topics.await_visible(journal.topic(name) for name in TOPIC_SETTINGS)  # type: ignore[arg-type]
-        for finding in guard(self._kafka, {journal.topic(name): (TOPIC_ROLES[name], 1) for name in TOPIC_SETTINGS}):  # type: ignore[arg-type]
+        for finding in topics.ensure(self._kafka, self.settings.journal):
             log.warning("%s", finding)
 
     async def _bind(self, port: int) -> asyncio.Server:
