@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, LogUnreadable, Place, Ref, entry_of, key_of
+from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, LogUnreadable, Place, Ref, entry_of, key_of, owner_value
 from bascule.core.xid import Xid
 
 PLACE = Place("payments.eu", 3)
@@ -17,6 +17,10 @@ XID = Xid(7, b"shop/1", b"inbound")
 
 def owner(token: str) -> tuple[bytes, bytes]:
     return key_of(OWNER, Ref(PLACE, token, -1)), b"somebody"
+
+
+def taken(token: str, after: str | None) -> tuple[bytes, bytes]:
+    return key_of(OWNER, Ref(PLACE, token, -1)), owner_value("somebody", after)
 
 
 def flight(token: str, offset: int) -> tuple[bytes, bytes]:
@@ -55,6 +59,20 @@ def test_what_a_replaced_owner_adds_does_not_count() -> None:
     assert set(state.flights) == {1}
     assert state.claims == {}
     assert state.void == {flight("a", 2)[0], claim("a", 1)[0]}
+
+
+@pytest.mark.parametrize("first", [None, "a"])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_owner_whose_entry_comes_late_does_not_take_the_partition_from_who_has_it_by_then(first: str | None, compacted: bool) -> None:
+    """The group gives it to b, whose append stands still, and then to c, which takes it over; b's append arrives, and c goes on."""
+    before = [taken("a", None)] if first and not compacted else []
+    entries = [*before, taken("c", first), flight("c", 1), taken("b", first), flight("b", 1), flight("c", 2), claim("c", 2)]
+    state = folded(*entries).place(PLACE)
+    assert state.owner == "c"
+    assert {offset: flight.keys for offset, flight in state.flights.items()} == {1: {flight("c", 1)[0]}, 2: {flight("c", 2)[0]}}
+    assert list(state.claims) == [XID]
+    assert state.void == {taken("b", first)[0], flight("b", 1)[0]}
+    assert folded(*entries, taken("d", "c")).place(PLACE).owner == "d"
 
 
 def test_what_counted_before_stands_for_the_next_owner_with_its_claims() -> None:

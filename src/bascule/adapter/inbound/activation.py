@@ -284,7 +284,11 @@ class Activation:
     def _take(self, run: _Run) -> None:
         while not run.gone and not self._stopping.is_set():
             try:
-                run.token = run.token or self._log.take(run.place)
+                if not run.token:
+                    before = self._log.owner(run.place)
+                    if run.gone:  # asked for too late: it may be the next member
+                        return
+                    run.token = self._log.take(run.place, before)
                 if (deliveries := self._adopt(run)) is not None:
                     crash.point("inbound.take.after")
                     self._taken.put((run, deliveries))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of
+from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of, owner_value
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
@@ -103,14 +103,25 @@ class InboundLog:
 
     # -- of the adapter
 
-    def take(self, place: Place) -> str:
-        """A source partition is in the hands of the caller from here on; gives its token. Raises Unavailable."""
+    def owner(self, place: Place) -> str | None:
+        """Who has a source partition now: the token. Raises Unavailable."""
+        return self._read(lambda fold: fold.place(place).owner)
+
+    def take(self, place: Place, after: str | None) -> str:
+        """A source partition is in the hands of the caller from here on; gives its token.
+
+        ``after`` is the owner before, asked for while the partition was the caller's: who has taken it since then has it, and keeps it.
+        Raises Unavailable, then too.
+        """
         token = uuid.uuid4().hex[:12]
         ref = Ref(place, token, -1)
-        offset = self._append(key_of(OWNER, ref), self._by.encode(), place).result()
+        offset = self._append(key_of(OWNER, ref), owner_value(self._by, after), place).result()
         crash.point("inbound.take.owner")
         # What does not count is deleted before the owners that say so: else it would seem to count when they are gone.
-        for key in self._reach(place, offset, lambda state: [*state.void, *_owners_before(state, token)]):
+        owner, gone = self._reach(place, offset, lambda state: (state.owner, [*state.void, *_owners_before(state, token)]))
+        if owner != token:
+            raise Unavailable(f"{place} has been taken over by somebody else meanwhile")
+        for key in gone:
             self._append(key, None, place)
         return token
 

@@ -3,13 +3,14 @@
 The log is a compacted topic. Each entry has a key of its own, so compaction takes none away that was not deleted. For the source partition
 P, the record at offset N, and the token T of one who has taken P over:
 
-    owner/P/T          T has P from here on
+    owner/P/T          T has P from here on, if nobody has taken it since the owner that T names as the one before
     flight/P/T/N       T has scheduled the record; it is in flight until this is deleted
     failed/P/T/N       how often it has failed so far, where it is not moved to the retry topic
     claim/P/T/N/XID    a transaction under T that is prepared: it alone decides what becomes of the record
 
 The fence is the order of the log: an entry of T after a later owner's does not count. Who was replaced and does not know it (a process
-that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry.
+that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry. Nor does an owner's entry that comes
+late, when the group has given P to somebody else and that one has taken it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Entry(NamedTuple):
     xid: Xid | None = None
 
 
+NOBODY = "-"
 OWNER, FLIGHT, FAILED, CLAIM = "owner", "flight", "failed", "claim"
 _FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6}
 
@@ -126,10 +128,10 @@ class LogFold:
         state = self.place(entry.ref.place)
         if value is None:
             _remove(state, entry, key)
-        elif entry.kind == OWNER:
+        elif entry.kind == OWNER and state.owner in (None, _after(value) or state.owner):
             state.owner = entry.ref.token
             state.owners[entry.ref.token] = key
-        elif state.owner not in (None, entry.ref.token):
+        elif entry.kind == OWNER or state.owner not in (None, entry.ref.token):
             state.void.add(key)
         elif entry.xid is not None:
             state.claims[entry.xid] = Claim(entry.ref.offset, key)
@@ -138,6 +140,15 @@ class LogFold:
             flight.keys.add(key)
             if entry.kind == FAILED:
                 flight.failures = max(flight.failures, json.loads(value))
+
+
+def owner_value(by: str, after: str | None) -> bytes:
+    """What an owner's entry holds: who it is, for people, and the token of the owner before (None: there was none)."""
+    return f"{by} {after or NOBODY}".encode()
+
+
+def _after(value: bytes) -> str:
+    return value.decode(errors="replace").partition(" ")[2]
 
 
 def _remove(state: PlaceState, entry: Entry, key: bytes) -> None:
