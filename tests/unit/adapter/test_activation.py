@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Start
 from bascule.adapter.inbound.activation import _delivery, _Run
+from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Delivery
 from bascule.kafka.consumer import Received
@@ -101,3 +103,20 @@ def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> N
 def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:
     member = Member([7, 8], committed=None, start=Start.LATEST)
     assert (member.begun(), member.group.offset) == ([7, 8], 9)
+
+
+def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.0)
+    activation = Member([], committed=0).activation
+    answers = iter([KafkaException(KafkaError(KafkaError._FAIL)), None])
+
+    def owner(_place: Place) -> None:
+        if (failure := next(answers)) is not None:
+            raise failure
+
+    activation._log.owner = owner
+    activation._log.take = lambda *_: "new"
+    activation._log.flights = lambda _: Flights({}, {}, {})
+    run = _Run(PLACE)
+    activation._take(run)
+    assert (run.token, activation._taken.get_nowait()) == ("new", (run, []))

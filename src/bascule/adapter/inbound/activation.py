@@ -29,7 +29,7 @@ from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.topics import set_up
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import Unavailable
 from bascule.kafka.consumer import GroupConsumer, Received, read_again
 from bascule.xa.log import Outcome
 
@@ -293,7 +293,7 @@ class Activation:
                     crash.point("inbound.take.after")
                     self._taken.put((run, deliveries))
                     return
-            except BasculeError as error:
+            except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
                 run.trouble = str(error)
                 _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
             self._stopping.wait(TAKE_AGAIN_S)

@@ -9,8 +9,8 @@ P, the record at offset N, and the token T of one who has taken P over:
     claim/P/T/N/XID    a transaction under T that is prepared: it alone decides what becomes of the record
 
 The fence is the order of the log: an entry of T after a later owner's does not count. Who was replaced and does not know it (a process
-that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry. Nor does an owner's entry that comes
-late, when the group has given P to somebody else and that one has taken it.
+that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry. Nor does an owner's entry count
+that comes late, when the group has given P to somebody else and that one has taken it.
 """
 
 from __future__ import annotations
