@@ -43,7 +43,7 @@ class Positions:
         self.topics = Topics(pipelines.kafka)
 
     def prepare_topics(self) -> None:
-        """Creates Bascule's own topics that the pipelines write. Raises PositionLost when the positions would not be kept."""
+        """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
         pipelines = self.pipelines
         wanted = {
             pipelines.positions_topic: (POSITION_PARTITIONS, _COMPACTED),
@@ -56,12 +56,6 @@ class Positions:
                 settings = {**config, "min.insync.replicas": str(pipelines.min_insync_replicas)}
                 self.topics.create(topic, partitions, settings, replication_factor=pipelines.replication_factor)
         self.topics.await_visible(wanted)
-        policy = self.topics.config(pipelines.positions_topic).get("cleanup.policy")
-        if policy != "compact":
-            raise PositionLost(f"topic {pipelines.positions_topic!r} has cleanup.policy={policy!r}, which deletes positions; set 'compact'")
-        found = there.get(pipelines.positions_topic, POSITION_PARTITIONS)
-        if found != POSITION_PARTITIONS:
-            raise PositionLost(f"topic {pipelines.positions_topic!r} has {found} partitions, not {POSITION_PARTITIONS}")
         roles: dict[str, tuple[Role, int | None]] = {
             pipelines.journal_topic: (Role.OTHERS_LOG, 1),
             pipelines.positions_topic: (Role.TABLE, POSITION_PARTITIONS),
