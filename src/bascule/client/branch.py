@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from bascule.client.blocking import Consumer, Context
 from bascule.client.destination import Queue
-from bascule.client.errors import IllegalState
+from bascule.client.errors import ConnectionLost, IllegalState, Refused
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Message
 from bascule.client.operation import Operation
@@ -57,11 +57,19 @@ class Workplace:
 
     def ask(self, request: Message) -> Message:
         """The broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not."""
-        return self.control.request(MANAGEMENT, request)
+        try:
+            return self.control.request(MANAGEMENT, request)
+        except Refused as error:
+            try:
+                self.check()
+            except BasculeError:  # not the request was refused: the broker ended the connection, whatever for
+                raise ConnectionLost(str(error)) from error
+            raise
 
     def check(self) -> None:
-        """Raises what ended the connection."""
-        self.context._call(self.context._session.check)
+        """Raises what ended the connection, or one of the sessions."""
+        for each in (self.context, self.control):
+            each._call(each._session.check)
 
     def close(self) -> None:
         """Close both contexts. What is open is rolled back."""

@@ -1,0 +1,45 @@
+"""Requests to a broker's management node, against a server that does what each test says."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from tests.unit.client.server import obliging, server
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.errors import INTERNAL_ERROR, AmqpError
+from bascule.amqp.events import Transferred
+from bascule.amqp.performatives import Error, Rejected
+from bascule.client import ConnectionLost, Message, MessageRefused, connect
+from bascule.client.branch import Workplace
+
+
+def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_the_reason() -> None:
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            connection.close(AmqpError(INTERNAL_ERROR, "another's frame"))
+        else:
+            obliging(connection, event)
+
+    with (
+        server(react) as url,
+        connect(url) as context,
+        closing(Workplace(context, 0)) as workplace,
+        pytest.raises(ConnectionLost, match="another's frame"),
+    ):
+        workplace.ask(Message())
+
+
+def test_a_request_that_is_refused_is_not_carried_out() -> None:
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            event.link.settle(event.delivery_id, Rejected(Error(INTERNAL_ERROR, "no")))
+        else:
+            obliging(connection, event)
+
+    with server(react) as url, connect(url) as context, closing(Workplace(context, 0)) as workplace:
+        with pytest.raises(MessageRefused):
+            workplace.ask(Message())
+        workplace.check()
