@@ -26,7 +26,7 @@ from artemis import Artemis
 from bascule_up import BasculeUp
 
 from bascule.testing.java import java_command
-from bascule.testing.usage import memory_mib
+from bascule.testing.usage import cpu_s, memory_mib
 
 RESULTS = Path(__file__).with_name("results")
 #: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
@@ -34,7 +34,6 @@ CLIENT_JVM = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel
 WARM_UP_S = 3
 #: Beyond the measured time: start, warm-up, and the queue drained.
 RUN_TIMEOUT_S = 120
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Broker(Protocol):
@@ -106,12 +105,6 @@ def load(broker: Broker, mode: Mode, seconds: int, run: str) -> dict[str, Any]:
     result["cpu_us"] = {part: round((cpu_s(pid) - before[part]) * 1e6 / messages) for part, pid in processes.items()}
     result["rss_mb"] = {part: rss_mb(pid) for part, pid in processes.items()}
     return result
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time of a process so far, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def rss_mb(pid: int) -> float:

@@ -3,8 +3,9 @@
     python bench/steady.py [--seconds 3600] [--rate 200] [--body-bytes 1024]
 
 A Python client sends persistent messages to one queue at a fixed rate, another one takes them; the journal is kept no longer than needed
-(`journal.retention_s = 0`). The broker is killed once while the run is young and once at the end: how long until it serves is the start
-time. A line is printed every minute; the thirds of the run are compared in the end. Results go to bench/results/steady-*.json and .md.
+(`journal.retention_s = 0`). The broker is killed a few times while the run is young and again at the end: how long until it serves is
+the start time. A line is printed every minute; the thirds of the run are compared in the end. Results go to bench/results/steady-*.json
+and .md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import threading
@@ -28,7 +30,7 @@ from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.kafka.history import TopicHistory
 from bascule.testing.soak.figures import quantile
 from bascule.testing.system import wait_for
-from bascule.testing.usage import disk_mib
+from bascule.testing.usage import cpu_s, disk_mib
 
 QUEUE = Queue("steady")
 CONFIG = "[journal]\nretention_s = 0\n"
@@ -36,6 +38,8 @@ CONFIG = "[journal]\nretention_s = 0\n"
 SETTLED_S = 150.0
 MINUTE_S = 60.0
 START_TIMEOUT_S = 300.0
+#: At each end of the run.
+KILLS = 3
 SEND_TIMEOUT_S = 300.0
 RECEIVE_S = 1.0
 #: What is measured -> how much more the last third's peak may be than the first one's, beside a tenth; Kafka deletes the journal by
@@ -51,6 +55,8 @@ FLAT = {
     "depth": 1_000.0,
     "send_p99_ms": 20.0,
 }
+#: Likewise, of the medians of the starts at either end. Processor time does not depend on what else the machine does.
+FLAT_STARTS = {"start_s": 1.0, "start_cpu_s": 0.2}
 SHARE = 0.1
 COLUMNS = ("minute", "sent", "sent_per_s", "send_p50_ms", *FLAT)
 
@@ -121,12 +127,13 @@ class Place:
         self._snapshots = TopicHistory(kafka, "bascule.snapshots", 0)
         self._logs = broker.data_dir / "kafka" / "data"
 
-    def kill(self) -> float:
-        """Seconds from kill -9 until it serves again, a new process and all."""
+    def kill(self) -> dict[str, float]:
+        """From kill -9 until it serves again, a new process and all: seconds, and the processor time of that process."""
         killed_s = time.monotonic()
         os.kill(self.broker.processes["broker"], signal.SIGKILL)
         wait_for(lambda: self.broker.ask("status")["serving"], "the broker to serve again", START_TIMEOUT_S)
-        return time.monotonic() - killed_s
+        start_s = time.monotonic() - killed_s
+        return {"start_s": start_s, "start_cpu_s": cpu_s(self.broker.processes["broker"])}
 
     def look(self) -> dict[str, float]:
         """Sizes now."""
@@ -159,6 +166,15 @@ def judge(minutes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     return judged
 
 
+def judge_starts(starts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """The medians of the starts at the two ends of the run, and whether the last is no higher."""
+    judged = {}
+    for name, slack in FLAT_STARTS.items():
+        young, old = (statistics.median(start[name] for start in part) for part in (starts[:KILLS], starts[KILLS:]))
+        judged[name] = {"peaks": [round(young, 2), round(old, 2)], "flat": old <= young * (1 + SHARE) + slack}
+    return judged
+
+
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """A markdown table."""
     lines = [columns, ["---"] * len(columns), *([f"{row[name]:,g}" for name in columns] for row in rows)]
@@ -167,13 +183,17 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 def page(result: Mapping[str, Any]) -> str:
     """The result for people."""
-    starts = ", ".join(f"{each['start_s']:.1f} s after {each['at_s']:,.0f} s of traffic" for each in result["starts"])
+    starts = ", ".join(
+        f"{each['start_s']:.1f} s ({each['start_cpu_s']:.2f} s of processor time) after {each['at_s']:,.0f} s of traffic"
+        for each in result["starts"]
+    )
+    flat = "flat" if all(each["flat"] for each in result["judged_starts"].values()) else "**not flat**"
     lines = [
         f"# {result['seconds']:,.0f} s of steady traffic, {result['rate']:g} messages/s of {result['body_bytes']:,} bytes",
         "",
         f"{result['sent']:,} sent, {result['received']:,} received, {result['lost']:,} lost, {result['doubled']:,} doubled unmarked.",
-        f"From kill -9 to serving: {starts}.",
-        "The first kill is before the first minute shown: the broker's memory is that of one process.",
+        f"From kill -9 to serving, {flat}: {starts}.",
+        "The first kills are before the first minute shown: the broker's memory is that of one process.",
         "",
         "| measure | peak of 1st third | 2nd | 3rd | flat |",
         "| --- | --- | --- | --- | --- |",
@@ -189,6 +209,15 @@ def page(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kills(place: Place, at_s: float) -> list[dict[str, float]]:
+    """Starts after kills, one after the other."""
+    starts = []
+    for _ in range(KILLS):
+        starts.append({"at_s": round(at_s), **place.kill()})
+        print(json.dumps(starts[-1]), flush=True)
+    return starts
+
+
 def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Kill, look every minute, kill: the minutes and the starts."""
     begun_s = time.monotonic()
@@ -196,8 +225,7 @@ def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[s
     time.sleep(settled_s)
     if traffic.errors or not traffic.seen:
         sys.exit(f"no traffic: {traffic.errors}")
-    starts = [{"at_s": settled_s, "start_s": place.kill()}]
-    print(json.dumps(starts[0]), flush=True)
+    starts = kills(place, settled_s)
     traffic.latencies_ms()
     minutes: list[dict[str, float]] = []
     due_s, sent = time.monotonic(), traffic.sent
@@ -216,8 +244,7 @@ def measure(place: Place, traffic: Traffic, seconds: float) -> tuple[list[dict[s
         sent = traffic.sent
         minutes.append(minute)
         print(json.dumps(minute), flush=True)
-    starts.append({"at_s": time.monotonic() - begun_s, "start_s": place.kill()})
-    return minutes, starts
+    return minutes, starts + kills(place, time.monotonic() - begun_s)
 
 
 def main() -> int:
@@ -246,6 +273,7 @@ def main() -> int:
         "errors": traffic.errors,
         "starts": starts,
         "judged": judge(minutes),
+        "judged_starts": judge_starts(starts),
         "minutes": minutes,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -253,7 +281,8 @@ def main() -> int:
     (RESULTS / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / f"{stem}.md").write_text(page(result))
     print(page(result))
-    return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in result["judged"].values())))
+    judged = (*result["judged"].values(), *result["judged_starts"].values())
+    return int(bool(result["lost"] or result["doubled"] or traffic.errors or not all(each["flat"] for each in judged)))
 
 
 if __name__ == "__main__":

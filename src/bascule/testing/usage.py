@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 MIB = 1 << 20
 #: In which ``stat`` counts what a file takes of the disk, whatever the disk's own are.
 _BLOCK_BYTES = 512
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(pid: int, what: Literal["VmRSS", "VmHWM"] = "VmRSS") -> float:
@@ -16,6 +18,12 @@ def memory_mib(pid: int, what: Literal["VmRSS", "VmHWM"] = "VmRSS") -> float:
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) / 1024
     raise ProcessLookupError(f"process {pid} has ended")  # and waits for its parent to ask how
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far, all threads. Raises OSError when it has ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def disk_mib(directory: Path) -> float:
