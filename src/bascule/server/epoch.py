@@ -22,7 +22,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core import crash
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
@@ -160,7 +160,7 @@ class Epoch:
         try:
             return await asyncio.wait_for(self._started, self.place.append_timeout_s)
         except TimeoutError:
-            raise JournalUnavailable(
+            raise Unavailable(
                 f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s"
             ) from None
 
