@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from bascule.testing.system import System, paused, wait_for
 APPEND_TIMEOUT_S = 2
 #: A send that would be answered too early would be within this.
 EARLY_S = 0.7
+#: A broker without Kafka gives up its last snapshot and its place in the election; both took more than 30 s before.
+END_TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,13 @@ def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(
         assert system.depth(name) == 0
     commit.result(20)
     assert system.depth(name) == 3
+
+
+def test_a_broker_that_is_told_to_end_while_kafka_stands_still_ends(system: System, own_kafka: EmbeddedKafka) -> None:
+    with paused(pid(own_kafka)):
+        os.kill(system.broker.pid, signal.SIGTERM)
+        wait_for(lambda: not system.broker.running, "the broker to end", END_TIMEOUT_S)
+    system.broker.start()
 
 
 def test_kafka_dies_and_comes_back_and_clients_work_on(connect_to: Connect, system: System, own_kafka: EmbeddedKafka, queue: str) -> None:

@@ -91,6 +91,7 @@ def test_diverts_whose_position_is_gone_do_not_start(journal: Journal) -> None:
 def test_diverts_do_not_start_on_another_journal_of_the_same_name(journal: Journal) -> None:
     journal.delete(journal.name)
     journal.topics.create(journal.name, 1, {})
+    eventually(lambda: journal.name in journal.topics.ids([journal.name]), "Kafka knows the new topic")
     with pytest.raises(PositionLost, match=r"journal' was deleted and created again since pipeline 'diverts' last ran"):
         journal.take("second")
 

@@ -6,6 +6,7 @@ from both being believed is the journal's fence.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +18,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError
 
+log = logging.getLogger(__name__)
+
 #: Callbacks come from polling: how long a change may go unnoticed.
 POLL_S = 0.1
 #: How long the group's answer is waited for; without it the session ends by time.
 LEAVE_S = 2.0
 CONFIRM_S = 5.0
+#: Of leaving and freeing the client; they take a moment where Kafka answers.
+CLOSE_TIMEOUT_S = 5.0
 #: It is the session, not the polling thread, that says whether this process lives; but the client waits for so long for an answer to its
 #: request to join, and asks again.
 _POLL_INTERVAL_MS = 60 * 1000
@@ -152,7 +157,12 @@ class Election:
                 answer.set_result(False)
 
     def close(self, *, resign: bool) -> None:
-        """Stop. ``resign`` hands over at once; without, the place is kept until the session ends, for a restart."""
+        """Stop. ``resign`` hands over at once; without, the place is kept until the session ends, for a restart.
+
+        Without Kafka the client would wait for its answer for half a minute and longer: then it is left behind.
+        """
         self._resigning = resign
         self._closing.set()
-        self._thread.join()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.warning("Kafka does not answer: another broker is elected when this one's session ends")

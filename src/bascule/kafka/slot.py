@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
@@ -119,8 +120,7 @@ class Slot:
     def prepare(self) -> None:
         """Starts the next incarnation in the background; a no-op when there is one."""
         if self._next is None:
-            self._next = Future()
-            threading.Thread(target=self._settle, args=(self._next,), name="bascule-slot", daemon=True).start()
+            self._next = in_background(self._incarnate, "bascule-slot")
 
     def close(self) -> None:
         """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""
@@ -164,12 +164,6 @@ class Slot:
                     raise Unavailable(f"no transaction can be started: {error}") from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _settle(self, future: Future[Producer]) -> None:
-        try:
-            future.set_result(self._incarnate())
-        except BaseException as error:
-            future.set_exception(error)
 
     def _incarnate(self) -> Producer:
         if self._spent is not None:

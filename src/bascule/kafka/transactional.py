@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.kafka.background import in_background
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
@@ -136,9 +136,7 @@ class TransactionalWriter:
         """
         if self._next is not None:
             return
-        future: Future[_Incarnation] = Future()
-        self._next = future
-        threading.Thread(target=_settle, args=(future, self._incarnate), name="bascule-incarnation", daemon=True).start()
+        self._next = in_background(self._incarnate, "bascule-incarnation")
 
     def ahead(self, outputs: Sequence[Output], before: Position | None) -> None:
         """Begins the transaction that ``write`` will complete, if an incarnation is ready: Kafka takes records while more are made.
@@ -303,13 +301,6 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
 
     with ThreadPoolExecutor(ENDED_AT_ONCE) as pool:
         list(pool.map(end, transactional_ids))
-
-
-def _settle(future: Future[_Incarnation], make: Callable[[], _Incarnation]) -> None:
-    try:
-        future.set_result(make())
-    except BaseException as error:
-        future.set_exception(error)
 
 
 def _note(faults: dict[int, KafkaError], place: int, error: KafkaError) -> None:

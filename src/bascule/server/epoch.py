@@ -297,6 +297,4 @@ class Epoch:
         for timer in (self._watch, self._timer):
             if timer is not None:
                 timer.cancel()
-        if self.housekeeping is not None:
-            self.housekeeping.close()
         await self._loop.run_in_executor(None, self._writer.close)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
+from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Appender, Outgoing, TableReader, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import POSITION_PARTITIONS, PositionReader
@@ -85,7 +85,6 @@ class Housekeeping:
         self._offsets = offsets
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
         self._snapshots = SnapshotStore(place.kafka, place.snapshots_topic)
         self._store = StoredMessages(place.kafka, place.store_topic)
         self._names: list[str] = []  # of snapshots that the next one replaces
@@ -127,7 +126,7 @@ class Housekeeping:
             self._busy = False
 
     async def _off_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        await self._loop.run_in_executor(self._executor, partial(function, *arguments))
+        await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
 
     async def _snapshot(self) -> Snapshot | None:
         engine = self._engine
@@ -168,7 +167,7 @@ class Housekeeping:
             self._stored -= gone
         return taken
 
-    # -- trimming, in the executor -------------------------------------------------------------------------------------
+    # -- trimming, off the loop ----------------------------------------------------------------------------------------
 
     def _trim(self, taken: Snapshot) -> None:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
@@ -212,7 +211,3 @@ class Housekeeping:
                     pin.pipeline, pin.records, pin.bytes,
                 )  # fmt: skip
         return pins
-
-    def close(self) -> None:
-        """No more rounds."""
-        self._executor.shutdown(wait=False)

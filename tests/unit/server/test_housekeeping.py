@@ -37,6 +37,5 @@ def test_an_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
         broker.settle()
         assert sender.accepted_tokens == ["x"]
         assert broker.engine.addresses.anycast["q"].waiting_count == 1
-        housekeeping.close()
 
     asyncio.run(late())
