@@ -14,10 +14,12 @@ from bascule.core.errors import InvalidInput, Unavailable
 class Thing:
     def __init__(self, number: int) -> None:
         self.number = number
-        self.works = True
+        self.works: bool | None = True
         self.closed = False
 
     def validate(self) -> None:
+        if self.works is None:
+            raise ZeroDivisionError
         if not self.works:
             raise Unavailable("broken")
 
@@ -71,6 +73,27 @@ def test_one_that_is_broken_is_replaced_when_it_has_been_idle() -> None:
     _, thing = things.take()
     assert thing is made[1]
     assert made[0].closed
+
+
+def test_one_whose_look_fails_of_something_unforeseen_is_closed_and_takes_no_place() -> None:
+    things, made = pool(most=1, validate_after_s=0)
+    things.give_back(things.take()[0])
+    made[0].works = None
+    with pytest.raises(ZeroDivisionError):
+        things.take()
+    assert made[0].closed
+    assert things.take()[1] is made[1]
+
+
+def test_a_number_is_free_when_what_had_it_is_closed() -> None:
+    """It is a part of a transactional id: a second one of it, made meanwhile, would be ended by the first one's last words."""
+    things, made = pool(most=1)
+    number, thing = things.take()
+    seen: list[int] = []
+    thing.close = lambda: seen.append(len(things._free))  # type: ignore[method-assign]
+    things.give_back(number, broken=True)
+    assert seen == [0]
+    assert things.take() == (number, made[1])
 
 
 def test_one_that_is_given_back_as_broken_is_closed() -> None:

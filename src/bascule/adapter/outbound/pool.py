@@ -101,17 +101,12 @@ class Pool(Generic[PhysicalT]):
                     physical = self._make(number)
                 elif idle_s >= self.limits.validate_after_s:
                     physical.validate()
-            except BasculeError as error:
-                self._release(number)
-                if physical is None:
+            except BaseException as error:
+                self._release(number, physical)
+                if physical is None or not isinstance(error, BasculeError):
                     raise
                 _log.info("%s: connection %d is made anew: %s", self.name, number, error)
-                with suppress(BasculeError):
-                    physical.close()
                 continue
-            except BaseException:
-                self._release(number)
-                raise
             with self._changed:
                 self._out[number] = _Lease(physical, threading.current_thread().name, time.monotonic(), _where())
             return number, physical
@@ -120,14 +115,11 @@ class Pool(Generic[PhysicalT]):
         """It may be given to others; or not, where it is ``broken``."""
         with self._changed:
             lease = self._out.pop(number)
-            keep = not broken and not self._closed
-            if keep:
+            if not broken and not self._closed:
                 self._idle.append((number, lease.physical, time.monotonic()))
-            else:
-                self._free.append(number)
-            self._changed.notify()
-        if not keep:
-            lease.physical.close()
+                self._changed.notify()
+                return
+        self._release(number, lease.physical)
 
     def taken(self, longer_than_s: float = 0.0) -> list[Taken]:
         """Who has what, the longest first."""
@@ -167,10 +159,16 @@ class Pool(Generic[PhysicalT]):
         holders = "\n".join(map(str, self.taken()))
         raise PoolExhausted(f"{self.name}: all {self.limits.most} connections are taken after {self.limits.wait_s:g} s, by\n{holders}")
 
-    def _release(self, number: int) -> None:
-        with self._changed:
-            self._free.append(number)
-            self._changed.notify()
+    def _release(self, number: int, physical: PhysicalT | None) -> None:
+        """Closed before its number is free: a number is not used twice at once."""
+        try:
+            if physical is not None:
+                with suppress(BasculeError):
+                    physical.close()
+        finally:
+            with self._changed:
+                self._free.append(number)
+                self._changed.notify()
 
     def _report_leaks(self) -> None:
         now_s = time.monotonic()
