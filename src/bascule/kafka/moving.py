@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -16,6 +19,14 @@ from bascule.kafka.history import TopicHistory, committed_offset
 COORDINATOR_TIMEOUT_S = 30.0
 
 
+@dataclass(slots=True)
+class _Counted:
+    """Of a partition: the offsets that wait, as far as it is read."""
+
+    end: int = 0
+    offsets: list[int] = field(default_factory=list)
+
+
 class Mover:
     """The records of a topic that are not moved yet. The position is what ``group`` has committed there; nobody consumes in that group."""
 
@@ -23,15 +34,28 @@ class Mover:
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic
         self._group = group
+        self._counted: dict[int, _Counted] = {}
 
     def waiting(self) -> list[Received]:
         """Those records, by partition and offset. Raises Unavailable."""
         found: list[Received] = []
-        for partition in range(Topics(self._kafka).partitions().get(self._topic, 0)):
-            history = TopicHistory(self._kafka, self._topic, partition)
-            start = max(history.earliest(), committed_offset(self._kafka, self._group, self._topic, partition))
-            found += [received_of(message) for message in history.records(start, history.latest(), committed=True)]
+        for partition, history in self._histories():
+            records = history.records(self._first(partition, history), history.latest(), committed=True)
+            found += map(received_of, records)
         return found
+
+    def count(self) -> int:
+        """How many: each call reads what has come since the last one. For one thread. Raises Unavailable."""
+        for partition, history in self._histories():
+            first, end = self._first(partition, history), history.latest()
+            counted = self._counted.setdefault(partition, _Counted())
+            if end < counted.end:  # another topic of the same name
+                counted = self._counted[partition] = _Counted()
+            del counted.offsets[: bisect_left(counted.offsets, first)]
+            new = [message.offset() or 0 for message in history.records(max(first, counted.end), end, committed=True)]
+            counted.offsets += new
+            counted.end = end
+        return sum(len(counted.offsets) for counted in self._counted.values())
 
     def move(self, make: Callable[[Received], Outgoing | None], count: int | None = None) -> int:
         """Writes what ``make`` gives for each (None: it is passed over), ``count`` at most; gives how many it has written.
@@ -48,20 +72,41 @@ class Mover:
             records = self.waiting()[:count]
             if not records:
                 return 0
-            producer.begin_transaction()
-            written = 0
-            for outgoing in filter(None, map(make, records)):
-                _produce(producer, outgoing)
-                written += 1
-            after = {record.partition: record.offset + 1 for record in records}
-            offsets = [TopicPartition(self._topic, partition, offset) for partition, offset in after.items()]
-            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
-            producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+            with _transaction(producer):
+                outgoing = [each for each in map(make, records) if each is not None]
+                for each in outgoing:
+                    _produce(producer, each)
+                after = self._behind(records)
+                producer.send_offsets_to_transaction(after, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
         except KafkaException as error:
             raise Unavailable(f"{self._topic}: not moved, or in doubt: {error.args[0].str()}; look again") from error
         finally:
             consumer.close()
-        return written
+        return len(outgoing)
+
+    def _histories(self) -> Iterator[tuple[int, TopicHistory]]:
+        for partition in range(Topics(self._kafka).partitions().get(self._topic, 0)):
+            yield partition, TopicHistory(self._kafka, self._topic, partition)
+
+    def _first(self, partition: int, history: TopicHistory) -> int:
+        return max(history.earliest(), committed_offset(self._kafka, self._group, self._topic, partition))
+
+    def _behind(self, records: Sequence[Received]) -> list[TopicPartition]:
+        after = {record.partition: record.offset + 1 for record in records}
+        return [TopicPartition(self._topic, partition, offset) for partition, offset in after.items()]
+
+
+@contextmanager
+def _transaction(producer: Producer) -> Iterator[None]:
+    """Ended in any case: one that is left open holds up all who read what it has written to, until Kafka ends it."""
+    producer.begin_transaction()
+    try:
+        yield
+        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+    except BaseException:
+        with suppress(KafkaException):  # of one in doubt, for one; the next init_transactions ends it
+            producer.abort_transaction(COORDINATOR_TIMEOUT_S)
+        raise
 
 
 def _produce(producer: Producer, outgoing: Outgoing) -> None:

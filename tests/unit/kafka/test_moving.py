@@ -1,0 +1,145 @@
+"""Records on their way to other topics: all of them or none, and counted without being read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from bascule.core.errors import Unavailable
+from bascule.kafka import moving
+from bascule.kafka.compacted import Outgoing
+from bascule.kafka.consumer import Received
+from bascule.kafka.moving import Mover
+
+
+class Letter:
+    """A message of the client."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def topic(self) -> str:
+        return "dead"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return b"body"
+
+    def headers(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Topic:
+    """Of one partition: what is in it, how far it is moved, and what was read of it."""
+
+    def __init__(self, offsets: range) -> None:
+        self.offsets = offsets
+        self.moved = -1001
+        self.read: list[int] = []
+
+    def records(self, start: int, end: int, *, committed: bool) -> Iterator[Letter]:
+        assert committed
+        for offset in self.offsets:
+            if start <= offset < end:
+                self.read.append(offset)
+                yield Letter(offset)
+
+    def earliest(self) -> int:
+        return self.offsets.start
+
+    def latest(self) -> int:
+        return self.offsets.stop
+
+    def partitions(self) -> dict[str, int]:
+        return {"dead": 1}
+
+
+class Client:
+    """Producer and consumer of the library; one of the calls may fail."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self._fails = fails
+
+    def __call__(self, *_: Any, **__: Any) -> Client:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            self.calls.append(name)
+            if name == self._fails:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+        return call
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+    there = Topic(range(3, 6))
+    monkeypatch.setattr(moving, "TopicHistory", lambda *_: there)
+    monkeypatch.setattr(moving, "Topics", lambda *_: there)
+    monkeypatch.setattr(moving, "committed_offset", lambda *_: there.moved)
+    return there
+
+
+def sent(received: Received) -> Outgoing:
+    return Outgoing("retry", received.key, received.value)
+
+
+def test_what_has_been_counted_is_not_read_again(topic: Topic) -> None:
+    mover = Mover({}, "dead", "shop")
+    assert mover.count() == 3
+    assert mover.count() == 3
+    topic.offsets = range(3, 8)
+    assert mover.count() == 5
+    assert topic.read == [3, 4, 5, 6, 7]
+
+
+def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
+    mover = Mover({}, "dead", "shop")
+    mover.count()
+    topic.moved = 4
+    assert mover.count() == 2
+    topic.offsets = range(5, 7)
+    assert mover.count() == 2
+    topic.moved = 7
+    assert mover.count() == 0
+    topic.offsets, topic.moved = range(2), -1001
+    assert mover.count() == 2
+
+
+@pytest.mark.parametrize("fails", ["", "produce", "send_offsets_to_transaction", "commit_transaction"])
+def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    producer = Client(fails)
+    monkeypatch.setattr(moving, "Producer", producer)
+    monkeypatch.setattr(moving, "Consumer", Client())
+    mover = Mover({}, "dead", "shop")
+    if not fails:
+        assert mover.move(sent) == 3
+    else:
+        with pytest.raises(Unavailable, match="not moved, or in doubt"):
+            mover.move(sent)
+    assert producer.calls[-1] == ("abort_transaction" if fails else "commit_transaction")
+
+
+def test_a_move_whose_record_cannot_be_made_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Client()
+    monkeypatch.setattr(moving, "Producer", producer)
+    monkeypatch.setattr(moving, "Consumer", Client())
+    with pytest.raises(ZeroDivisionError):
+        Mover({}, "dead", "shop").move(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert producer.calls[-1] == "abort_transaction"
