@@ -180,6 +180,24 @@ def test_a_record_that_fails_is_tried_again_and_dead_in_the_end_and_can_be_sent_
     tries.close()
 
 
+def test_dead_letters_may_have_another_topic(
+    kafka: EmbeddedKafka,
+    topic: str,
+    bascule: Bascule,  # noqa: F811
+) -> None:
+    def act(_record: Record) -> None:
+        raise ValueError("never")
+
+    produce(kafka.bootstrap, topic, ["one"])
+    create(kafka.bootstrap, f"{topic}.dead", partitions=1)
+    at = ("--group", topic, "--kafka", kafka.bootstrap, "--topic", f"{topic}.dead")
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, retries=0, dead_letter_topic=f"{topic}.dead"), act):
+        nothing_in_flight(kafka, topic)
+        Watcher(kafka.bootstrap, f"{topic}.dead").wait(1)
+    assert bascule("adapter", "status", *at).stdout == f"{topic}: 0 in flight, 1 dead letters\n"
+    assert "ValueError: never" in bascule("adapter", "dead-letters", "list", *at).stdout
+
+
 def test_who_waits_for_a_next_try_holds_nobody_up(kafka: EmbeddedKafka, topic: str) -> None:
     def act(record: Record) -> None:
         if record.key == b"slow":

@@ -38,6 +38,7 @@ def status(
     group: GroupOption,
     kafka: KafkaOption = None,
     log: Annotated[str, typer.Option("--log", help="The inbound log's topic [default: GROUP.inbound]", show_default=False)] = "",
+    topic: TopicOption = "",
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -58,7 +59,7 @@ def status(
         for place, flights in sorted(inbound.all_flights().items())
     ]  # fmt: skip
     inbound.close()
-    dead = DeadLetters(settings, group).count()
+    dead = DeadLetters(settings, group, topic).count()
     if output is Format.JSON:
         line(as_json({"group": group, "partitions": rows, "dead_letters": dead}, indent=2))
         return
