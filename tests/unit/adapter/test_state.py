@@ -104,15 +104,22 @@ TOKENS = ["a", "b", "c", "d"]
 
 @st.composite
 def histories(draw: st.DrawFn) -> Log:
-    """Owners in turn, each of which goes on writing after it is replaced; each cleans up before it deletes earlier owners' entries."""
+    """Owners in turn, each of which goes on writing after it is replaced; each cleans up before it deletes earlier owners' entries.
+
+    Others come late: they name the owner before the one that has taken over meanwhile.
+    """
     log: Log = []
     done: set[bytes] = set()
     for number, token in enumerate(TOKENS[: draw(st.integers(1, 4))]):
-        log.append(owner(token))
+        log.append(taken(token, TOKENS[number - 1] if number else None))
+        if draw(st.booleans()):
+            log.append(taken(f"late-{token}", TOKENS[number - 1] if number else None))
         if draw(st.booleans()):
             state = folded(*log).place(PLACE)
             log += [(key, None) for key in state.void]
             log += [(state.owners[each], None) for each in list(state.owners)[:-1]]
+        if draw(st.booleans()):
+            log.append(taken(f"later-{token}", TOKENS[number - 1] if number else None))
         for _ in range(draw(st.integers(0, 6))):
             writer = draw(st.sampled_from(TOKENS[: number + 1]))
             offset = draw(st.integers(0, 3))
