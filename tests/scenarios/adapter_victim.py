@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Xa
+from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Start, Xa
 from bascule.testing.system import wait_for
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.kafka import KafkaResource
@@ -41,6 +41,7 @@ class Where:
     batch: int = 500
     order: str = "none"
     retries: int = 1
+    start: str = "earliest"
 
     def kafka(self, member: str) -> dict[str, str | int]:
         """With a name for each member, so that one that is killed and started again is what it was, at once."""
@@ -60,7 +61,7 @@ def main(where: Where, member: str) -> None:
     manager, inbound, database, kafka = where.transactions(member)
     spec = ActivationSpec(
         topics=(where.topic,), group=where.group, workers=where.workers, batch=where.batch, order=where.order, retries=where.retries,
-        backoff=Backoff(0.05, 2.0, 0.2), delivery_timeout_s=30.0, transacted=Xa(manager, inbound, kafka),
+        backoff=Backoff(0.05, 2.0, 0.2), delivery_timeout_s=30.0, start=Start(where.start), transacted=Xa(manager, inbound, kafka),
     )  # fmt: skip
     adapter = ResourceAdapter(where.kafka(member))
 

@@ -15,7 +15,7 @@ import pytest
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
-from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter
+from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter, Start
 from bascule.adapter.inbound.metrics import serve_metrics
 from bascule.adapter.inbound.state import LogUnreadable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -296,6 +296,20 @@ def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: 
         produce(kafka.bootstrap, topic, ["last"])
         seen.wait(304)
     assert Counter(seen.values) == Counter([*values(300), "x", "y", "z", "last"])
+
+
+def test_a_group_that_begins_at_the_end_takes_what_comes_from_then_on_also_while_it_has_no_member(kafka: EmbeddedKafka, topic: str) -> None:
+    for partition in (0, 1):
+        produce(kafka.bootstrap, topic, ["before"], partition=partition)
+    seen, spec = Seen(), ActivationSpec(topics=(topic,), group=topic, start=Start.LATEST)
+    with active(kafka, spec, seen) as activation:
+        wait_for(lambda: list(activation.status().partitions.values()) == ["ready"] * 6, "all partitions")
+        produce(kafka.bootstrap, topic, ["then"], partition=0)
+        assert seen.wait(1) == ["then"]
+    produce(kafka.bootstrap, topic, ["meanwhile"], partition=1)
+    with active(kafka, spec, seen):
+        assert seen.wait(2) == ["then", "meanwhile"]
+        nothing_in_flight(kafka, topic)
 
 
 def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, topic: str) -> None:

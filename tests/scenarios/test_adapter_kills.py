@@ -20,6 +20,7 @@ from bascule.adapter.inbound import InboundLog
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.kafka.history import committed_offset
 from bascule.testing.system import Late, wait_for
 
 INBOUND = [name for name in POINTS if name.startswith("inbound.")]
@@ -177,6 +178,41 @@ def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_don
     # It finds out by its claims, drops what it had scheduled, and comes back as a member.
     wait_for(lambda: "another member's now" in first.log.read_text(), "the end of its illusions")
     group.send(*["plain"] * 20)
+    group.await_handled()
+    group.check()
+
+
+def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_nothing_from_who_has_them_by_then(group: Group) -> None:
+    group.where = replace(group.where, workers=2)
+    first = group.start("m1", armed="inbound.take.before:1:stop")
+    wait_for(lambda: "inbound.take.before" in first.log.read_text(), "the first member to stand still")
+    second = group.start("m2")
+    for partition in (0, 1):
+        group.send("hold", "plain", partition=partition)
+    held = [value for value in group.sent if value.startswith("hold")]
+    for value in held:
+        await_file(Path(group.where.directory, f"{value}.at-work"))
+    first.signal(signal.SIGCONT)
+    time.sleep(2)  # before it knows better it would have taken them
+    for value in held:
+        Path(group.where.directory, value).touch()
+    group.await_handled()
+    assert [group.rows()[value] for value in held] == [["m2"], ["m2"]]
+    assert "another member's now" not in second.log.read_text()
+    group.check()
+
+
+def test_what_failed_is_tried_again_by_the_next_member_though_the_group_begins_at_the_end(group: Group) -> None:
+    group.where = replace(group.where, start="latest")
+    for partition in (0, 1):
+        produce(group.bootstrap, group.where.topic, ["before the group began"], partition=partition)
+    first = group.start(armed="inbound.retry.after:1")
+    at = {"bootstrap.servers": group.bootstrap}, group.where.group, group.where.topic
+    wait_for(lambda: all(committed_offset(*at, partition) > 0 for partition in (0, 1)), "the group to begin")
+    group.send("fail-1")
+    assert first.ended() == -signal.SIGKILL
+    group.send("plain", partition=1)
+    group.start()
     group.await_handled()
     group.check()
 

@@ -104,6 +104,7 @@ POINTS: dict[str, str] = {
     "xa.recover.decided": "recovery has stored that a transaction is rolled back; no branch is told",
     "xa.recover.step": "one step of recovery is done; others may not be",
     # -- Kafka resource adapter
+    "inbound.take.before": "the group has given a source partition to this member; the inbound log has it as somebody else's",
     "inbound.take.owner": "a source partition is this member's in the inbound log; what was in flight is not read",
     "inbound.take.after": "what was in flight is known and read again; it is not delivered",
     "inbound.log.before": "records are read; the inbound log does not know them",

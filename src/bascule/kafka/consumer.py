@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.kafka.compacted import CLIENT_SETTINGS
@@ -13,8 +13,8 @@ from bascule.kafka.history import TopicHistory, passing
 
 #: Offsets further apart than this are fetched one by one when records are read again.
 GAP_MAX = 1000
-#: How long the coordinator may take to say what is committed.
-COMMITTED_TIMEOUT_S = 10.0
+#: How long it may take to learn what is committed, or where a topic begins and ends.
+LOOK_TIMEOUT_S = 10.0
 _SETTINGS: Mapping[str, Any] = {
     **CLIENT_SETTINGS,
     # Members that keep their partitions go on while others come or go.
@@ -57,9 +57,11 @@ class GroupConsumer:
 
         Those in ``whole`` are read from their beginning, whatever ``start`` says.
         """
-        own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": start}
+        # Where something is committed and deleted from its topic, reading goes on with the next record that is there.
+        own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "earliest"}
         self._consumer = Consumer({**_SETTINGS, **kafka, **own})
-        self._whole = frozenset(whole if start == "latest" else ())
+        self._at_end = start == "latest"
+        self._whole = frozenset(whole)
         self._failure: KafkaError | None = None
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -83,20 +85,24 @@ class GroupConsumer:
         """
         at = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         try:
-            done = self._consumer.commit(offsets=at, asynchronous=False)
-            for each in done or []:
-                if each.error is not None:
-                    raise KafkaException(each.error)
+            for each in self._consumer.commit(offsets=at, asynchronous=False) or []:
+                _good(each)
         except KafkaException as error:
             raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
 
-    def committed(self, at: tuple[str, int]) -> int | None:
-        """The group's next offset to read of a partition, as its coordinator has it; None for none. Raises Unavailable."""
+    def hold(self, at: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The group's next offset to read of each of these partitions, which stand still; all of them were still ours when it was called.
+
+        For they are committed by this, and the coordinator takes that from no member whose partitions it has given to others. Where
+        nothing was committed the group begins now. Raises Unavailable.
+        """
         try:
-            (found,) = _committed(self._consumer, [TopicPartition(*at)])
+            found = self._consumer.committed([TopicPartition(*each) for each in at], timeout=LOOK_TIMEOUT_S)
+            offsets = {(each.topic, each.partition): self._begun(each) if each.offset < 0 else each.offset for each in map(_good, found)}
         except KafkaException as error:
             raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
-        return found.offset if found.offset >= 0 else None
+        self.commit(offsets)
+        return offsets
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
         """They stand still; those that are not assigned are passed over."""
@@ -120,18 +126,18 @@ class GroupConsumer:
         return failure is None
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign([each for each in partitions if each.topic not in self._whole] + self._begun(consumer, partitions))
+        consumer.incremental_assign(partitions)
         consumer.pause(partitions)
         self._on_assigned([(each.topic, each.partition) for each in partitions])
 
-    def _begun(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Those that are read from their beginning, with where that is for a group that has committed nothing there."""
-        if not (whole := [TopicPartition(each.topic, each.partition) for each in partitions if each.topic in self._whole]):
-            return []
-        return [
-            TopicPartition(each.topic, each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
-            for each in _committed(consumer, whole)
-        ]
+    def _begun(self, at: TopicPartition) -> int:
+        """Where a partition begins of which the group has committed nothing; it is read from there on. Raises KafkaException."""
+        ends = self._consumer.get_watermark_offsets(TopicPartition(at.topic, at.partition), timeout=LOOK_TIMEOUT_S)
+        if ends is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        first = ends[1] if self._at_end and at.topic not in self._whole else ends[0]
+        self._consumer.seek(TopicPartition(at.topic, at.partition, first))
+        return first
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._on_revoked([(each.topic, each.partition) for each in partitions])
@@ -142,13 +148,10 @@ class GroupConsumer:
         consumer.incremental_unassign(partitions)
 
 
-def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """With their offsets, negative for none. Raises KafkaException, also for one of them alone."""
-    found = consumer.committed(partitions, timeout=COMMITTED_TIMEOUT_S)
-    for each in found:
-        if each.error is not None:
-            raise KafkaException(each.error)
-    return found
+def _good(answer: TopicPartition) -> TopicPartition:
+    if answer.error is not None:
+        raise KafkaException(answer.error)
+    return answer
 
 
 def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:

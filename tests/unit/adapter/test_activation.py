@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bascule.adapter.inbound import Activation, ActivationSpec, Start
+from bascule.adapter.inbound import Activation, ActivationSpec
 from bascule.adapter.inbound.activation import _delivery, _Run
 from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Delivery
+from bascule.core.errors import Unavailable
 from bascule.kafka.consumer import Received
+from bascule.testing.system import wait_for
 
 PLACE = Place("payments", 0)
 
@@ -21,12 +24,17 @@ PLACE = Place("payments", 0)
 class Group:
     """The group's offsets, in the consumer's stead."""
 
-    def __init__(self, committed: int | None) -> None:
+    def __init__(self, committed: int | None, begins: int = 0) -> None:
         self.offset = committed
+        self._begins = begins
+        self.away = False
 
-    def committed(self, at: tuple[str, int]) -> int | None:
-        assert at == PLACE
-        return self.offset
+    def hold(self, at: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        if self.away:
+            raise Unavailable("UNKNOWN_MEMBER_ID")
+        if self.offset is None:
+            self.offset = self._begins
+        return dict.fromkeys(at, self.offset)
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         self.offset = offsets[PLACE]
@@ -35,14 +43,14 @@ class Group:
 class Member:
     """One that takes a partition over in which some records are in flight, by an earlier member."""
 
-    def __init__(self, in_flight: Sequence[int], committed: int | None, start: Start = Start.EARLIEST) -> None:
-        spec = ActivationSpec(topics=(PLACE.topic,), group="shop", start=start)
+    def __init__(self, in_flight: Sequence[int], committed: int | None, begins: int = 0) -> None:
+        spec = ActivationSpec(topics=(PLACE.topic,), group="shop")
         self.activation: Any = cast("Any", Activation({}, spec, lambda _: None))
         self.scheduled: list[int] = []
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
-        self.group = Group(committed)
-        run = self.activation._runs[PLACE] = _Run(PLACE, "new")
-        self.activation._begin(self.group, run, [found(offset) for offset in in_flight])
+        self.group = Group(committed, begins)
+        run = self.activation._runs[PLACE] = _Run(PLACE, "new", committed=self.group.hold([PLACE])[PLACE])
+        self.activation._begin(run, [found(offset) for offset in in_flight])
 
     def read(self, *offsets: int) -> None:
         for offset in offsets:
@@ -74,7 +82,7 @@ def test_what_the_group_has_passed_is_delivered_at_once() -> None:
 def test_the_group_is_not_moved_over_what_nobody_has_read(committed: int | None) -> None:
     """Of the batch from 5 on, 7 and 8 got into the log: or somebody set the group back, to read all once more."""
     member = Member([7, 8], committed)
-    assert (member.begun(), member.group.offset) == ([], committed)
+    assert (member.begun(), member.group.offset) == ([], committed or 0)
 
 
 def test_what_was_in_flight_ahead_of_the_group_is_delivered_once_when_it_is_read_and_committed() -> None:
@@ -101,7 +109,7 @@ def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> N
 
 
 def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:
-    member = Member([7, 8], committed=None, start=Start.LATEST)
+    member = Member([7, 8], committed=None, begins=9)
     assert (member.begun(), member.group.offset) == ([7, 8], 9)
 
 
@@ -117,6 +125,49 @@ def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.
     activation._log.owner = owner
     activation._log.take = lambda *_: "new"
     activation._log.flights = lambda _: Flights({}, {}, {})
+    activation._held = lambda _: True
     run = _Run(PLACE)
     activation._take(run)
     assert (run.token, activation._taken.get_nowait()) == ("new", (run, []))
+
+
+class Taking:
+    """A taking over in a thread of its own, and what it does in which order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.001)
+        self.said: list[str] = []
+        member = Member([], committed=4)
+        self.activation, self.group = member.activation, member.group
+        log = self.activation._log
+        log.owner = lambda _: self.said.append("owner before") or "old"
+        log.take = lambda _, after: self.said.append(f"taken after {after}") or "new"
+        log.flights = lambda _: Flights({}, {}, {})
+        self.run = _Run(PLACE)
+        self.thread = threading.Thread(target=self.activation._take, args=(self.run,))
+        self.thread.start()
+        wait_for(lambda: self.activation._asked.qsize(), "the question to the group")
+
+    def answer(self) -> None:
+        self.activation._answer(self.group)
+
+
+def test_a_partition_is_taken_over_when_the_group_says_that_it_is_still_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch)
+    assert taking.said == ["owner before"]
+    taking.group.away = True
+    with pytest.raises(Unavailable):
+        taking.answer()
+    taking.group.away = False
+    assert taking.said == ["owner before"]
+    taking.answer()
+    taking.thread.join()
+    assert (taking.said, taking.run.token, taking.run.committed) == (["owner before", "taken after old"], "new", 4)
+
+
+def test_who_is_told_that_a_partition_is_gone_does_not_take_it_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch)
+    taking.run.gone = True
+    taking.answer()
+    taking.thread.join()
+    assert (taking.said, taking.run.token) == (["owner before"], "")

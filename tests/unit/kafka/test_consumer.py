@@ -1,48 +1,87 @@
-"""Where a group begins that has committed nothing."""
+"""Where a group begins that has committed nothing, and whose a partition is."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from bascule.core.errors import Unavailable
 from bascule.kafka import consumer
 from bascule.kafka.consumer import GroupConsumer
 
-COMMITTED = {("orders", 0): OFFSET_INVALID, ("retry", 0): OFFSET_INVALID, ("retry", 1): 17}
+At = tuple[str, int]
+ORDERS: At = ("orders", 0)
+RETRY: list[At] = [("retry", 0), ("retry", 1)]
+ENDS = (3, 40)
 
 
 class Client:
-    """The library's consumer, as far as partitions come and go."""
+    """The library's consumer, and the group's coordinator."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
-        self.assigned: dict[tuple[str, int], int] = {}
+        self.offsets = {ORDERS: OFFSET_INVALID, RETRY[0]: OFFSET_INVALID, RETRY[1]: 17}
+        self.read_from: dict[At, int] = {}
+        self.refuses: int | None = None
 
     def subscribe(self, topics: list[str], **calls: Any) -> None:
-        calls["on_assign"](self, [TopicPartition(*each) for each in COMMITTED])
+        pass
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         assert timeout > 0
-        return [TopicPartition(each.topic, each.partition, COMMITTED[each.topic, each.partition]) for each in partitions]
+        return [TopicPartition(each.topic, each.partition, self.offsets[each.topic, each.partition]) for each in partitions]
 
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        self.assigned = {(each.topic, each.partition): each.offset for each in partitions}
+    def get_watermark_offsets(self, at: TopicPartition, timeout: float) -> tuple[int, int]:
+        assert timeout > 0
+        return ENDS
 
-    def pause(self, partitions: list[TopicPartition]) -> None:
-        assert len(partitions) == len(COMMITTED)
+    def seek(self, at: TopicPartition) -> None:
+        self.read_from[at.topic, at.partition] = at.offset
+
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert not asynchronous
+        if self.refuses is not None:
+            raise KafkaException(KafkaError(self.refuses))
+        self.offsets |= {(each.topic, each.partition): each.offset for each in offsets}
 
 
-@pytest.mark.parametrize(("start", "begun"), [("latest", {("retry", 0): OFFSET_BEGINNING, ("retry", 1): 17}), ("earliest", {})])
-def test_what_was_put_into_the_retry_topic_before_it_was_first_read_is_read(
-    monkeypatch: pytest.MonkeyPatch, start: str, begun: dict[tuple[str, int], int]
-) -> None:
-    """As where a member died between the first failure and the first retry: nothing is committed there, and 'latest' is behind it."""
+def member(monkeypatch: pytest.MonkeyPatch, start: str = "earliest") -> tuple[GroupConsumer, Client]:
     monkeypatch.setattr(consumer, "Consumer", Client)
-    member: Any = GroupConsumer(
+    made: Any = GroupConsumer(
         {}, "shop", ["orders", "retry"], start=start, whole=["retry"],
         on_assigned=lambda _: None, on_revoked=lambda _: None, on_lost=lambda _: None,
     )  # fmt: skip
-    as_committed = dict.fromkeys(COMMITTED, OFFSET_INVALID)
-    assert member._consumer.assigned == as_committed | begun
+    return made, made._consumer
+
+
+@pytest.mark.parametrize(("start", "first"), [("latest", 40), ("earliest", 3)])
+def test_a_group_begins_where_it_is_told_and_the_retry_topic_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, start: str, first: int
+) -> None:
+    """As where a member died between the first failure and the first retry: nothing is committed there, and 'latest' is behind it."""
+    group, client = member(monkeypatch, start)
+    held = {ORDERS: first, RETRY[0]: 3, RETRY[1]: 17}
+    assert group.hold(list(held)) == held
+    assert client.offsets == held
+    assert client.read_from == {ORDERS: first, RETRY[0]: 3}
+
+
+def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while it had no member, or before its first commit, is read."""
+    group, client = member(monkeypatch, "latest")
+    client.offsets[ORDERS] = 38
+    assert group.hold([ORDERS]) == {ORDERS: 38}
+    assert client.read_from == {}
+    assert client.settings["auto.offset.reset"] == "earliest"
+
+
+def test_who_is_no_member_any_more_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, client = member(monkeypatch, "latest")
+    client.refuses = KafkaError.UNKNOWN_MEMBER_ID
+    for at in (ORDERS, RETRY[1]):
+        with pytest.raises(Unavailable, match="offsets are not committed"):
+            group.hold([at])
+    client.refuses = None
+    assert group.hold([ORDERS]) == {ORDERS: 40}

@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransac
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import record_of
-from bascule.adapter.inbound.spec import ActivationSpec, Start
+from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.topics import set_up
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
@@ -58,6 +59,8 @@ class _Run:
     token: str = ""
     ready: bool = False
     gone: bool = False
+    #: Where the group reads on.
+    committed: int = 0
     #: Offsets that were found in flight and are delivered already: should reading begin before them, they are passed over.
     known: set[int] = field(default_factory=set)
     #: Found in flight though the group has not come to them: they are delivered when they have been read, and that is committed.
@@ -101,6 +104,7 @@ class Activation:
         self._runs: dict[Place, _Run] = {}
         self._flowing: set[Place] = set()
         self._full = False
+        self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
         self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix=f"bascule-take-{spec.group}")
         #: Read, and not yet both in the log and committed.
@@ -184,36 +188,35 @@ class Activation:
         for received in consumer.poll(self.spec.batch, POLL_S):
             self._receive(received)
         while not self._taken.empty():
-            taken = self._taken.get()
-            try:
-                self._begin(consumer, *taken)
-            except Unavailable:
-                self._taken.put(taken)
-                raise
+            self._begin(*self._taken.get())
         if self._offsets:
             self._schedule(consumer)
+        self._answer(consumer)
 
-    def _begin(self, consumer: GroupConsumer, run: _Run, deliveries: list[Delivery]) -> None:
+    def _answer(self, consumer: GroupConsumer) -> None:
+        """Says to takers that their partitions are still this member's, and where the group reads on."""
+        asked = [self._asked.get() for _ in range(self._asked.qsize())]
+        if not (asked := [each for each in asked if not each[0].gone]):
+            return
+        try:
+            held = consumer.hold([run.place for run, _ in asked])
+        except Unavailable:
+            for each in asked:
+                self._asked.put(each)
+            raise
+        for run, answer in asked:
+            answer.set_result(held[run.place])
+
+    def _begin(self, run: _Run, deliveries: list[Delivery]) -> None:
         if run.gone:
             return
-        if deliveries:
-            committed = self._committed(consumer, run.place, deliveries[-1].ref.offset)
-            # Who died between the log and the commit left them ahead of the group: done before that moves, they would be read again. It
-            # is not moved to them, since not all that lies before them need be in the log.
-            run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= committed)
-            deliveries = [delivery for delivery in deliveries if delivery.ref.offset < committed]
-            run.known = {delivery.ref.offset for delivery in deliveries}
+        # Who died between the log and the commit left them ahead of the group: done before that moves, they would be read again. It is
+        # not moved to them, since not all that lies before them need be in the log.
+        run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= run.committed)
+        deliveries = [delivery for delivery in deliveries if delivery.ref.offset < run.committed]
+        run.known = {delivery.ref.offset for delivery in deliveries}
         self._workers.add(deliveries)
         run.ready = True
-
-    def _committed(self, consumer: GroupConsumer, place: Place, last: int) -> int:
-        """Where the group reads on, when ``last`` is in flight."""
-        if (committed := consumer.committed(place)) is None:
-            if self.spec.start is Start.EARLIEST or place.topic == self.spec.retry_topic:
-                return 0
-            consumer.commit({place: last + 1})
-            return last + 1
-        return committed
 
     def _regulate(self, consumer: GroupConsumer) -> None:
         with self._workers.changed:
@@ -285,8 +288,9 @@ class Activation:
         while not run.gone and not self._stopping.is_set():
             try:
                 if not run.token:
+                    crash.point("inbound.take.before")
                     before = self._log.owner(run.place)
-                    if run.gone:  # asked for too late: it may be the next member
+                    if not self._held(run):  # that may be the next member
                         return
                     run.token = self._log.take(run.place, before)
                 if (deliveries := self._adopt(run)) is not None:
@@ -297,6 +301,19 @@ class Activation:
                 run.trouble = str(error)
                 _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
             self._stopping.wait(TAKE_AGAIN_S)
+
+    def _held(self, run: _Run) -> bool:
+        """Whether the partition is this member's, as the group says when it is asked after this began; so it learns where to read on.
+
+        A process that stood still goes by what it believed before, until it is told.
+        """
+        answer: Future[int] = Future()
+        self._asked.put((run, answer))
+        while not run.gone and not self._stopping.is_set():
+            with suppress(TimeoutError):
+                run.committed = answer.result(TAKE_AGAIN_S)
+                return not run.gone
+        return False
 
     def _adopt(self, run: _Run) -> list[Delivery] | None:
         """What was in flight of the partition, by offset; None while a transaction has a record whose outcome is not known."""

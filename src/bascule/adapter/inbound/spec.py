@@ -29,7 +29,7 @@ class Order(enum.StrEnum):
 
 
 class Start(enum.StrEnum):
-    """Where a group begins that has read nothing yet."""
+    """Where a group begins that has read nothing yet: with its first member, and that is committed."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
