@@ -312,6 +312,19 @@ def test_a_group_that_begins_at_the_end_takes_what_comes_from_then_on_also_while
         nothing_in_flight(kafka, topic)
 
 
+def test_an_adapter_may_be_started_again(kafka: EmbeddedKafka, topic: str) -> None:
+    adapter, seen = ResourceAdapter({"bootstrap.servers": kafka.bootstrap}), Seen()
+    adapter.endpoint(ActivationSpec(topics=(topic,), group=topic))(seen)
+    for number, value in enumerate(("one", "two")):
+        with adapter:
+            produce(kafka.bootstrap, topic, [value])
+            seen.wait(number + 1)
+            assert adapter.status()[0].running
+        assert not adapter.status()[0].running
+    assert seen.values == ["one", "two"]
+    assert adapter.status()[0].counts["delivered"] == 2
+
+
 def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, topic: str) -> None:
     adapter = ResourceAdapter({"bootstrap.servers": kafka.bootstrap})
     seen = Seen()

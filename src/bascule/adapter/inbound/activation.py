@@ -94,13 +94,20 @@ class Activation:
         self.counts = Counts()
         self.name = name_of(endpoint)
         self._kafka = dict(kafka)
-        xa = spec.transacted
-        self._log = xa.log if xa is not None else InboundLog("inbound", kafka, group=spec.group)
-        mode: Mode = (
-            InTransaction(xa, spec.delivery_timeout_s, lambda: self._workers.stopping) if xa is not None else AtLeastOnce(self._log)
-        )
+        self._endpoint = endpoint
+        self._log = spec.transacted.log if spec.transacted is not None else InboundLog("inbound", kafka, group=spec.group)
+        self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
+        self._dead = 0
+        self._consumer: GroupConsumer | None = None
+        self._anew()
+
+    def _anew(self) -> None:
+        """What belongs to one life, from a start to a stop."""
+        spec, xa = self.spec, self.spec.transacted
+        mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
         deliverer = Deliverer(spec, self._log, mode, self.counts)
-        self._workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(self._workers, delivery, call), self.counts)
+        workers = Workers(spec, self._endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), self.counts)
+        self._workers = workers
         self._runs: dict[Place, _Run] = {}
         self._flowing: set[Place] = set()
         self._full = False
@@ -111,17 +118,16 @@ class Activation:
         self._unscheduled: list[Delivery] = []
         self._offsets: dict[tuple[str, int], int] = {}
         self._trouble = ""
-        self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
-        self._dead = 0
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._consumer: GroupConsumer | None = None
 
     def start(self) -> None:
-        """Returns when it has asked the group for partitions.
+        """Returns when it has asked the group for partitions. May follow a ``stop``; the counts go on.
 
         Raises Unavailable, InvalidInput, UnsafeTopic (the group's own topics), OutOfOrder (manager not open).
         """
+        if self._stopping.is_set():
+            self._anew()
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
         set_up(self._kafka, self.spec)

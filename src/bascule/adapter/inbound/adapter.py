@@ -53,7 +53,7 @@ class ResourceAdapter:
         return activation.stop(drain_s) if self._started else []
 
     def start(self) -> None:
-        """All of them are active. Raises Unavailable, InvalidInput; then none is."""
+        """All of them are active; also after a ``stop``. Raises Unavailable, InvalidInput, UnsafeTopic; then none is."""
         with ExitStack() as undo:
             for activation in self._activations:
                 activation.start()
