@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
+from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
@@ -121,6 +122,25 @@ def test_a_journal_with_more_partitions_is_refused(system: System, hand: Hand) -
     system.broker.stop()
     hand.add_partitions("journal", 2)
     assert f"topic '{system.prefix}.journal' has partitions=2" in refused(system)
+
+
+def test_an_endpoint_does_not_start_on_topics_of_its_own_that_break_a_promise(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    hand = Hand(kafka.bootstrap, topic_prefix)
+    adapter = ResourceAdapter(hand.kafka)
+    adapter.activate(ActivationSpec(topics=(f"{topic_prefix}.source",), group=topic_prefix), lambda _: None)
+    with adapter:
+        pass
+    for topic, setting, wrong, right in (
+        ("inbound", "cleanup.policy", "delete", "compact,delete"),
+        ("inbound", "retention.ms", "604800000", "-1"),
+        ("retry", "cleanup.policy", "compact", "delete"),
+    ):
+        hand.set(topic, setting, wrong)
+        with pytest.raises(UnsafeTopic, match=rf"topic '{topic_prefix}\.{topic}' has {setting}={wrong}: .*; set {right}"):
+            adapter.start()
+        hand.set(topic, setting, right)
+    with adapter:
+        assert adapter.status()[0].running
 
 
 def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:
