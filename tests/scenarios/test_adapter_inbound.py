@@ -300,7 +300,7 @@ def test_a_partition_goes_to_another_member_when_what_is_at_work_is_done(kafka: 
 
 def test_a_group_that_begins_at_the_end_takes_what_comes_from_then_on_also_while_it_has_no_member(kafka: EmbeddedKafka, topic: str) -> None:
     for partition in (0, 1):
-        produce(kafka.bootstrap, topic, ["before"], partition=partition)
+        produce(kafka.bootstrap, topic, values(2000), partition=partition)
     seen, spec = Seen(), ActivationSpec(topics=(topic,), group=topic, start=Start.LATEST)
     with active(kafka, spec, seen) as activation:
         wait_for(lambda: list(activation.status().partitions.values()) == ["ready"] * 6, "all partitions")

@@ -94,7 +94,7 @@ class GroupConsumer:
         """The group's next offset to read of each of these partitions, which stand still; all of them were still ours when it was called.
 
         For they are committed by this, and the coordinator takes that from no member whose partitions it has given to others. Where
-        nothing was committed the group begins now. Raises Unavailable.
+        nothing was committed the group begins now, and the client at the beginning of the topic: see ``read_on``. Raises Unavailable.
         """
         try:
             found = self._consumer.committed([TopicPartition(*each) for each in at], timeout=LOOK_TIMEOUT_S)
@@ -103,6 +103,13 @@ class GroupConsumer:
             raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
         self.commit(offsets)
         return offsets
+
+    def read_on(self, at: tuple[str, int], offset: int) -> None:
+        """A partition that is being read is read from there on. Raises Unavailable."""
+        try:
+            self._consumer.seek(TopicPartition(*at, offset))
+        except KafkaException as error:
+            raise Unavailable(f"{at[0]}-{at[1]} cannot be read from {offset} on: {error.args[0].str()}") from error
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
         """They stand still; those that are not assigned are passed over."""
@@ -131,13 +138,11 @@ class GroupConsumer:
         self._on_assigned([(each.topic, each.partition) for each in partitions])
 
     def _begun(self, at: TopicPartition) -> int:
-        """Where a partition begins of which the group has committed nothing; it is read from there on. Raises KafkaException."""
+        """Where the group begins with a partition of which it has committed nothing. Raises KafkaException."""
         ends = self._consumer.get_watermark_offsets(TopicPartition(at.topic, at.partition), timeout=LOOK_TIMEOUT_S)
         if ends is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        first = ends[1] if self._at_end and at.topic not in self._whole else ends[0]
-        self._consumer.seek(TopicPartition(at.topic, at.partition, first))
-        return first
+        return ends[1] if self._at_end and at.topic not in self._whole else ends[0]
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._on_revoked([(each.topic, each.partition) for each in partitions])

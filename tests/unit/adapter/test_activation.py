@@ -49,7 +49,7 @@ class Member:
         self.scheduled: list[int] = []
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
         self.group = Group(committed, begins)
-        run = self.activation._runs[PLACE] = _Run(PLACE, "new", committed=self.group.hold([PLACE])[PLACE])
+        run = self.activation._runs[PLACE] = _Run(PLACE, "new", next_offset=self.group.hold([PLACE])[PLACE])
         self.activation._begin(run, [found(offset) for offset in in_flight])
 
     def read(self, *offsets: int) -> None:
@@ -108,6 +108,19 @@ def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> N
     assert (member.begun(), member.scheduled, member.group.offset) == ([5], [5], 6)
 
 
+def test_a_client_that_begins_before_the_group_is_moved_to_where_that_is_and_no_further_back() -> None:
+    """As where the group begins at the end of a topic: the client finds nothing committed, and begins at its beginning."""
+    member = Member([], committed=None, begins=9)
+    for offset in (0, 1):
+        member.activation._receive(received(offset))
+    assert member.activation._behind == {PLACE: 9}
+    member.read(9, 10)
+    assert (member.begun(), member.scheduled, member.group.offset) == ([9, 10], [9, 10], 11)
+    member.activation._receive(received(2))
+    assert member.activation._behind == {PLACE: 11}
+    assert member.activation._offsets == {}
+
+
 def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:
     member = Member([7, 8], committed=None, begins=9)
     assert (member.begun(), member.group.offset) == ([7, 8], 9)
@@ -162,7 +175,7 @@ def test_a_partition_is_taken_over_when_the_group_says_that_it_is_still_ours(mon
     assert taking.said == ["owner before"]
     taking.answer()
     taking.thread.join()
-    assert (taking.said, taking.run.token, taking.run.committed) == (["owner before", "taken after old"], "new", 4)
+    assert (taking.said, taking.run.token, taking.run.next_offset) == (["owner before", "taken after old"], "new", 4)
 
 
 def test_who_is_told_that_a_partition_is_gone_does_not_take_it_over(monkeypatch: pytest.MonkeyPatch) -> None:

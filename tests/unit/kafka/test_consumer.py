@@ -23,7 +23,6 @@ class Client:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.offsets = {ORDERS: OFFSET_INVALID, RETRY[0]: OFFSET_INVALID, RETRY[1]: 17}
-        self.read_from: dict[At, int] = {}
         self.refuses: int | None = None
 
     def subscribe(self, topics: list[str], **calls: Any) -> None:
@@ -36,9 +35,6 @@ class Client:
     def get_watermark_offsets(self, at: TopicPartition, timeout: float) -> tuple[int, int]:
         assert timeout > 0
         return ENDS
-
-    def seek(self, at: TopicPartition) -> None:
-        self.read_from[at.topic, at.partition] = at.offset
 
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> None:
         assert not asynchronous
@@ -65,7 +61,7 @@ def test_a_group_begins_where_it_is_told_and_the_retry_topic_is_read_from_its_be
     held = {ORDERS: first, RETRY[0]: 3, RETRY[1]: 17}
     assert group.hold(list(held)) == held
     assert client.offsets == held
-    assert client.read_from == {ORDERS: first, RETRY[0]: 3}
+    assert client.settings["auto.offset.reset"] == "earliest"
 
 
 def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +69,6 @@ def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatc
     group, client = member(monkeypatch, "latest")
     client.offsets[ORDERS] = 38
     assert group.hold([ORDERS]) == {ORDERS: 38}
-    assert client.read_from == {}
     assert client.settings["auto.offset.reset"] == "earliest"
 
 

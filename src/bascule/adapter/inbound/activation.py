@@ -59,10 +59,8 @@ class _Run:
     token: str = ""
     ready: bool = False
     gone: bool = False
-    #: Where the group reads on.
-    committed: int = 0
-    #: Offsets that were found in flight and are delivered already: should reading begin before them, they are passed over.
-    known: set[int] = field(default_factory=set)
+    #: What lies before is in flight or done: should reading begin before it, that is passed over.
+    next_offset: int = 0
     #: Found in flight though the group has not come to them: they are delivered when they have been read, and that is committed.
     ahead: deque[Delivery] = field(default_factory=deque)
     trouble: str = ""
@@ -111,6 +109,8 @@ class Activation:
         self._runs: dict[Place, _Run] = {}
         self._flowing: set[Place] = set()
         self._full = False
+        #: Read from before where the group is.
+        self._behind: dict[Place, int] = {}
         self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
         self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix=f"bascule-take-{spec.group}")
@@ -193,6 +193,8 @@ class Activation:
         self._regulate(consumer)
         for received in consumer.poll(self.spec.batch, POLL_S):
             self._receive(received)
+        while self._behind:
+            consumer.read_on(*self._behind.popitem())
         while not self._taken.empty():
             self._begin(*self._taken.get())
         if self._offsets:
@@ -218,10 +220,8 @@ class Activation:
             return
         # Who died between the log and the commit left them ahead of the group: done before that moves, they would be read again. It is
         # not moved to them, since not all that lies before them need be in the log.
-        run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= run.committed)
-        deliveries = [delivery for delivery in deliveries if delivery.ref.offset < run.committed]
-        run.known = {delivery.ref.offset for delivery in deliveries}
-        self._workers.add(deliveries)
+        run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= run.next_offset)
+        self._workers.add([delivery for delivery in deliveries if delivery.ref.offset < run.next_offset])
         run.ready = True
 
     def _regulate(self, consumer: GroupConsumer) -> None:
@@ -243,10 +243,10 @@ class Activation:
         run = self._runs.get(place)
         if run is None or not run.ready:
             return  # it is not ours, and comes to whose it is
-        self._offsets[place] = received.offset + 1
-        if received.offset in run.known:
-            run.known.discard(received.offset)
+        if received.offset < run.next_offset:
+            self._behind[place] = run.next_offset
             return
+        run.next_offset = self._offsets[place] = received.offset + 1
         found: Delivery | None = None
         while run.ahead and run.ahead[0].ref.offset <= received.offset:
             found = run.ahead.popleft()
@@ -279,6 +279,7 @@ class Activation:
             run.gone = True
             self._flowing.discard(run.place)
             self._offsets.pop(run.place, None)
+            self._behind.pop(run.place, None)
         gone = {run.place for run in runs}
         self._unscheduled = [delivery for delivery in self._unscheduled if delivery.ref.place not in gone]
         for run in runs:
@@ -317,7 +318,7 @@ class Activation:
         self._asked.put((run, answer))
         while not run.gone and not self._stopping.is_set():
             with suppress(TimeoutError):
-                run.committed = answer.result(TAKE_AGAIN_S)
+                run.next_offset = answer.result(TAKE_AGAIN_S)
                 return not run.gone
         return False
 
