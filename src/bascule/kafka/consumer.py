@@ -104,12 +104,18 @@ class GroupConsumer:
         self.commit(offsets)
         return offsets
 
-    def read_on(self, at: tuple[str, int], offset: int) -> None:
-        """A partition that is being read is read from there on. Raises Unavailable."""
+    def read_on(self, at: tuple[str, int], offset: int) -> int:
+        """A partition that is being read is read from ``offset`` on, or from its beginning where it ends before that; gives where.
+
+        It ends before what was read of it when it was deleted and created again, or cut off. Raises Unavailable.
+        """
         try:
+            first, end = self._ends(TopicPartition(*at))
+            offset = offset if offset <= end else first
             self._consumer.seek(TopicPartition(*at, offset))
         except KafkaException as error:
             raise Unavailable(f"{at[0]}-{at[1]} cannot be read from {offset} on: {error.args[0].str()}") from error
+        return offset
 
     def pause(self, partitions: Collection[tuple[str, int]]) -> None:
         """They stand still; those that are not assigned are passed over."""
@@ -139,10 +145,15 @@ class GroupConsumer:
 
     def _begun(self, at: TopicPartition) -> int:
         """Where the group begins with a partition of which it has committed nothing. Raises KafkaException."""
-        ends = self._consumer.get_watermark_offsets(TopicPartition(at.topic, at.partition), timeout=LOOK_TIMEOUT_S)
+        first, end = self._ends(TopicPartition(at.topic, at.partition))
+        return end if self._at_end and at.topic not in self._whole else first
+
+    def _ends(self, at: TopicPartition) -> tuple[int, int]:
+        """The first offset that is there, and the next one to come. Raises KafkaException."""
+        ends = self._consumer.get_watermark_offsets(at, timeout=LOOK_TIMEOUT_S)
         if ends is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return ends[1] if self._at_end and at.topic not in self._whole else ends[0]
+        return ends
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._on_revoked([(each.topic, each.partition) for each in partitions])

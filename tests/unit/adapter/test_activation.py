@@ -28,6 +28,11 @@ class Group:
         self.offset = committed
         self._begins = begins
         self.away = False
+        self.end = 1000
+
+    def read_on(self, at: tuple[str, int], offset: int) -> int:
+        assert at == PLACE
+        return offset if offset <= self.end else 0
 
     def hold(self, at: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         if self.away:
@@ -56,6 +61,13 @@ class Member:
         for offset in offsets:
             self.activation._receive(received(offset))
         self.activation._schedule(self.group)
+
+    def moved(self) -> list[int]:
+        """Where reading was told to go on."""
+        behind = [self.activation._behind.pop() for _ in range(len(self.activation._behind))]
+        for place in behind:
+            self.activation._move(self.group, place)
+        return [self.activation._runs[place].next_offset for place in behind]
 
     def begun(self) -> list[int]:
         """What may be delivered by now."""
@@ -113,12 +125,21 @@ def test_a_client_that_begins_before_the_group_is_moved_to_where_that_is_and_no_
     member = Member([], committed=None, begins=9)
     for offset in (0, 1):
         member.activation._receive(received(offset))
-    assert member.activation._behind == {PLACE: 9}
+    assert member.moved() == [9]
     member.read(9, 10)
     assert (member.begun(), member.scheduled, member.group.offset) == ([9, 10], [9, 10], 11)
     member.activation._receive(received(2))
-    assert member.activation._behind == {PLACE: 11}
+    assert member.moved() == [11]
     assert member.activation._offsets == {}
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_read_from_its_beginning() -> None:
+    member = Member([], committed=9)
+    member.group.end = 2
+    member.activation._receive(received(0))
+    assert member.moved() == [0]
+    member.read(0, 1)
+    assert (member.begun(), member.scheduled, member.group.offset) == ([0, 1], [0, 1], 2)
 
 
 def test_a_group_that_begins_at_the_end_does_not_come_to_what_is_in_flight() -> None:

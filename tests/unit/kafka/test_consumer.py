@@ -24,6 +24,10 @@ class Client:
         self.settings = settings
         self.offsets = {ORDERS: OFFSET_INVALID, RETRY[0]: OFFSET_INVALID, RETRY[1]: 17}
         self.refuses: int | None = None
+        self.read_from: list[int] = []
+
+    def seek(self, at: TopicPartition) -> None:
+        self.read_from.append(at.offset)
 
     def subscribe(self, topics: list[str], **calls: Any) -> None:
         pass
@@ -70,6 +74,12 @@ def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatc
     client.offsets[ORDERS] = 38
     assert group.hold([ORDERS]) == {ORDERS: 38}
     assert client.settings["auto.offset.reset"] == "earliest"
+
+
+def test_reading_goes_on_where_it_is_told_and_at_the_beginning_of_a_topic_that_ends_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, client = member(monkeypatch)
+    assert [group.read_on(ORDERS, offset) for offset in (39, 40, 41)] == [39, 40, 3]
+    assert client.read_from == [39, 40, 3]
 
 
 def test_who_is_no_member_any_more_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

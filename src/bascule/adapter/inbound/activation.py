@@ -110,7 +110,7 @@ class Activation:
         self._flowing: set[Place] = set()
         self._full = False
         #: Read from before where the group is.
-        self._behind: dict[Place, int] = {}
+        self._behind: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
         self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix=f"bascule-take-{spec.group}")
@@ -194,7 +194,7 @@ class Activation:
         for received in consumer.poll(self.spec.batch, POLL_S):
             self._receive(received)
         while self._behind:
-            consumer.read_on(*self._behind.popitem())
+            self._move(consumer, self._behind.pop())
         while not self._taken.empty():
             self._begin(*self._taken.get())
         if self._offsets:
@@ -244,7 +244,7 @@ class Activation:
         if run is None or not run.ready:
             return  # it is not ours, and comes to whose it is
         if received.offset < run.next_offset:
-            self._behind[place] = run.next_offset
+            self._behind.add(place)
             return
         run.next_offset = self._offsets[place] = received.offset + 1
         found: Delivery | None = None
@@ -253,6 +253,12 @@ class Activation:
             self._unscheduled.append(found)
         if found is None or found.ref.offset < received.offset:
             self._unscheduled.append(_delivery(Ref(place, run.token, received.offset), received))
+
+    def _move(self, consumer: GroupConsumer, place: Place) -> None:
+        run = self._runs[place]
+        if (offset := consumer.read_on(place, run.next_offset)) < run.next_offset:
+            _log.error("%s ends before offset %d, which was to be read next: it is read from %d on", place, run.next_offset, offset)
+            run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:
         """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
@@ -279,7 +285,7 @@ class Activation:
             run.gone = True
             self._flowing.discard(run.place)
             self._offsets.pop(run.place, None)
-            self._behind.pop(run.place, None)
+            self._behind.discard(run.place)
         gone = {run.place for run in runs}
         self._unscheduled = [delivery for delivery in self._unscheduled if delivery.ref.place not in gone]
         for run in runs:
