@@ -190,9 +190,12 @@ class Deliveries:
             self._return(consumer.queue, [message], failed=failed)
 
     def reject(self, consumer: Consumer, message: Message) -> None:
-        """The consumer will never take it: it goes to the dead-letter address."""
+        """The consumer will never take it: it goes to the dead-letter address, or where expired ones go if that is why."""
         if self.settled(consumer, message):
-            self._dead_letter(consumer.queue, message, REJECTED)
+            if message.expiry_ms and message.expiry_ms <= self.clock():
+                self._expire(consumer.queue, message)  # JMS clients look at the time, too (Jakarta Messaging 3.1, section 3.4.9)
+            else:
+                self._dead_letter(consumer.queue, message, REJECTED)
 
     def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""

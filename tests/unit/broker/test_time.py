@@ -231,6 +231,15 @@ def test_a_message_that_expires_while_a_consumer_holds_it_is_looked_at_when_it_c
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
 
 
+def test_a_message_that_its_consumer_finds_expired_goes_where_expired_ones_go(bench: Bench) -> None:
+    receiver = bench.consumer()
+    bench.fill("late", ttl_ms=SECOND)
+    bench.now_ms += SECOND
+    bench.engine.reject(receiver.consumer, receiver.messages[0])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue("ExpiryQueue")) == ["late"]
+
+
 def test_without_an_expiry_address_expired_messages_are_gone() -> None:
     bench = bench_with(expiry_address="")
     bench.fill("x", ttl_ms=SECOND)
