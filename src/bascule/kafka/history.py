@@ -30,6 +30,9 @@ _PASSING = frozenset(
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._NOENT,  # no leader is known yet
+        KafkaError._DESTROY_BROKER,  # the connection broke while the client forgot it for another one
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # a Kafka that has just started
     }
 )
 
