@@ -266,6 +266,7 @@ def test_kafka_is_killed_at_points_of_a_transaction(
 ) -> None:
     with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own), made(own, postgres, topic_prefix, tmp_path) as victims:
         for log in ("file", "kafka"):
+            wait_for(lambda: own.pid is not None and serves(own.port), "Kafka")
             points = victims.run(Case("", log=log))["points"]
             for call in ("kafka.prepare", "log.decide", "kafka.commit"):
                 for when in ("before", "after"):
