@@ -25,13 +25,15 @@ from typing import Any
 from carry import ADDRESS
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from run import RESULTS, cpu_s, machine
+from run import RESULTS, machine
 
 from bascule.amqp.types import Int
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
 from bascule.testing.journal import SyntheticJournal, text_message
+from bascule.testing.system import descendants
+from bascule.testing.usage import cpu_s
 
 DIVERT, SINK, COPY = "divert", "sink", "copy"
 TITLES = {
@@ -136,21 +138,12 @@ def settle(servers: str) -> None:
 
 def tree_cpu_s(root: int) -> float:
     """Processor time so far of a process and all below it."""
-    below: dict[int, list[int]] = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        below.setdefault(parent, []).append(int(directory.name))
-    total, waiting = 0.0, [root]
-    while waiting:
-        pid = waiting.pop()
-        waiting += below.get(pid, [])
+    total = 0.0
+    for pid in (root, *descendants(root)):
         try:
             total += cpu_s(pid)
         except OSError:
-            continue
+            continue  # it has just ended
     return total
 
 
