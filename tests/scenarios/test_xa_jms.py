@@ -14,7 +14,7 @@ from bascule.core.errors import InvalidInput
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 from bascule.xa import FileLog, TransactionManager, Vote
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -37,7 +37,7 @@ Make = Callable[..., JmsResource]
 
 def lasting(*systems: System) -> str:
     """The URL of a client that outlives its broker."""
-    return f"failover:({','.join(system.url for system in systems)})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+    return PYTHON_FAILOVER.format(",".join(system.url for system in systems))
 
 
 @pytest.fixture(scope="module")

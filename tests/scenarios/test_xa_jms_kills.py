@@ -15,7 +15,7 @@ from tests.scenarios.xa_victim import Case
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 #: The broker has the only branch with work, and commits it in one phase.
 ONE_PHASE = Case("", parts=("db", "jms"), votes=("read-only", "yes"))
@@ -80,7 +80,7 @@ def opened(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, direct
     (directory / "once").mkdir()
     environment = {ARMED_VARIABLE: armed, ONCE_VARIABLE: str(directory / "once")}
     with System(kafka.bootstrap, directory / "broker", prefix=f"{prefix}.jms", env=environment) as system:
-        url = f"failover:({system.url})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+        url = PYTHON_FAILOVER.format(system.url)
         with made(kafka, postgres, prefix, directory, url) as victims, Keeper(system.broker) as keeper:
             yield Shop(victims, system, keeper)
             wait_for(system.serves, "the broker to serve")
