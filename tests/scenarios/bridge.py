@@ -15,6 +15,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
 from bascule.testing.journal import SyntheticJournal
+from bascule.testing.system import descendants
 
 START_TIMEOUT_S = 180.0
 ARRIVAL_TIMEOUT_S = 180.0
@@ -30,7 +31,8 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRI
 class Bridge:
     """A Kafka, a journal written by hand, and the pipelines process."""
 
-    def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
+    def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path, *, servers: str | None = None) -> None:
+        """``servers`` is where the pipelines find Kafka, if not directly."""
         self.servers, self.prefix, self.directory = kafka.bootstrap, prefix, directory
         self.topics = Topics({"bootstrap.servers": kafka.bootstrap})
         self.topics.create(f"{prefix}.journal", 1, {})
@@ -41,7 +43,7 @@ class Bridge:
         self.child = Child(
             [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
             log_file=self.log,
-            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
+            env={"BASCULE_KAFKA__BOOTSTRAP_SERVERS": servers or self.servers, "PYTHONPATH": os.pathsep.join((*sys.path, str(directory)))},
             name="pipelines",
         )
 
@@ -59,16 +61,16 @@ class Bridge:
 
     def workers(self) -> list[int]:
         """Process ids of the Python workers that Spark has forked."""
-        found = []
-        for directory in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (directory / "cmdline").read_bytes()
-                environment = (directory / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"pyspark.daemon" in command and b"BASCULE_PIPELINE" in environment and self.servers.encode() in environment:
-                found.append(int(directory.name))
-        return found
+        return self._below("pyspark.daemon")
+
+    def jvm(self) -> int:
+        """Process id of Spark itself."""
+        return self._below("org.apache.spark.deploy.SparkSubmit")[0]
+
+    def _below(self, part: str) -> list[int]:
+        driver = self.child.pid
+        assert driver is not None
+        return [pid for pid, command in descendants(driver).items() if part in command]
 
     def reader(self, *topics: str, committed: bool = True) -> Reader:
         return Reader(self.servers, topics, committed=committed)

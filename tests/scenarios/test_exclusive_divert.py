@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import Producer
 from tests.scenarios.topics import Reader, create
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
+from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
@@ -30,6 +32,13 @@ name = "plain"
 from = "plain"
 to = "PREFIX.plain"
 start = "earliest"
+
+[[ingress]]
+name = "back"
+topics = ["PREFIX.in"]
+to = "orders"
+routing = "anycast"
+unbound = "keep"
 """
 EXCLUSIVE = """
 [[divert]]
@@ -38,9 +47,10 @@ from = "orders"
 selector = "SELECTOR"
 to = "PREFIX.taken"
 exclusive = true
-start = "earliest"
 """
 SMALL, BIG = "size < 5", "size >= 5"
+#: From Kafka, with a size that the divert's selector wants; above Kafka's default for a record.
+LARGE = "x" * 3_000_000
 #: Sent under each configuration, and in between.
 SOME = 60
 ARRIVAL_S = 120.0
@@ -82,8 +92,8 @@ class Sender:
 @pytest.fixture
 def system(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
     create(kafka.bootstrap, *(f"{topic_prefix}.{name}" for name in ("plain", "taken", "dead")))
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(f"{topic_prefix}.in", 1, {"max.message.bytes": str(8 << 20)})
     with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config=config(topic_prefix, SMALL)) as running:
-        running.pipelines.start()
         yield running
 
 
@@ -105,28 +115,50 @@ def records(bootstrap: str, topic: str) -> list[KafkaMessage]:
     return found
 
 
-def change(system: System, sender: Sender, selector: str) -> None:
-    """The broker first, and the pipelines at some time after it."""
+def queued(system: System) -> list[str]:
+    """What the queue holds."""
+    with connect(system.url) as context:
+        return [str(message.body) for message in context.browse(ORDERS)]
+
+
+def change(system: System, sender: Sender, selector: str) -> int:
+    """The broker first, and the pipelines at some time after it. The number of the message that met the one or the other broker."""
     (system.broker.log_file.parent / "bascule.toml").write_text(config(system.prefix, selector))
     sender.some_more()
-    system.broker.restart()
+    system.broker.kill()
+    changed = len(sender.sent)
+    system.broker.start()
     sender.some_more()
     system.pipelines.restart()
     sender.some_more()
+    return changed
 
 
 def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_and_removed_under_load(system: System) -> None:
+    from_kafka = Producer({"bootstrap.servers": system.bootstrap, "message.max.bytes": 8 << 20})
+    from_kafka.produce(f"{system.prefix}.in", LARGE, headers={"jms.int.size": b"1"})
+    assert from_kafka.flush(30) == 0
     with Sender(system) as sender:
         sender.some_more()
-        change(system, sender, BIG)
-        change(system, sender, "")
+        system.pipelines.start()  # what the broker has taken by now is the divert's all the same
+        wait_for(lambda: LARGE in queued(system), "the record from Kafka", ARRIVAL_S)
+        changed = change(system, sender, BIG)
+        removed = change(system, sender, "")
     # What was taken and not carried when the divert was removed is among the dead letters; the plain one's end is behind it.
     with connect(system.url) as context:
-        queued = [str(message.body) for message in context.browse(ORDERS)]
         context.producer(Queue("plain")).send("the end")
     with closing(Reader(system.bootstrap, f"{system.prefix}.plain")) as plain:
         plain.read_until("the end")
+    kept = queued(system)
+    kept.remove(LARGE)
     taken, dead = (records(system.bootstrap, f"{system.prefix}.{name}") for name in ("taken", "dead"))
-    found = Counter([*queued, *((record.value() or b"").decode() for record in taken)])
-    found.update(str(decode_message(record.value() or b"").body) for record in dead)
-    assert found == Counter(sender.sent)
+    carried = [(record.value() or b"").decode() for record in taken]
+    diverted = [*carried, *(str(decode_message(record.value() or b"").body) for record in dead)]
+    assert Counter([*kept, *diverted]) == Counter(sender.sent)
+
+    def wanted(number: int) -> bool:
+        return number % 10 < 5 if number < changed else number % 10 >= 5 and number < removed
+
+    told = [number for number in range(len(sender.sent)) if number not in (changed, removed)]
+    assert {number for number in told if str(number) in diverted} == set(filter(wanted, told))
+    assert carried

@@ -13,7 +13,7 @@ from tests.scenarios.topics import Reader, create
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.election import Election, SameInstance
+from bascule.kafka.election import Election, NotAllowed, SameInstance
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
@@ -168,7 +168,11 @@ class Candidate:
     def __init__(self, stack: ExitStack, proxy: KafkaProxy, group: str, instance: str) -> None:
         self.elected = False
         self.errors: list[BasculeError] = []
-        self.election = Election(behind(proxy), group, group, instance, SESSION_S, on_change=self._told, on_error=self.errors.append)
+        self.doubts: list[str] = []
+        self.election = Election(
+            behind(proxy), group, group, instance, SESSION_S,
+            on_change=self._told, on_error=self.errors.append, on_doubt=self.doubts.append,
+        )  # fmt: skip
         self._left = False
         stack.callback(self.leave)
 
@@ -182,8 +186,8 @@ class Candidate:
 
 
 def inject_all(proxy: KafkaProxy, apis: Sequence[Api], action: Action) -> dict[Api, Injection]:
-    """A fault for the next request of each kind; but a second JoinGroup fences the first one's member (see the test below)."""
-    return {api: proxy.inject(api, action) for api in apis if (api, action) != (Api.JOIN_GROUP, Action.DUPLICATE)}
+    """A fault for the next request of each kind."""
+    return {api: proxy.inject(api, action) for api in apis}
 
 
 def let_join(faults: Mapping[Api, Injection]) -> None:
@@ -219,17 +223,45 @@ def test_one_is_elected_whatever_becomes_of_its_requests_and_what_comes_late_of_
         assert not second.errors
 
 
-def test_a_candidate_whose_request_to_join_comes_twice_is_told_so_and_elected_when_it_stands_again(
+def test_a_candidate_whose_request_to_join_comes_twice_stands_again_by_itself(
     kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
 ) -> None:
     create(kafka.bootstrap, topic_prefix)
     with ExitStack() as stack:
-        proxy.inject(Api.JOIN_GROUP, Action.DUPLICATE)
+        twice = proxy.inject(Api.JOIN_GROUP, Action.DUPLICATE)
         fenced = Candidate(stack, proxy, topic_prefix, "one")
-        wait_for(lambda: fenced.errors, "the candidate to be fenced")
-        assert isinstance(fenced.errors[0], SameInstance)
-        again = Candidate(stack, proxy, topic_prefix, "one")
-        wait_for(again.election.confirm, "the candidate to be confirmed")
+        wait_for(lambda: fenced.doubts, "the candidate to be fenced")
+        assert twice.hit
+        wait_for(fenced.election.confirm, "the candidate to be confirmed")
+        assert not fenced.errors
+        assert fenced.doubts[-1] == ""
+
+
+def test_of_two_candidates_of_one_name_one_is_told_so_and_the_other_is_elected(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    with ExitStack() as stack:
+        first = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(first.election.confirm, "the first to be confirmed")
+        second = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(lambda: first.errors or second.errors, "one of them to be told")
+        left, told = (first, second) if second.errors else (second, first)
+        assert isinstance(told.errors[0], SameInstance)
+        wait_for(left.election.confirm, "the other to be confirmed")
+        assert not left.errors
+
+
+def test_a_session_that_kafka_does_not_allow_is_named_with_its_setting(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    errors: list[BasculeError] = []
+    election = Election(
+        {"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, "one", 2, on_change=lambda _: None, on_error=errors.append
+    )
+    wait_for(lambda: errors, "the refusal")
+    assert isinstance(errors[0], NotAllowed)
+    assert "broker.session_timeout_s lies between" in str(errors[0])
+    election.close(resign=True)
 
 
 #: What a broker asks of Kafka when it begins an epoch.

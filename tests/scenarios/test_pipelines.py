@@ -71,10 +71,13 @@ start = "earliest"
         send(500)
         everything.wait_for(sent - 400)
         if round_number % 2:
-            for pid in bridge.workers():
+            workers = bridge.workers()
+            assert workers
+            for pid in workers:
                 os.kill(pid, signal.SIGKILL)
         else:
             bridge.child.kill()
+            assert bridge.child.returncode == -signal.SIGKILL
             bridge.start()
     send(100)
     assert [int(value) for value in everything.wait_for(sent)] == list(range(sent))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from tests.scenarios.conftest import Connect
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import CHUNK_BYTES, SnapshotStore
 from bascule.testing.system import System, wait_for
 
@@ -51,3 +54,21 @@ def test_old_snapshots_are_cleaned_away_long_before_they_would_slow_a_start_down
         settings = topics.config(f"{small_steps.prefix}.{name}")
         assert settings["cleanup.policy"] == "compact"
         assert CHUNK_BYTES < int(settings["segment.bytes"]) < 1 << 28  # what is in the newest segment is never cleaned
+
+
+def test_a_snapshot_takes_all_older_ones_away_whoever_wrote_them_and_no_newer_one(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    Topics(client).create(topic_prefix, 1, {"cleanup.policy": "compact"})
+    before, now = SnapshotStore(client, topic_prefix), SnapshotStore(client, topic_prefix)
+    large = random.Random(1).randbytes(3 * CHUNK_BYTES)
+    before.write("0-5", large)
+    before.write("0-6", large)
+    before._send({b"0-7/1": b"left by a broker that was killed"})
+    now.write("9-7", large)
+    now.delete_older("9-7")
+    before.delete_older("0-6")
+    assert SnapshotStore(client, topic_prefix).read() == {"9-7": large}
+    with closing(PartitionReader(client, topic_prefix, 0)) as reader:
+        reader.seek()
+        newest = {message.key(): message.value() for message in reader.to_end()}
+    assert {key for key, value in newest.items() if value is not None} == {b"9-7/0", b"9-7/1", b"9-7/2", b"9-7/head"}

@@ -12,20 +12,25 @@ from pathlib import Path
 
 import pytest
 from tests.scenarios.conftest import Connect
+from tests.scenarios.test_zombies import stands
+from tests.scenarios.topics import produce
 
+from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.compacted import trim
+from bascule.kafka.history import TopicHistory
 from bascule.testing.qpid import JmsError
 from bascule.testing.system import FAILOVER, System, paused, wait_for
 
-#: Session time of these brokers, and what an idle machine needs beside it; a loaded one gets more.
-SESSION_S = 6
+#: As long as it may be: who waits for its end is not taken for one that is only slow.
+LONG_SESSION_S = 60.0
 
 
 class Pair:
     """Two brokers with one journal."""
 
-    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, stack: ExitStack) -> None:
-        self.systems = [System(kafka.bootstrap, directory / name, prefix=prefix) for name in ("one", "two")]
+    def __init__(self, kafka: EmbeddedKafka, directory: Path, prefix: str, stack: ExitStack, config: str = "") -> None:
+        self.systems = [System(kafka.bootstrap, directory / name, prefix=prefix, config=config) for name in ("one", "two")]
         stack.enter_context(self.systems[0])
         stack.callback(self.systems[1].broker.stop)
         self.systems[1].broker.launch()
@@ -168,11 +173,75 @@ def serving_directory(system: System) -> Path:
     return system.broker.log_file.parent
 
 
-def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(both: Pair) -> None:
-    active = both.serving()
-    os.kill(active.broker.pid, signal.SIGKILL)
-    wait_for(lambda: not active.broker.running, "its end")
-    begun_s = time.monotonic()
-    active.broker.start()
-    told(f"serves again after {time.monotonic() - begun_s:.1f} s")
-    assert both.serving() is active
+def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        pair = Pair(kafka, tmp_path, topic_prefix, stack, f"[broker]\nsession_timeout_s = {LONG_SESSION_S}")
+        active, standby = pair.systems
+        os.kill(active.broker.pid, signal.SIGKILL)
+        wait_for(lambda: not active.broker.running, "its end")
+        active.broker.launch()
+        wait_for(active.serves, "it to serve again, long before its session is over", LONG_SESSION_S / 2)
+        assert standby.stands_by()
+
+
+def test_what_a_standby_takes_over_it_has_read_before(
+    kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    journal, client = f"{topic_prefix}.journal", {"bootstrap.servers": kafka.bootstrap}
+    history = TopicHistory(client, journal, 0)
+    with ExitStack() as stack:
+        pair = Pair(kafka, tmp_path, topic_prefix, stack)
+        active, standby = pair.systems
+        connect_to(pair.url).session().producer(queue).send("{n}", count=200)
+        # A foreign record is counted where it is read: so the standby tells that it has come to the journal's end.
+        produce(kafka.bootstrap, journal, ["somebody's own"])
+        wait_for(lambda: standby.status()["gauges"]["journal_foreign_records"], "the standby to read the whole journal")
+        read = history.latest()
+        trim(client, journal, {0: read})
+        assert history.earliest() == read
+        # Whoever began to read only now would find nothing of the messages, and refuse to serve.
+        active.broker.kill()
+        assert [message.body for message in connect_to(pair.url).session().consumer(queue).receive_many(200)] == [
+            str(n) for n in range(200)
+        ]
+
+
+def test_of_two_standbys_that_both_believe_themselves_elected_one_is_believed(
+    kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.journal", 0)
+    # Whichever is elected first stands still when Kafka has confirmed it, and has written nothing.
+    armed = {ARMED_VARIABLE: "election.confirmed:1:stop", ONCE_VARIABLE: str(tmp_path)}
+    active = System(kafka.bootstrap, tmp_path / "active", prefix=topic_prefix)
+    standbys = [System(kafka.bootstrap, tmp_path / name, prefix=topic_prefix, env=armed) for name in ("one", "two")]
+    url = FAILOVER.format(",".join(system.url for system in (active, *standbys)))
+    with active, ExitStack() as stack:
+        for system in standbys:
+            stack.callback(system.broker.stop)
+            system.broker.launch()
+            wait_for(system.stands_by, "a standby")
+        connect_to(url).session().producer(queue).send("{n}", count=10)
+        active.broker.kill()
+        first = wait_for(lambda: next((system for system in standbys if stands(system)), None), "one to be elected and stand still")
+        second = next(system for system in standbys if system is not first)
+        wait_for(second.serves, "the other one to be elected")
+        session = connect_to(second.url).session("CLIENT")
+        consumer, producer = session.consumer(queue), session.producer(queue)
+        taken = consumer.receive_many(10)
+        written = history.latest()
+        os.kill(first.broker.pid, signal.SIGCONT)
+        wait_for(lambda: history.latest() > written, "the first one's start record")
+        assert second.serves()  # it knows of nothing; and what it does now must not count
+        session.acknowledge(taken[-1])
+        with pytest.raises(JmsError):
+            producer.send("to an epoch that is over")
+        wait_for(second.serves, "the elected one to begin another")
+        with pytest.raises(JmsError):
+            connect_to(first.url).session().producer(queue).send("to one that is over by now, or to a standby")
+        wait_for(first.stands_by, "the first one to find out")
+        connect_to(url).session().producer(queue).send("after")
+        rest = connect_to(url).session().consumer(queue).receive_many(11)
+        assert [message.body for message in rest] == [*(str(n) for n in range(10)), "after"]
+        assert all(message.redelivered for message in rest[:-1])
+        assert second.serves()
+        assert not first.serves()

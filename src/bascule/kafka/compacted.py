@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.history import partition_offsets, passing
+from bascule.kafka.history import READ_AHEAD, partition_offsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S
 
 #: After this time an append is reported in doubt: it may still be stored.
@@ -131,18 +131,24 @@ class TableReader:
         topic: str,
         partitions: Sequence[int],
         follow: Callable[[bytes, bytes | None], None] = lambda *_: None,
+        *,
+        committed: bool = True,
     ) -> None:
-        """``follow`` is told each record that is read, in the order of the offsets of its partition."""
+        """``follow`` is told each record that is read, in the order of the offsets of its partition.
+
+        ``committed=False`` reads what open transactions have written, too, and waits for none.
+        """
         self._follow = follow
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._admin = AdminClient(dict(kafka))
         self._consumer = Consumer(
             {
                 **kafka,
+                **READ_AHEAD,
                 "group.id": "bascule.table.unused",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-                "isolation.level": "read_committed",
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 10,
                 "check.crcs": True,
@@ -205,7 +211,7 @@ class TableReader:
             message = self._consumer.poll(min(HELD_UP_S, max(0.0, deadline - time.monotonic())))
             if message is not None:
                 self._take(message)
-            if time.monotonic() >= deadline:
+            elif time.monotonic() >= deadline:
                 raise Unavailable(f"{self._at[0].topic} could not be read to its end: a transaction stayed open, or Kafka is away")
 
     def _take(self, message: Message) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, InvalidInput
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,20 @@ CONFIRM_S = 5.0
 #: Of leaving and freeing the client; they take a moment where Kafka answers.
 CLOSE_TIMEOUT_S = 5.0
 #: It is the session, not the polling thread, that says whether this process lives; but the client waits for so long for an answer to its
-#: request to join, and asks again.
+#: request to join, and asks again. Never below the session, says the client.
 _POLL_INTERVAL_MS = 60 * 1000
+#: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
+_FENCED_BY_ITSELF_S = 60.0
 #: Told by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
 _FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
+#: What no waiting helps against.
+_REFUSED = {
+    KafkaError.INVALID_SESSION_TIMEOUT: "broker.session_timeout_s lies between Kafka's group.min.session.timeout.ms (6 s by default) and"
+    " group.max.session.timeout.ms (30 min)",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "it may not read the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "it may not read the topic",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "others use the group for something else",
+}
 _SETTINGS: Mapping[str, Any] = {
     # Whoever serves goes on serving when others come or go.
     "partition.assignment.strategy": "cooperative-sticky",
@@ -39,7 +49,6 @@ _SETTINGS: Mapping[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "latest",
-    "max.poll.interval.ms": _POLL_INTERVAL_MS,
     # Membership is all that is wanted: nothing is read.
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 1,
@@ -53,28 +62,35 @@ class SameInstance(BasculeError):
     """Another process stands for election under this one's name."""
 
 
+class NotAllowed(InvalidInput):
+    """Kafka does not let this broker stand for election."""
+
+
 class Election:
     """Stands for election until it is closed. ``on_change(elected)``, ``on_doubt`` and ``on_error`` are called from another thread.
 
     ``instance`` names this broker over restarts: one that was killed and is started again is what it was, at once. While Kafka does not
-    answer nothing changes: a lost election is one that Kafka has given to somebody else. Whether it has is in doubt (``on_doubt(True)``)
-    from the end of the session, by this side's clock, until Kafka answers again.
+    answer nothing changes: a lost election is one that Kafka has given to somebody else. Whether it has is in doubt (``on_doubt(why)``)
+    from the end of the session, by this side's clock, until Kafka answers again (``on_doubt("")``).
     """
 
     def __init__(
         self, kafka: Mapping[str, Any], group: str, topic: str, instance: str, session_timeout_s: float,
-        *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[bool], None] = lambda _: None,
+        *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._consumer = Consumer(
-            {
-                **kafka,
-                **_SETTINGS,
-                "group.id": group,
-                "group.instance.id": instance,
-                "session.timeout.ms": int(session_timeout_s * 1000),
-                "heartbeat.interval.ms": int(session_timeout_s * 1000 / 12),
-            }
-        )
+        self._settings = {
+            **kafka,
+            **_SETTINGS,
+            "group.id": group,
+            "group.instance.id": instance,
+            "session.timeout.ms": int(session_timeout_s * 1000),
+            "max.poll.interval.ms": max(_POLL_INTERVAL_MS, int(session_timeout_s * 1000)),
+            "heartbeat.interval.ms": int(session_timeout_s * 1000 / 12),
+        }
+        self._consumer = Consumer(self._settings)
+        self._session_timeout_s = session_timeout_s
+        self._fenced_s = -_FENCED_BY_ITSELF_S
+        self._group = group
         self._instance = instance
         self._topic = topic
         self._on_change = on_change
@@ -88,18 +104,43 @@ class Election:
         self._thread.start()
 
     def _run(self) -> None:
-        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._stand()
         while not self._closing.is_set():
             self._answer()
             message = self._consumer.poll(POLL_S)
             error = message.error() if message is not None else None
-            if error is not None and error.code() in _FENCED:
-                self._on_error(SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own"))
+            failure = self._fatal(error) if error is not None else None
+            if failure is not None:
+                self._on_error(failure)
                 break
         else:
             if self._resigning:
                 self._leave()
         self._consumer.close()
+
+    def _fatal(self, error: KafkaError) -> BasculeError | None:
+        if error.code() in _REFUSED:
+            return NotAllowed(f"no election in group {self._group} over topic {self._topic}: {error.str()}: {_REFUSED[error.code()]}")
+        if error.code() in _FENCED and not self._stands_again():
+            return SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own")
+        return None
+
+    def _stand(self) -> None:
+        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    def _stands_again(self) -> bool:
+        """As a new client, since a fenced one is of no more use; False when the last time was just now."""
+        now_s = time.monotonic()
+        if now_s - self._fenced_s < _FENCED_BY_ITSELF_S:
+            return False
+        why = f"Kafka has given the name {self._instance!r} to another client"
+        log.warning("%s: standing for election once more", why)
+        self._fenced_s = now_s
+        self._on_doubt(why)
+        self._consumer.close()
+        self._consumer = Consumer(self._settings)
+        self._stand()
+        return True
 
     def _leave(self) -> None:
         """A member with a name does not say goodbye by closing, so that it may come back: this makes it."""
@@ -113,7 +154,7 @@ class Election:
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
-            self._on_doubt(False)
+            self._on_doubt("")
         self._tell(bool(consumer.assignment()))
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -126,7 +167,7 @@ class Election:
             consumer.incremental_unassign(partitions)
         except KafkaException:
             consumer.unassign()
-        self._on_doubt(True)
+        self._on_doubt(f"Kafka has not answered for {self._session_timeout_s:g} s: another broker may serve")
 
     def _tell(self, elected: bool) -> None:
         if elected != self._elected:

@@ -15,6 +15,9 @@ from bascule.core.errors import Unavailable
 #: How long the end of a program waits for what only monitors look at.
 CLOSE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 60.0
+#: A reader holds so much before it is taken (its default is 64 MiB), and asks for more as soon as there is room again: by default it
+#: waits for a second, which was more than half of the time of a start with a million messages.
+READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 2}
 RETRY_S = 0.2
 #: A Kafka that has just started is still finding out who coordinates a group.
 _COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
@@ -37,12 +40,18 @@ _PASSING = frozenset(
 )
 
 
-def partition_offsets(admin: AdminClient, at: Sequence[TopicPartition], spec: OffsetSpec, timeout_s: float) -> dict[int, int]:
+def partition_offsets(
+    admin: AdminClient,
+    at: Sequence[TopicPartition],
+    spec: OffsetSpec,
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[int, int]:
     """An offset of each partition (of one topic), whatever transactions are open. Raises Unavailable when Kafka does not answer."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            asked = admin.list_offsets(dict.fromkeys(at, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s)
+            asked = admin.list_offsets(dict.fromkeys(at, spec), isolation_level=isolation, request_timeout=timeout_s)
             offsets = {each.partition: int(future.result().offset) for each, future in asked.items()}
             # What the client says, as if it were an answer, when the connection broke before there was one.
             if OFFSET_INVALID in offsets.values():
@@ -76,6 +85,10 @@ class TopicHistory:
         """The high watermark."""
         return self._offset(OffsetSpec.latest())
 
+    def stable(self) -> int:
+        """The last stable offset: no transaction that began before it is open."""
+        return self._offset(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+
     def at_time(self, timestamp_ms: int) -> int:
         """The first offset at or after a time (ms since the epoch); the high watermark where all is older."""
         found = self._offset(OffsetSpec.for_timestamp(timestamp_ms))
@@ -88,6 +101,7 @@ class TopicHistory:
         consumer = Consumer(
             {
                 **self._kafka,
+                **READ_AHEAD,
                 "group.id": "bascule.history.unused",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -98,14 +112,15 @@ class TopicHistory:
         )
         try:
             consumer.assign([TopicPartition(self._at.topic, self._at.partition, start)])
-            yield from self._until(consumer, end)
+            yield from self._between(consumer, start, end)
         finally:
             consumer.close()
 
-    def _until(self, consumer: Consumer, end: int) -> Iterator[Message]:
+    def _between(self, consumer: Consumer, start: int, end: int) -> Iterator[Message]:
         deadline = time.monotonic() + READ_TIMEOUT_S
         while time.monotonic() < deadline:
-            for message in consumer.consume(1000, 0.5):
+            # No more than there can be: the client would wait for them.
+            for message in consumer.consume(max(1, min(1000, end - start)), 0.5):
                 failure = message.error()
                 offset = message.offset()
                 assert offset is not None
@@ -113,7 +128,8 @@ class TopicHistory:
                     if offset >= end:
                         return
                     yield message
-                    if offset + 1 >= end:
+                    start = offset + 1
+                    if start >= end:
                         return
                 elif failure.code() == KafkaError._PARTITION_EOF:
                     # Transaction markers may fill the range up to its end. An EOF before it waits for an open transaction.
@@ -126,8 +142,8 @@ class TopicHistory:
                 deadline = time.monotonic() + READ_TIMEOUT_S
         raise Unavailable(f"{self._at.topic}-{self._at.partition} could not be read up to offset {end}")
 
-    def _offset(self, spec: OffsetSpec) -> int:
-        return partition_offsets(self._admin, [self._at], spec, READ_TIMEOUT_S)[self._at.partition]
+    def _offset(self, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> int:
+        return partition_offsets(self._admin, [self._at], spec, READ_TIMEOUT_S, isolation)[self._at.partition]
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:

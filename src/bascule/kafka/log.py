@@ -11,17 +11,17 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.history import passing
+from bascule.kafka.history import READ_AHEAD, passing
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
 POLL_S = 0.25
+#: The same where most of what is read is short.
+AT_END_S = 0.02
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.1
 #: Largest record the producer sends: the largest transaction, and what stands around it.
 RECORD_BYTES_MAX = 70 << 20
-#: What a reader holds before it is taken; its default of 64 MiB would be most of a broker's memory.
-READ_AHEAD_KBYTES = 16 * 1024
 
 APPEND_SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,
@@ -38,13 +38,13 @@ APPEND_SETTINGS: Mapping[str, Any] = {
     "log_level": 3,
 }
 READ_SETTINGS: Mapping[str, Any] = {
+    **READ_AHEAD,
     "group.id": "bascule-reader",  # asked for by the client; nothing is committed
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "check.crcs": True,
-    "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
     "fetch.wait.max.ms": 50,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
@@ -140,6 +140,18 @@ class PartitionReader:
             else:
                 raise Unavailable(f"reading {self._topic}: {error}")
         return found
+
+    def to_end(self) -> Iterator[Message]:
+        """Every record that is there, whatever compaction has left. Raises Unavailable when nothing comes any more."""
+        idle_s = 0.0
+        self.at_end = False
+        while not self.at_end:
+            # The client waits for so long for as many as asked for, though it knows that it is at the end.
+            messages = self.read(timeout_s=AT_END_S)
+            idle_s = 0.0 if messages else idle_s + AT_END_S
+            if idle_s > ANSWER_TIMEOUT_S:
+                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s before its end")
+            yield from messages
 
     def up_to(self, end_offset: int) -> Iterator[Message]:
         """Every record before ``end_offset``, which must hold a record just before it. Raises Unavailable when nothing comes any more."""

@@ -23,7 +23,7 @@ class SnapshotStore:
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
         self._kafka = kafka
         self._topic = topic
-        self._chunks: dict[str, int] = {}  # of each snapshot read or written
+        self._keys: dict[str, list[bytes]] | None = None  # of each snapshot, whole or not; None before the first read
         self._journal_id = ""
 
     def read(self) -> dict[str, bytes]:
@@ -31,26 +31,25 @@ class SnapshotStore:
         reader = PartitionReader(self._kafka, self._topic, 0)
         chunks: dict[bytes, bytes] = {}
         try:
-            low, high = reader.range()
-            reader.seek(low)
-            while low < high and not reader.at_end:
-                for message in reader.read(100):
-                    key, value = message.key(), message.value()
-                    if key is not None and value is not None:
-                        chunks[bytes(key)] = bytes(value)
-                    elif key is not None:
-                        chunks.pop(bytes(key), None)
+            reader.seek(reader.range()[0])
+            for message in reader.to_end():
+                key, value = message.key(), message.value()
+                if key is not None and value is not None:
+                    chunks[bytes(key)] = bytes(value)
+                elif key is not None:
+                    chunks.pop(bytes(key), None)
         finally:
             reader.close()
         self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()
-        found = _joined(chunks)
-        self._chunks = {snapshot_id: -(-len(data) // CHUNK_BYTES) for snapshot_id, data in found.items()}
-        return found
+        self._keys = {}
+        for key in chunks:
+            self._keys.setdefault(_id_of(key), []).append(key)
+        return _joined(chunks)
 
     def journal_id(self, now: str) -> str:
         """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
         if not self._journal_id:
-            self._send({JOURNAL_KEY.decode(): now.encode()})
+            self._send({JOURNAL_KEY: now.encode()})
             self._journal_id = now
         return self._journal_id
 
@@ -58,26 +57,46 @@ class SnapshotStore:
         """Store a snapshot; when this returns, Kafka has it. Raises Unavailable."""
         pieces = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
         head = json.dumps({"chunks": len(pieces), "crc": zlib.crc32(data)}).encode()
-        self._chunks[snapshot_id] = len(pieces)
-        self._send({f"{snapshot_id}/head": head, **{f"{snapshot_id}/{number}": piece for number, piece in enumerate(pieces)}})
+        records: dict[bytes, bytes | None] = {f"{snapshot_id}/{number}".encode(): piece for number, piece in enumerate(pieces)}
+        records[f"{snapshot_id}/head".encode()] = head
+        if self._keys is not None:
+            self._keys[snapshot_id] = list(records)
+        self._send(records)
 
-    def delete(self, snapshot_id: str) -> None:
-        """Forget a snapshot that a newer one replaces. Raises Unavailable."""
-        self._send({f"{snapshot_id}/{name}": None for name in ("head", *range(self._chunks.pop(snapshot_id, 0)))})
+    def delete_older(self, snapshot_id: str) -> None:
+        """Forget all that this one replaces, whoever wrote them, and what somebody left half-written. Raises Unavailable."""
+        if self._keys is None:
+            self.read()
+        assert self._keys is not None
+        older = [each for each in self._keys if _age(each) < _age(snapshot_id)]
+        self._send({key: None for each in older for key in self._keys[each]})
+        for each in older:
+            del self._keys[each]
 
-    def _send(self, records: Mapping[str, bytes | None]) -> None:
+    def _send(self, records: Mapping[bytes, bytes | None]) -> None:
         failures: list[str] = []
-        producer = Producer({**self._kafka, **APPEND_SETTINGS, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000)})
+        # A record stored twice harms nothing here, and an idempotent client takes half a second for its first: a hand-over waits for it.
+        settings = {**APPEND_SETTINGS, "enable.idempotence": False, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000)}
+        producer = Producer({**self._kafka, **settings})
         try:
             for key, value in records.items():
                 producer.produce(
-                    self._topic, key=key.encode(), value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None
+                    self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None
                 )
             left = producer.flush(ANSWER_TIMEOUT_S)
         except (BufferError, KafkaException) as error:
             raise Unavailable(f"snapshot not stored: {error}") from error
         if left or failures:
             raise Unavailable(f"snapshot not stored: {failures or 'no answer'}")
+
+
+def _id_of(key: bytes) -> str:
+    return key.decode().rpartition("/")[0]
+
+
+def _age(snapshot_id: str) -> list[int]:
+    """Its epoch and its sequence: a broker whose epoch is over deletes nothing of its successor's."""
+    return [int(number) for number in snapshot_id.split("-")]
 
 
 def _joined(chunks: dict[bytes, bytes]) -> dict[str, bytes]:

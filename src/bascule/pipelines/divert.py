@@ -77,12 +77,9 @@ class Taken:
 class JournalReader:
     """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
 
-    def __init__(self, position: Position, diverts: Sequence[Divert], configured: frozenset[str] | None = None) -> None:
-        """What an exclusive divert took that is not among the ``configured`` any more is wanted in its name, as a fault.
-
-        Without ``configured`` somebody else looks after that.
-        """
-        self._configured = configured
+    def __init__(self, position: Position, diverts: Sequence[Divert], answers: Callable[[str], bool] = lambda _: False) -> None:
+        """What another exclusive divert took is wanted in its name, as a fault, where this position ``answers`` for that one."""
+        self._answers = answers
         self.fence = Fence(position.epoch, position.sequence)
         self.exclusive = frozenset(position.exclusive)
         self.foreign = 0
@@ -116,15 +113,16 @@ class JournalReader:
             send = decode_send(value, start, end)
             faults: dict[str, Exception] = {}
             wanted = [choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults)]
-            if send.diverts and self._configured is not None:
-                wanted += self._removed(send, self._configured, faults)
+            if send.diverts:
+                wanted += self._removed(send, faults)
             if wanted:
                 taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted, faults))
             index += 1
         return taken
 
-    def _removed(self, send: Send, configured: frozenset[str], faults: dict[str, Exception]) -> list[Divert]:
-        names = [name for name in send.diverts if name not in configured]
+    def _removed(self, send: Send, faults: dict[str, Exception]) -> list[Divert]:
+        there = {choice.divert.name for choice in self._diverts}
+        names = [name for name in send.diverts if name not in there and self._answers(name)]
         faults |= {name: BadRecord(f"the exclusive divert {name!r} took it, and is not configured any more") for name in names}
         return [Divert(name, send.address, "") for name in names]
 
@@ -147,11 +145,10 @@ class Choice:
     def wants(self, send: Send, in_force: frozenset[str], faults: dict[str, Exception]) -> bool:
         """``in_force`` are the exclusive diverts that the broker applied; a selector that fails notes why in ``faults`` and wants it."""
         divert = self.divert
-        if send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka:
+        if divert.name in send.diverts:
+            return True  # the broker has decided, and left it out of its queues: whatever the divert is like by now
+        if divert.name in in_force or (send.flags & SendFlag.FROM_KAFKA and not divert.from_kafka):
             return False
-        if divert.name in in_force:
-            # The broker has decided, and left the message out of its queues or not by the same decision.
-            return divert.name in send.diverts
         if not address_matches(divert.source, send.address):
             return False
         if self._selector is None:

@@ -13,23 +13,26 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.history import LagMirror
-from bascule.kafka.positions import Position, position_key
+from bascule.kafka.positions import APART, COMMON, Position, position_key
 from bascule.kafka.transactional import end_open_transactions
-from bascule.pipelines.positions import APART, COMMON, JOURNAL_PARTITION, Positions
+from bascule.pipelines.carry import Claim
+from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import DivertPlan, joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
-from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_settings
+from bascule.pipelines.spec import Ingress, Pipelines, from_settings
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
@@ -47,7 +50,6 @@ MIRROR_S = 5.0
 JOURNAL_TIMEOUT_S = 120.0
 #: A divert that catches up joins the others when it is so near: they stand still while it takes the rest.
 JOIN_RECORDS = 20_000
-CLAIMS_AT_ONCE = 8
 
 
 class Driver:
@@ -60,9 +62,14 @@ class Driver:
         self._positions = Positions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._session: SparkSession | None = None
+        self._apart: set[str] = set()
+        self._parked: frozenset[str] = frozenset()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
-        self._sources: dict[str, set[tuple[str, int]]] = {}
+        self._sources: dict[str, dict[tuple[str, int], str]] = {}
+        self._claims: dict[str, tuple[Claim, ...]] = {}
+        self._ended: dict[Claim, int | None] = {}
+        self._passed: dict[str, int | None] = {}
         self._mirrors: dict[str, LagMirror] = {}
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -74,12 +81,13 @@ class Driver:
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
             crash.point("driver.topics.after")
-            journal_id = self._journal_id() if self.pipelines.diverts else ""
+            # Without diverts there may be something left that earlier ones took.
+            journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
             self._session = session.result()
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
                 check(divert, self._session)
-        plan = self._positions.take_diverts(self.pipelines.diverts, journal_id) if self.pipelines.diverts else None
+        plan = self._positions.take_diverts(self.pipelines.diverts, journal_id) if journal_id else None
         if plan is not None:
             self._start_diverts(plan)
         for name, ingress in self._ingresses.items():
@@ -102,13 +110,17 @@ class Driver:
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
+            before, self._ended = self._ended, self._ends()
+            self._pass_over({claim: end for claim, end in self._ended.items() if end is not None and before.get(claim) == end})
 
     def stop(self) -> None:
         """Stops everything in order; no transaction stays open."""
         crash.point("driver.stop.before")
         self._mirror()
+        ends = self._ends()
         for query in self.queries.values():
             query.stop()
+        self._pass_over(ends)
         crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
             mirror.close()
@@ -139,14 +151,15 @@ class Driver:
             time.sleep(POLL_S)
 
     def _start_diverts(self, plan: DivertPlan) -> None:
+        self._apart, self._parked = set(plan.apart), frozenset(plan.parked)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
             self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
-        if not position.members:
-            return None
+        if key == self._positions.common_key and self._diverts and not position.members and not self._apart:
+            return None  # all are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
         task = self._divert_task(key, position)
@@ -155,19 +168,15 @@ class Driver:
         return self._pooled(pool, journal, task).writeStream.format("noop")
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
-        members = tuple(self._diverts[name] for name in position.members)
-        return DivertTask(self.pipelines, self._positions.claim(key, position), members)
+        members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
+        return DivertTask(self.pipelines, self._positions.claim(key, position), members, self._parked | self._apart)
 
     def _join_those_near(self) -> None:
-        common = self.queries.get(COMMON)
-        for name in [name for name in self.queries if name.startswith(APART)]:
-            query = self.queries[name]
-            behind = _journal_offset(query.reached())
-            ahead = _journal_offset(common.reached()) if common and common.running else None
-            if query.running is None or behind is None:
-                continue
-            if common is None or common.running is None or (ahead is not None and abs(ahead - behind) <= JOIN_RECORDS):
-                self._join(name.removeprefix(APART))
+        for name in sorted(self._apart):
+            # Of a query that does not run, be it stopped or about to start again, nothing is known.
+            behind, ahead = (_journal_offset(self.queries[query].reached()) for query in (f"{APART}{name}", COMMON))
+            if behind is not None and ahead is not None and abs(ahead - behind) <= JOIN_RECORDS:
+                self._join(name)
 
     def _join(self, name: str) -> None:
         """Stops the divert and the others, brings whoever is behind to the same offset, and makes them one, in one transaction."""
@@ -180,17 +189,17 @@ class Driver:
             own, shared = self._positions.read(key), self._positions.read(common_key)
             if own.offset < shared.offset:
                 own = self._catch_up(query.name, key, own, shared.offset)
-            elif shared.members and shared.offset < own.offset:
-                shared = self._catch_up(COMMON, common_key, shared, own.offset)
             elif shared.offset < own.offset:
-                shared = self._positions.move(common_key, lambda _: _moved(own, shared), {})
-            after = joined(shared, own)
+                shared = self._catch_up(COMMON, common_key, shared, own.offset)
+            # From here on the common position answers for one that is not configured any more.
+            after = joined(shared, own if name in self._diverts else replace(own, members=()))
             crash.point("join.caught_up")
-            self._positions.move(common_key, lambda _: after, {key: None})
+            self._positions.move(common_key, shared, after, {key: None})
             crash.point("join.after")
             del self.queries[query.name]
+            self._apart.remove(name)
             log.info("divert has joined", divert=name, offset=after.offset)
-        except BasculeError as error:
+        except (BasculeError, PySparkException) as error:
             log.warning("divert could not join yet", divert=name, error=str(error))
         finally:
             common.restart()
@@ -212,23 +221,31 @@ class Driver:
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        ids = self._positions.topics.ids({topic for topic, _ in sources})
-        # What a known ingress finds later is new since then: all of it counts.
-        known = any(key.startswith(f"{pipeline}/") for key in self._positions.known_keys())
-        start = Start(EARLIEST) if known else ingress.start
-
-        def take(source: tuple[str, int]) -> Position:
-            topic, partition = source
-            return self._positions.take_partition(pipeline, topic, partition, ids.get(topic, ""), start)
-
-        with ThreadPoolExecutor(CLAIMS_AT_ONCE) as pool:
-            positions = list(pool.map(take, sorted(sources)))
+        positions = self._positions.take_sources(pipeline, sources, ingress.start)
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
+        self._claims[pipeline] = claims
         offsets = {(at.topic, at.partition): at.offset for at in positions}
         frame = kafka_stream(self._spark, self.pipelines, offsets, committed=True)
         return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress)).writeStream.format("noop")
 
-    def _matching(self, ingress: Ingress) -> set[tuple[str, int]]:
+    def _ends(self) -> dict[Claim, int | None]:
+        """Where the last finished batch of each source partition has ended."""
+        reached = {name: self.queries[name].reached() for name in self._claims}
+        return {claim: reached[name].get((claim.topic, claim.partition)) for name, claims in self._claims.items() for claim in claims}
+
+    def _pass_over(self, ends: Mapping[Claim, int | None]) -> None:
+        """For idle sources, once for each end of their batches: Spark passes the ends of transactions, and tells no task."""
+        new = {claim: end for claim, end in ends.items() if end is None or self._passed.get(claim.key) != end}
+        if not new:
+            return
+        try:
+            self._positions.pass_over(new)
+            self._passed |= {claim.key: end for claim, end in new.items()}
+        except Unavailable as error:
+            log.warning("positions of idle sources stay behind the ends of transactions this time", error=str(error))
+
+    def _matching(self, ingress: Ingress) -> dict[tuple[str, int], str]:
+        """Its source partitions, each with its topic's id: a topic deleted and created again is another one."""
         there = self._positions.topics.partitions()
         if ingress.pattern is None:
             wanted = [topic for topic in ingress.topics if topic in there]
@@ -236,7 +253,8 @@ class Driver:
             pattern = re.compile(ingress.pattern)
             hidden = (topic for topic in there if not topic.startswith("__") and topic not in self.pipelines.own_topics)
             wanted = [topic for topic in hidden if pattern.fullmatch(topic)]
-        return {(topic, partition) for topic in wanted for partition in range(there[topic])}
+        ids = self._positions.topics.ids(wanted)
+        return {(topic, partition): topic_id for topic, topic_id in ids.items() for partition in range(there[topic])}
 
     def _refresh_ingresses(self) -> None:
         for name, ingress in self._ingresses.items():
@@ -278,7 +296,7 @@ class Driver:
 def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: str | None = None) -> None:
     """Runs all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
 
-    Raises BasculeError when they cannot start, PipelineStopped when none of them can go on.
+    Raises BasculeError when they cannot start, PipelineStopped when none of them can go on, or another driver has taken over.
     """
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
@@ -300,8 +318,10 @@ def run_pipelines(pipelines: Pipelines, *, on_ready: Callable[[], None]) -> None
         on_ready()
         while not ended.wait(POLL_S):
             driver.poll()
-            stopped = {name: query.stopped for name, query in driver.queries.items()}
-            if stopped and all(stopped.values()):
+            queries = driver.queries
+            stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
+            # What is idle finds its successor late: all of a driver stops where one has found it.
+            if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
                 raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
     finally:
         with suppress(Exception):
@@ -318,8 +338,3 @@ def _scratch_base(pipelines: Pipelines) -> str | None:
 
 def _journal_offset(reached: Mapping[tuple[str, int], int]) -> int | None:
     return next((offset for (_, partition), offset in reached.items() if partition == JOURNAL_PARTITION), None)
-
-
-def _moved(to: Position, shared: Position) -> Position:
-    """A common position without members goes where the first one is."""
-    return Position(to.topic, to.topic_id, to.partition, to.offset, to.epoch, to.sequence, to.exclusive, (), shared.owner)

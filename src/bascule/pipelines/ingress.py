@@ -87,8 +87,9 @@ class IngressEngine:
         message.timestamp_ms = message.timestamp_ms or max(record.timestamp_ms, 0)
         message.message_id = message.message_id or f"ID:kafka:{record.topic}:{record.partition}:{record.offset}"
         _add_properties(message, record, ingress.key_as)
+        flags = INGRESS_FLAGS | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
-            INGRESS_FLAGS, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
+            flags, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
             Source(record.topic, record.partition, record.offset), encode_message(message),
         )  # fmt: skip
         return encode_record(Kind.DATA, 0, 0, send_entry(send))
@@ -188,8 +189,8 @@ def _map_body(record: KafkaRecord) -> tuple[str, Any]:
         return "map", map_from_json(record.value)
     try:
         content = json.loads(record.value)
-    except ValueError as error:
-        raise BadRecord(f"the value is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"the value is no JSON that is of use: {error}") from None
     if not isinstance(content, dict):
         raise BadRecord("the value is no JSON object")
     for name, item in content.items():

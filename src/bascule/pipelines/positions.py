@@ -1,28 +1,48 @@
-"""Taking positions over: each driver run writes its name into the positions it works from, and its predecessor's tasks stop."""
+"""Taking positions over: a driver writes a name into the positions it works from, a new one each time, and tasks of earlier ones stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from bascule.core import crash
 from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
+from bascule.kafka.epochs import taken_since
 from bascule.kafka.guards import RECORD_BYTES, Role, guard
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.positions import POSITION_PARTITIONS, Position, PositionLost, PositionReader, position_key
-from bascule.kafka.transactional import TransactionalWriter
+from bascule.kafka.positions import (
+    APART,
+    BEGUN,
+    COMMON,
+    POSITION_PARTITIONS,
+    Position,
+    PositionLost,
+    PositionReader,
+    PositionTaken,
+    position_key,
+    position_partition,
+)
+from bascule.kafka.transactional import PositionMoved, TransactionalWriter
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
-from bascule.pipelines.spec import Divert, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
 
 log = structlog.get_logger()
 
-COMMON = "diverts"
-APART = "divert:"
-BEGUN = "begun:"
+#: Topic and partition.
+Source = tuple[str, int]
+
 JOURNAL_PARTITION = 0
+TAKEN_AT_ONCE = 8
+#: Who looks after queries waits no longer for somebody's open transaction.
+IDLE_TIMEOUT_S = 5.0
 _UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
 #: As large as a journal record may be; the cluster's own limit still holds.
 _RECORD_BYTES_MAX = str(RECORD_BYTES)
@@ -34,13 +54,33 @@ _COMPACTED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """The journal as it is when a driver starts."""
+
+    topic: str
+    topic_id: str
+    history: TopicHistory
+    end: int
+
+    def position(self, offset: int) -> Position:
+        """Of a reader that begins there."""
+        return journal_position(self.topic, self.topic_id, JOURNAL_PARTITION, offset, self.history)
+
+    def taken_since(self, position: Position | None) -> dict[str, int]:
+        """Where what exclusive diverts took begins, behind a position."""
+        return taken_since(position, self.history, self.end)
+
+
 class Positions:
-    """The positions of one bridge, as one driver run (``owner``) takes them over."""
+    """The positions of one bridge, as one driver run (``owner``) takes them over. A position's own owner is the run and which try of it."""
 
     def __init__(self, pipelines: Pipelines, owner: str) -> None:
         self.pipelines = pipelines
         self.owner = owner
         self.topics = Topics(pipelines.kafka)
+        self._tries = itertools.count(1)
+        self._held: set[str] = set()
 
     def prepare_topics(self) -> None:
         """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
@@ -65,13 +105,9 @@ class Positions:
         for finding in guard(pipelines.kafka, roles):
             log.warning("a topic is not as it should be", finding=str(finding))
 
-    def known_keys(self) -> set[str]:
-        """Every key that holds a position, perhaps one of an open transaction."""
-        reader = PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, range(POSITION_PARTITIONS), committed=False)
-        try:
-            return set(reader.read())
-        finally:
-            reader.close()
+    def know_diverts(self) -> bool:
+        """Whether diverts have run here, be they configured or not."""
+        return self.common_key in self._seen_keys()
 
     def writer(self, key: str) -> TransactionalWriter:
         """A writer of a position; taking it ends whatever an earlier one had open."""
@@ -88,36 +124,29 @@ class Positions:
     def take_diverts(self, diverts: tuple[Divert, ...], topic_id: str) -> DivertPlan | None:
         """Registers new diverts, parks disabled ones, forgets removed ones, and takes all that stand somewhere over.
 
-        One transaction under the common transactional id writes it all, after every writer of an earlier run was fenced.
-        Raises PositionLost.
+        One transaction under the common transactional id writes it all. It compares the common position only: the others have been given
+        names that nobody else knows, after the common one, so a driver that starts meanwhile makes it fail. None when there is nothing
+        to do: no divert, and nothing left of earlier ones. Raises PositionLost, PositionMoved.
         """
         topic = self.pipelines.journal_topic
         history = TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
-        keys = self.known_keys()
-        kept, begun = (
-            {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
-        )
-        common_writer = self.writer(self.common_key)
-        writers = {name: self.writer(key) for name, key in kept.items()}
-        try:
-            common = common_writer.current()
-            own = {name: found for name, writer in writers.items() if (found := writer.current()) is not None}
+        # First of all: what a broker takes that begins while this looks around lies behind it.
+        end = history.latest()
+        with closing(self.writer(self.common_key)) as common_writer:
+            common = self._take(common_writer)
+            keys = self._seen_keys()
+            kept, begun = (
+                {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
+            )
+            own = {name: found for name, key in kept.items() if (found := self._taken(key)) is not None}
             self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, [found for found in (common, *own.values()) if found], history)
 
-            def start_of(divert: Divert) -> Position:
-                if divert.name in begun:
-                    raise PositionLost(f"divert {divert.name!r} has run before and has no position any more: restore the positions")
-                return journal_position(topic, topic_id, JOURNAL_PARTITION, offset_of(divert.start, history), history)
+            def has_begun(name: str) -> bool:
+                return name in begun and self._stored(begun[name]) is not None
 
-            plan = plan_diverts(diverts, common, own, start_of)
+            plan = self._plan(diverts, common, own, has_begun, _Journal(topic, topic_id, history, end))
             if plan is None:
                 return None
-            plan = DivertPlan(
-                replace(plan.common, owner=self.owner),
-                {name: replace(position, owner=self.owner) for name, position in plan.apart.items()},
-                {name: replace(position, owner="") for name, position in plan.parked.items()},
-                plan.new,
-            )
             configured = {divert.name for divert in diverts}
             others: dict[str, Position | None] = dict.fromkeys(kept.values())
             others |= dict.fromkeys(key for name, key in begun.items() if name not in configured)
@@ -125,52 +154,96 @@ class Positions:
             others |= {self.own_key(name): position for name, position in (plan.apart | plan.parked).items()}
             crash.point("driver.take.before")
             common_writer.write([], common, plan.common, others)
+            self._held |= {self.common_key, *map(self.own_key, plan.apart)}
             crash.point("driver.take.after")
-            return plan
-        finally:
-            for writer in (common_writer, *writers.values()):
-                writer.close()
+            return None if plan.common.vacant else plan
 
-    def take_partition(self, pipeline: str, topic: str, partition: int, topic_id: str, start: Start) -> Position:
-        """Takes one source partition over; a new one begins at ``start``. Raises PositionLost."""
-        key = position_key(pipeline, topic, partition)
-        history = TopicHistory(self.pipelines.kafka, topic, partition)
-        writer = self.writer(key)
-        try:
-            found = writer.current()
-            self._check(pipeline, topic, partition, topic_id, [found] if found else [], history)
-            position = found or Position(topic, topic_id, partition, offset_of(start, history))
-            position = replace(position, owner=self.owner)
-            writer.write([], found, position)
-            crash.point("driver.source.after")
-            return position
-        finally:
-            writer.close()
+    def _plan(
+        self, diverts: tuple[Divert, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
+        journal: _Journal,
+    ) -> DivertPlan | None:  # fmt: skip
+        """The plan under a name of this run. What exclusive diverts took for which nobody stands is looked up in the journal."""
+        configured = {divert.name for divert in diverts}
+        taken = journal.taken_since(stored)
+        common = None if stored is None or stored.vacant else stored
+        # One that stood apart and is not configured any more still answers for what it took; for all others it is the common position.
+        own = {name: at for name, at in own.items() if name in configured or name in taken or name in journal.taken_since(at)}
+        unclaimed = taken.keys() - {*own, *(common.members if common else ())}
+        if common is not None:
+            unclaimed &= configured
 
-    def move(self, key: str, change: Callable[[Position], Position], others: Mapping[str, Position | None]) -> Position:
-        """Changes a position of this run, and others with it, in one transaction."""
-        writer = self.writer(key)
-        try:
-            found = writer.current()
-            if found is None:
-                raise PositionLost(f"the position {key!r} is missing")
-            after = change(found)
-            writer.write([], found, after, others)
-            return after
-        finally:
-            writer.close()
+        def at(offset: int) -> Position:
+            return replace(common, members=(), owner="") if common is not None and offset == common.offset else journal.position(offset)
 
-    def stored(self) -> dict[str, Position]:
+        def start_of(divert: Divert) -> Position:
+            if has_begun(divert.name):
+                raise PositionLost(f"divert {divert.name!r} has run before and has no position any more: restore the positions")
+            return at(min(offset_of(divert.start, journal.history), journal.end))
+
+        plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
+        if plan is None:
+            return None
+        if not diverts and not taken and not plan.apart:
+            # Nothing of earlier diverts is left: there is no more to answer for.
+            return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
+        owner = self._name()
+        return DivertPlan(
+            replace(plan.common, owner=owner),
+            {name: replace(position, owner=owner) for name, position in plan.apart.items()},
+            {name: replace(position, owner="") for name, position in plan.parked.items()},
+            plan.new,
+        )
+
+    def take_sources(self, pipeline: str, sources: Mapping[Source, str], start: Start) -> list[Position]:
+        """Takes all source partitions of an ingress over, each with its topic's id.
+
+        Those of a new ingress begin at ``start``. What a known one finds later is new since then: all of it counts. One transaction under
+        the ingress's own transactional id adds those that are new, and says that it is known. Raises PositionLost, PositionTaken.
+        """
+        with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
+            known = self._take(leader)
+            found = dict(zip(sources, pool.map(partial(self._take_source, pipeline), sources, sources.values()), strict=True))
+            begin = Start(EARLIEST) if known or any(found.values()) else start
+            owner = self._name()
+            taken = {
+                position_key(pipeline, *source): replace(position or self._beginning(source, sources[source], begin), owner=owner)
+                for source, position in found.items()
+            }
+            leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken)
+            self._held |= {pipeline, *taken}
+        return list(taken.values())
+
+    def move(self, key: str, before: Position, after: Position, others: Mapping[str, Position | None]) -> Position:
+        """Moves a position from where this run has read it, and ``others`` that it has read, in one transaction. Raises PositionMoved."""
+        with closing(self.writer(key)) as writer:
+            writer.write([], before, after, others)
+        return after
+
+    def pass_over(self, claims: Iterable[Claim]) -> None:
+        """Moves positions of idle sources past what is no record: ends of transactions, and what was rolled back.
+
+        Else a retention that deletes these would leave a position before the first offset, as if records had been lost.
+        Raises Unavailable.
+        """
+        stored = self.stored(IDLE_TIMEOUT_S)
+        for claim in claims:
+            found = stored.get(claim.key)
+            if found is not None and found.owner == claim.owner and (end := self._next_record(found)) > found.offset:
+                with suppress(PositionMoved):  # then it is not idle
+                    self.move(claim.key, found, replace(found, offset=end), {})
+
+    def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
         """All positions as they stand, without taking any."""
-        reader = PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, range(POSITION_PARTITIONS))
-        try:
-            return reader.read()
-        finally:
-            reader.close()
+        everywhere = range(POSITION_PARTITIONS)
+        with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, everywhere)) as reader:
+            return reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
-        """A position as it stands now, after its writers were fenced. Raises PositionLost."""
-        return self.move(key, lambda found: found, {})
+        """A position of this run as it stands now; only who is told of this reading can move it. Raises PositionLost, PositionTaken."""
+        found = self._taken(key)
+        if found is None:
+            raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.positions_topic!r}")
+        return found
 
     @property
     def common_key(self) -> str:
@@ -184,6 +257,68 @@ class Positions:
     def begun_key(self, divert: str) -> str:
         """The key of the position at which a divert once began."""
         return position_key(f"{BEGUN}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
+
+    def _name(self) -> str:
+        return f"{self.owner}.{next(self._tries)}"
+
+    def _taken(self, key: str) -> Position | None:
+        with closing(self.writer(key)) as writer:
+            return self._take(writer)
+
+    def _take(self, writer: TransactionalWriter) -> Position | None:
+        """The position under a new name: to be fenced does not stop a task that lives on, to find another name does.
+
+        What this run has held once it does not take from its successor: else the two would stop each other in turn.
+        """
+        while True:
+            found = writer.current()
+            if found is None or found.vacant:
+                return found  # nobody works from it
+            if writer.key in self._held and found.owner.partition(".")[0] != self.owner:
+                raise PositionTaken(f"{writer.key!r} is held by {found.owner!r}, another driver of the bridge: this one stops")
+            taken = replace(found, owner=self._name())
+            with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts
+                writer.write([], found, taken)
+                self._held.add(writer.key)
+                return taken
+
+    def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
+        found = self._taken(position_key(pipeline, *source))
+        self._check(pipeline, *source, topic_id, [found] if found else [], TopicHistory(self.pipelines.kafka, *source))
+        crash.point("driver.source.after")
+        return found
+
+    def _beginning(self, source: Source, topic_id: str, start: Start) -> Position:
+        topic, partition = source
+        return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
+
+    def _next_record(self, position: Position) -> int:
+        """Where the next record is or will be."""
+        history = TopicHistory(self.pipelines.kafka, position.topic, position.partition)
+        end = history.stable()
+        if end <= position.offset or history.earliest() > position.offset:  # nothing is there, or nobody knows what was
+            return position.offset
+        for message in history.records(position.offset, end, committed=True):
+            offset = message.offset()
+            assert offset is not None
+            return offset
+        return end
+
+    def _seen_keys(self) -> set[str]:
+        """Every key that has, had or may have a position: also those in transactions that are open or were rolled back."""
+        seen: set[str] = set()
+        everywhere = range(POSITION_PARTITIONS)
+        with closing(
+            TableReader(
+                self.pipelines.kafka, self.pipelines.positions_topic, everywhere, lambda key, _: seen.add(key.decode()), committed=False
+            )
+        ) as reader:
+            reader.read()
+        return seen
+
+    def _stored(self, key: str) -> Position | None:
+        with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, [position_partition(key)])) as reader:
+            return reader.read().get(key)
 
     def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: list[Position], history: TopicHistory) -> None:
         if not found:
@@ -199,7 +334,7 @@ class Positions:
         for position in found:
             if position.topic_id != topic_id:
                 raise PositionLost(f"topic {topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
-            if position.offset < first:
+            if position.offset < first and not position.vacant:
                 raise PositionLost(
                     f"pipeline {pipeline!r} stands at offset {position.offset} of {topic}-{partition}, whose records begin at {first}:"
                     " those between were deleted before they were taken"

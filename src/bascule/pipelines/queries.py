@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class PipelineStopped(BasculeError):
 
 @dataclass(slots=True)
 class Query:
-    """A pipeline as Spark runs it. ``build`` takes its positions over and returns what writes, or None for nothing to do yet."""
+    """A pipeline as Spark runs it. ``build`` takes its positions over and returns what writes; None: nothing to do until ``restart``."""
 
     name: str
     build: Callable[[], DataStreamWriter | None]
@@ -52,6 +53,7 @@ class Query:
         try:
             writer = self.build()
             if writer is None:
+                self._due_s = math.inf
                 return
             self._attempts += 1
             # The position decides, never a checkpoint: each start has a fresh one.
@@ -79,6 +81,11 @@ class Query:
         if self.running is None and self.stopped is None and time.monotonic() >= self._due_s:
             self.start()
 
+    @property
+    def superseded(self) -> bool:
+        """Whether it has stopped for another driver, which does its work now."""
+        return self.stopped is not None and "PositionTaken: " in self.stopped
+
     def stop(self) -> None:
         """Stops it; a transaction under way is aborted by whoever takes the position next."""
         if self.running is not None:
@@ -87,10 +94,11 @@ class Query:
         self._drop_checkpoint(self._attempts)
 
     def restart(self) -> None:
-        """Stops and starts it at once."""
+        """Stops and starts it at once, unless it has come to its end."""
         self.stop()
-        self._due_s = 0.0
-        self.start()
+        if self.stopped is None:
+            self._due_s = 0.0
+            self.start()
 
     def reached(self) -> dict[tuple[str, int], int]:
         """The end of its last finished batch, by topic and partition."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bascule.journal.fence import Fence
-from bascule.journal.records import DamagedRecord, ForeignRecord, Kind, Op, decode_header, decode_json, entries
+from bascule.journal.records import DamagedRecord, ForeignRecord, Kind, decode_header
+from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position
 from bascule.pipelines.divert import journal_header
@@ -21,8 +22,8 @@ LOOK_BACK_RECORDS = 10_000
 class DivertPlan:
     """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
 
-    ``apart`` are enabled diverts that still have to reach the common position; ``parked`` are disabled ones that keep theirs;
-    ``new`` is where those begin that were not known before.
+    ``apart`` are enabled diverts that still have to reach the common position, and removed ones that answer for what they took until they
+    are there; ``parked`` are disabled ones that keep theirs; ``new`` is where those begin that were not known before.
     """
 
     common: Position
@@ -36,11 +37,13 @@ def plan_diverts(
     common: Position | None,
     own: Mapping[str, Position],
     start_of: Callable[[Divert], Position],
+    taken: Mapping[str, Position],
 ) -> DivertPlan | None:
-    """The plan; None when no divert is or was there.
+    """The plan; None when no divert is or was there. ``taken`` is where begins what exclusive diverts took for which nobody stands yet.
 
     A member that is disabled parts with the common position as its own, and later catches up from there; one that is no longer configured
-    is forgotten. A new divert begins where it says. Whoever stands at the common offset is a member.
+    is forgotten: from the common position on, that answers for it. A new divert begins where it says, and not behind what it took.
+    Whoever stands at the common offset is a member.
     """
     if not diverts and common is None:
         return None
@@ -52,17 +55,21 @@ def plan_diverts(
             standing[divert.name] = common
         elif divert.name in own:
             standing[divert.name] = own[divert.name]
-        elif divert.enabled:
-            standing[divert.name] = new[divert.name] = start_of(divert)
-    enabled = [divert.name for divert in diverts if divert.enabled]
+        elif divert.enabled or divert.name in taken:
+            starts = ([start_of(divert)] if divert.enabled else []) + ([taken[divert.name]] if divert.name in taken else [])
+            standing[divert.name] = new[divert.name] = min(starts, key=lambda position: position.offset)
+    enabled = {divert.name for divert in diverts if divert.enabled}
+    disabled = {divert.name for divert in diverts} - enabled
     base = common or max((standing[name] for name in enabled), key=lambda position: position.offset, default=None)
     if base is None:
         return None
     there = tuple(sorted(name for name in enabled if standing[name].offset == base.offset))
+    removed = {name: at for name, at in {**own, **taken}.items() if name not in enabled | disabled and at.offset != base.offset}
+    elsewhere = {name: replace(at, members=(name,)) for name, at in (standing | removed).items() if name not in there}
     return DivertPlan(
         common=replace(_best_informed(base, [standing[name] for name in there]), members=there),
-        apart={name: replace(standing[name], members=(name,)) for name in enabled if name not in there},
-        parked={name: replace(at, members=(name,)) for name, at in standing.items() if name not in enabled},
+        apart={name: at for name, at in elsewhere.items() if name not in disabled},
+        parked={name: at for name, at in elsewhere.items() if name in disabled},
         new=new,
     )
 
@@ -109,21 +116,14 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
             # Begun among records of a dead broker, perhaps: the newer epoch counts.
             fence.epoch, fence.sequence = header.epoch, -1
         if fence.admits(at, header) and header.kind is Kind.EPOCH:
-            exclusive = _exclusive(_octets(value) or b"")
+            exclusive = exclusive_of(_octets(value) or b"")
     if fence.epoch >= 0 and fence.epoch < offset - LOOK_BACK_RECORDS and fence.epoch >= first:
         for message in history.records(fence.epoch, fence.epoch + 1):
             value = _octets(message.value()) or b""
             if decode_header(value).kind is not Kind.EPOCH:
                 raise DamagedRecord(f"offset {fence.epoch} is no epoch start, though records name it as their epoch")
-            exclusive = _exclusive(value)
+            exclusive = exclusive_of(value)
     return Position(topic, topic_id, partition, offset, epoch=fence.epoch, sequence=fence.sequence, exclusive=exclusive)
-
-
-def _exclusive(value: bytes) -> tuple[str, ...]:
-    for op, start, end in entries(value):
-        if op == Op.EPOCH:
-            return tuple(sorted(str(name) for name in decode_json(value, start, end).get("exclusive", ())))
-    return ()
 
 
 def _octets(value: str | bytes | None) -> bytes | None:

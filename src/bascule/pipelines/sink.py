@@ -119,8 +119,9 @@ class DestinationWriter(DataSourceStreamWriter):
             priority=4 if row.get("priority") is None else row["priority"], properties=dict(row.get("properties") or {}),
             body_kind="bytes" if binary else "text", body=bytes(body) if binary else body,
         )  # fmt: skip
+        flags = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
-            SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE, self._routing, message.priority, 0, 0, 0, address, (), (), (),
+            flags, self._routing, message.priority, 0, 0, 0, address, (), (), (),
             Source(f"sink:{self._id}", 0, 0), encode_message(message),
         )  # fmt: skip
         return encode_record(Kind.DATA, 0, 0, send_entry(send))

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
+from bascule.kafka.positions import COMMON
 from bascule.pipelines.carry import Carrier, Claim, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.mapping import BadRecord
-from bascule.pipelines.positions import COMMON
 from bascule.pipelines.rows import arrow_batch, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 
@@ -49,19 +49,20 @@ class DivertTask:
     """Journal rows to target topics, for all diverts that share a position.
 
     Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
-    ``failed`` are journal offsets on which a divert's transformation failed, and why.
+    ``failed`` are journal offsets on which a divert's transformation failed, and why. What exclusive diverts took that are not configured
+    is dead-lettered by who answers for it: one that stands ``elsewhere`` (all of them are known to the common position) for itself.
     """
 
     pipelines: Pipelines
     claim: Claim
     diverts: tuple[Divert, ...]
+    elsewhere: frozenset[str] = frozenset()
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Takes the rows of one journal partition in order."""
         position = held_position(self.pipelines, self.claim)
-        configured = frozenset(divert.name for divert in self.pipelines.diverts) if self.claim.key.startswith(f"{COMMON}/") else None
-        reader = JournalReader(position, self.diverts, configured)
+        reader = JournalReader(position, self.diverts, self._answers)
         made: dict[tuple[str, int, int], list[Record]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = 0
@@ -85,6 +86,9 @@ class DivertTask:
                 for divert, output in engine.outputs(taken, transformed):
                     carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
             carrier.reach(offset + 1)
+
+    def _answers(self, name: str) -> bool:
+        return name not in self.elsewhere if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
     def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
         reason = self.failed.get((divert.name, taken.offset))
@@ -128,7 +132,7 @@ class RowsTask:
             return
         sends = (decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND)
         for index, send in enumerate(sends):
-            if self.divert.name in send.diverts or choice.wants(send, frozenset(), {}):
+            if choice.wants(send, frozenset(), {}):
                 with suppress(BasculeError, ValueError):  # the writer decodes it as well, and dead-letters it
                     yield message_row(send, offset, header.epoch, header.sequence, index, self.divert.key)
 

@@ -10,14 +10,15 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import bascule
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
-from bascule.broker.errors import JournalUnavailable
+from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
@@ -116,7 +117,7 @@ class Epoch:
 
     def _fresh_engine(self) -> Engine:
         bodies = Bodies(self._bodies, self._memory_bytes)
-        return Engine(Journaling(self._writer.append, on_work=self._work), bodies, _now_ms, self._policy)
+        return Engine(Journaling(self._append, on_work=self._work), bodies, _now_ms, self._policy)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -132,8 +133,7 @@ class Epoch:
         self.engine.journaling.begin(offset, loader.fence.sequence)
         self.engine.addresses.use(self._diverts)
         self._next_offset = offset + 1
-        self.housekeeping = Housekeeping(self.place, self.engine, self.offsets, lambda: not self.ended)
-        self.housekeeping.begin([*self.following.snapshots, *list(loader.announced)[-1:]], self.following.stored)
+        self.housekeeping = Housekeeping(self.place, self.engine, self.offsets, self.following.store, lambda: not self.ended)
         self.engine.create_configured()
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
@@ -174,12 +174,21 @@ class Epoch:
     def _tick(self) -> None:
         if not self.ended:
             self._timer = None
-            self.engine.tick()
-            self.engine.dispatch()
+            with self._or_end("what was due could not be done"):
+                self.engine.tick()
+                self.engine.dispatch()
             self._set_timer()
             self._on_confirmed()
 
     # -- appends -----------------------------------------------------------------------------------------------------
+
+    def _append(self, key: bytes, value: bytes) -> None:
+        """Whoever was the one to close the record: without it the epoch cannot go on."""
+        try:
+            self._writer.append(key, value)
+        except BasculeError as error:
+            self.end(error)
+            raise
 
     def _work(self, urgent: bool) -> None:
         if urgent:
@@ -211,21 +220,10 @@ class Epoch:
     def _settle(self, outcomes: list[Outcome]) -> None:
         if self._watch is not None and not self.awake():
             return
-        for offset, error in outcomes:
-            if self.ended:
-                return
-            if error is not None:
-                self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
-            elif self._started is not None and not self._started.done():
-                self._started.set_result(offset)
-            elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
-                self._next_offset = offset + 1
-                self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
-                assert self.housekeeping is not None
-                self.housekeeping.appended(self.engine.journaling.in_flight[0].size_bytes)
-                crash.point("journal.confirm.before")
-                self.engine.confirm()
-                crash.point("journal.confirm.after")
+        with self._or_end("what a stored record decided could not be done"):
+            for outcome in outcomes:
+                if not self.ended:
+                    self._settle_one(*outcome)
         if self.ended:
             return
         self._oldest_since_s = time.monotonic()
@@ -233,6 +231,20 @@ class Epoch:
         if self._flush_due:
             self.flush()
         self._on_confirmed()
+
+    def _settle_one(self, offset: int, error: str | None) -> None:
+        if error is not None:
+            self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
+        elif self._started is not None and not self._started.done():
+            self._started.set_result(offset)
+        elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
+            self._next_offset = offset + 1
+            self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
+            assert self.housekeeping is not None
+            self.housekeeping.appended(self.engine.journaling.in_flight[0].size_bytes)
+            crash.point("journal.confirm.before")
+            self.engine.confirm()
+            crash.point("journal.confirm.after")
 
     def _own_gap(self, start: int, end: int) -> bool:
         """Somebody else wrote between our records: a newer epoch ends this one, anything else is alarmed and passed over."""
@@ -283,6 +295,15 @@ class Epoch:
         return not self.ended
 
     # -- end ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _or_end(self, what: str) -> Iterator[None]:
+        """A fault half-way leaves what only a load from the journal puts right; the confirmations to come would be taken for others."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("%s", what)
+            self.end(BrokerFault(f"{what}: {error!r}"))
 
     def end(self, error: BasculeError) -> None:
         """The epoch cannot go on: nothing is answered any more."""

@@ -57,9 +57,7 @@ class Following:
         self._end: int | None = None
         self._closing = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
-        #: Ids of the snapshots that were found, and mids in the store.
-        self.snapshots: list[str] = []
-        self.stored: set[int] = set()
+        self.store = StoredMessages(place.kafka, place.store_topic)
         self.foreign = 0  # records that are not Bascule's
         self.journal_id = ""  # of the topic
         self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
@@ -72,8 +70,7 @@ class Following:
     def _run(self) -> Loader:
         candidates = self._candidates()
         # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
-        stored = StoredMessages(self._place.kafka, self._place.store_topic).read()
-        self.stored = set(stored)
+        stored = self.store.read()
         reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
         try:
             first, high = reader.range()
@@ -95,6 +92,7 @@ class Following:
                     continue
                 base = f"snapshot {snapshot.id}" if snapshot is not None else "the beginning"
                 log.info("loaded from %s, journal read from offset %d to %d", base, loader.first_offset, position)
+                stored.clear()  # whoever stands by holds them once
                 self._apply(reader, loader, position, lambda: self._end)
                 loader.finish()
                 return loader
@@ -112,7 +110,6 @@ class Following:
             except DamagedRecord as error:
                 log.error("snapshot %s cannot be used: %s", name, error)
         self._recognise(store)
-        self.snapshots = [snapshot.id for snapshot in found]
         return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
 
     def _recognise(self, store: SnapshotStore) -> None:

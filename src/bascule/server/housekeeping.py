@@ -9,10 +9,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.snapshot import Snapshot
@@ -21,9 +21,11 @@ from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
 from bascule.kafka.background import in_background
-from bascule.kafka.compacted import Appender, Outgoing, TableReader, trim
+from bascule.kafka.compacted import Appender, Outgoing, trim
+from bascule.kafka.epochs import taken_since
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import POSITION_PARTITIONS, PositionReader
+from bascule.kafka.log import PartitionReader
+from bascule.kafka.positions import APART, BEGUN, COMMON, POSITION_PARTITIONS, Position, PositionReader, position_key
 from bascule.kafka.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Journal read again at a start, beside what still waits in queues: about a second of it.
 SNAPSHOT_BYTES = 128 << 20
@@ -56,12 +60,38 @@ class StoredMessages:
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
         self._kafka = kafka
         self._topic = topic
+        self._next_offset = 0
+        self._mids: set[int] = set()
 
     def read(self) -> dict[int, bytes]:
         """All of them. Raises Unavailable."""
-        reader = TableReader(self._kafka, self._topic, [0])
+        found: dict[int, bytes] = {}
+        for mid, value in self._records():
+            if value is None:
+                found.pop(mid, None)
+            else:
+                found[mid] = value
+        self._mids = set(found)
+        return found
+
+    def mids_now(self) -> set[int]:
+        """Of all of them, also of those that came after ``read``. Raises Unavailable."""
+        for mid, value in self._records():
+            if value is None:
+                self._mids.discard(mid)
+            else:
+                self._mids.add(mid)
+        return set(self._mids)
+
+    def _records(self) -> Iterator[tuple[int, bytes | None]]:
+        """What has been written since the last time; None for what is gone."""
+        reader = PartitionReader(self._kafka, self._topic, 0)
         try:
-            return {int(key): stored.value for key, stored in reader.read().items()}
+            reader.seek(max(reader.range()[0], self._next_offset))
+            for message in reader.to_end():
+                value = message.value()
+                yield int(message.key() or b""), None if value is None else bytes(value)
+                self._next_offset = (message.offset() or 0) + 1
         finally:
             reader.close()
 
@@ -77,18 +107,18 @@ class StoredMessages:
 
 
 class Housekeeping:
-    """The rounds of one epoch. ``engine`` and ``offsets`` are the epoch's; ``running`` says whether it goes on."""
+    """The rounds of one epoch. ``engine``, ``offsets`` and ``store`` are the epoch's; ``running`` says whether it goes on."""
 
-    def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, running: Callable[[], bool]) -> None:
+    def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool]) -> None:
         self.place = place
         self._engine = engine
         self._offsets = offsets
         self._running = running
         self._loop = asyncio.get_running_loop()
         self._snapshots = SnapshotStore(place.kafka, place.snapshots_topic)
-        self._store = StoredMessages(place.kafka, place.store_topic)
-        self._names: list[str] = []  # of snapshots that the next one replaces
-        self._stored: set[int] = set()
+        self._store = store
+        self._stored: set[int] = set()  # mids that are there
+        self._first = True
         self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
         self._records = 0
         self._size_bytes = 0
@@ -97,10 +127,7 @@ class Housekeeping:
         self._task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
         self._busy = False
         self.pins: list[Pin] = []
-
-    def begin(self, names: list[str], stored: set[int]) -> None:
-        """Snapshots that are there, and messages in the store."""
-        self._names, self._stored = names, stored
+        self._taken: dict[Position | None, dict[str, int]] = {}
 
     def appended(self, size_bytes: int) -> None:
         """A record is stored; when there are enough, a round begins."""
@@ -111,13 +138,18 @@ class Housekeeping:
 
     async def round(self) -> None:
         """Snapshot, announce it, forget the older ones, trim."""
+        await self._alone(self._round)
+
+    async def hand_over(self) -> None:
+        """A snapshot for the next broker; to clear away what that replaces is the next one's, which waits."""
+        await self._alone(self._snapshot)
+
+    async def _alone(self, work: Callable[[], Awaitable[object]]) -> None:
         if self._busy:
             return
         self._busy = True
         try:
-            taken = await self._snapshot()
-            if taken is not None and self._running():
-                await self._off_loop(self._trim, taken)
+            await work()
         except TimeoutError:
             log.warning("no snapshot this time: its announcement is not stored yet")
         except BasculeError as error:
@@ -125,18 +157,37 @@ class Housekeeping:
         finally:
             self._busy = False
 
-    async def _off_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
+    async def _round(self) -> None:
+        taken = await self._snapshot()
+        if taken is None:
+            return
+        crash.point("snapshot.delete.before")
+        await self._off_loop(self._snapshots.delete_older, taken.id)
+        crash.point("snapshot.delete.after")
+        gone = self._stored.difference(taken.stored)
+        if gone:
+            crash.point("store.forget.before")
+            await self._off_loop(self._store.write, dict.fromkeys(gone))
+            crash.point("store.forget.after")
+            self._stored -= gone
+        if self._running():
+            await self._off_loop(self._trim, taken)
+
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
 
     async def _snapshot(self) -> Snapshot | None:
         engine = self._engine
+        if self._first:
+            # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
+            self._stored = await self._off_loop(self._store.mids_now)
+            self._first = False
         taken = snapshots.take(engine, self._offsets)
         crash.point("snapshot.taken")
         self._all_records += self._records
         self._all_bytes += self._size_bytes
         self._records = self._size_bytes = 0
-        gone = self._stored.difference(mid for mids in taken.mids for mid in mids)
-        taken.stored = sorted(self._stored - gone)
+        taken.stored = sorted(self._stored.intersection(mid for mids in taken.mids for mid in mids))
         moved = snapshots.pinning(engine, taken, self._sequences[0])
         if moved:
             records = {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()}
@@ -155,16 +206,6 @@ class Housekeeping:
         await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
-        older, self._names = [name for name in self._names if name != taken.id], [taken.id]
-        for name in older:
-            crash.point("snapshot.delete.before")
-            await self._off_loop(self._snapshots.delete, name)
-            crash.point("snapshot.delete.after")
-        if gone:
-            crash.point("store.forget.before")
-            await self._off_loop(self._store.write, dict.fromkeys(gone))
-            crash.point("store.forget.after")
-            self._stored -= gone
         return taken
 
     # -- trimming, off the loop ----------------------------------------------------------------------------------------
@@ -189,17 +230,14 @@ class Housekeeping:
     def _pins(self, end: int) -> list[Pin]:
         """Of committed positions only: one that is not committed yet may never be."""
         place = self.place
-        if place.positions_topic not in Topics(place.kafka).partitions():
-            return []
-        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
-        try:
-            positions = reader.read()
-        finally:
-            reader.close()
+        positions = self._positions()
         mean_bytes = self._all_bytes / self._all_records if self._all_records else 0.0
         quota_bytes = place.pinned_bytes_max
         pins = []
         for key, position in sorted(positions.items()):
+            # Where a divert once began is remembered, and needs nothing of the journal.
+            if key.startswith(BEGUN) or position.vacant:
+                continue
             if position.topic == place.topic and position.partition == place.partition:
                 behind = max(0, end - position.offset)
                 size_bytes = int(behind * mean_bytes)
@@ -211,3 +249,29 @@ class Housekeeping:
                     pin.pipeline, pin.records, pin.bytes,
                 )  # fmt: skip
         return pins
+
+    def _positions(self) -> dict[str, Position]:
+        """Of the pipelines, and of exclusive diverts that none stands for yet: where begins what they took."""
+        place = self.place
+        if place.positions_topic not in Topics(place.kafka).partitions():
+            return self._unclaimed(None)
+        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
+        try:
+            positions = reader.read()
+        finally:
+            reader.close()
+        return self._unclaimed(positions.get(position_key(COMMON, place.topic, place.partition))) | positions
+
+    def _unclaimed(self, common: Position | None) -> dict[str, Position]:
+        place = self.place
+        if common is not None and not common.vacant:
+            return {}
+        if common not in self._taken:  # it changes with an epoch, and with the position
+            history = TopicHistory(place.kafka, place.topic, place.partition)
+            self._taken = {common: taken_since(common, history, history.latest())}
+        return {
+            position_key(f"{APART}{name}", place.topic, place.partition): Position(
+                place.topic, "", place.partition, offset, members=(name,)
+            )
+            for name, offset in self._taken[common].items()
+        }

@@ -192,6 +192,8 @@ class Node:
             await listener.start_serving()
             self.reason = ""
             self._has_served = True
+            if not self._elected.is_set():  # lost while it was loading; that is told once only
+                epoch.end(SteppedDown("another broker has been elected"))
             on_ready()
             assert self._ended is not None
             await asyncio.wait([self._stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
@@ -207,8 +209,8 @@ class Node:
         def changed(elected: bool) -> None:
             loop.call_soon_threadsafe(self._election_changed, elected)
 
-        def doubted(doubt: bool) -> None:
-            loop.call_soon_threadsafe(self._election_in_doubt, doubt)
+        def doubted(why: str) -> None:
+            loop.call_soon_threadsafe(self._election_in_doubt, why)
 
         def failed(error: BasculeError) -> None:
             loop.call_soon_threadsafe(_resolve, self._stopping, error)
@@ -227,12 +229,12 @@ class Node:
         if self._epoch is not None and self._has_served:
             self._epoch.end(SteppedDown("another broker has been elected"))
 
-    def _election_in_doubt(self, doubt: bool) -> None:
-        """Kafka has not heard of this broker for the session time: another one may serve, and nothing must be delivered twice."""
+    def _election_in_doubt(self, why: str) -> None:
+        """Another broker may serve, and nothing must be delivered twice; "" when that is over."""
         if self.loaded_engine is None:
             return
-        if doubt:
-            self._stalled(Unavailable(f"Kafka has not answered for {self.settings.broker.session_timeout_s:g} s: another broker may serve"))
+        if why:
+            self._stalled(Unavailable(why))
         elif self.loaded_engine.stalled is None:
             self.reason = ""
 
@@ -344,7 +346,7 @@ class Node:
             assert self._epoch.housekeeping is not None
             crash.point("handover.before")
             try:
-                await asyncio.wait_for(self._epoch.housekeeping.round(), HANDOVER_SNAPSHOT_S)
+                await asyncio.wait_for(self._epoch.housekeeping.hand_over(), HANDOVER_SNAPSHOT_S)
             except TimeoutError:
                 log.warning("no snapshot for the next broker, which has more of the journal to read: Kafka has not stored it in time")
             crash.point("handover.snapshot")

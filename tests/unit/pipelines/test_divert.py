@@ -85,7 +85,7 @@ def test_a_broken_record_is_named_with_its_offset() -> None:
     [
         (True, True, "blue", True),
         (True, False, "red", False),
-        (False, True, "blue", False),
+        (False, True, "blue", True),
         (False, False, "red", True),
     ],
 )
@@ -110,7 +110,7 @@ def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_
 
 
 def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() -> None:
-    reader = JournalReader(START, [Divert("y", "nowhere")], frozenset(("y",)))
+    reader = JournalReader(START, [Divert("y", "nowhere")], "x".__eq__)
     reader.take(0, b"E", epoch_start("x"))
     (taken,) = reader.take(1, b"D", data(1, send(diverts=("x",))))
     ((divert, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken)
@@ -119,6 +119,13 @@ def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() 
     assert reason == b"the exclusive divert 'x' took it, and is not configured any more"
     with pytest.raises(BadRecord, match="not configured any more"):
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
+
+
+def test_what_an_exclusive_divert_took_it_carries_though_it_is_told_since_to_leave_out_what_came_from_kafka() -> None:
+    reader = JournalReader(START, [Divert("x", "#", exclusive=True)])
+    reader.take(0, b"E", epoch_start("x"))
+    assert reader.take(1, b"D", data(1, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA, diverts=("x",))))
+    assert not reader.take(2, b"D", data(2, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)))
 
 
 def test_what_came_from_kafka_is_diverted_only_where_the_divert_says_so() -> None:

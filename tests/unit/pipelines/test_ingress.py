@@ -43,6 +43,11 @@ def test_a_record_becomes_a_message_with_its_coordinates() -> None:
     }  # fmt: skip
 
 
+def test_records_of_one_key_are_a_message_group() -> None:
+    assert sent(RECORD, key_as="group-id").flags & SendFlag.GROUPED
+    assert decode_message(sent(RECORD, key_as="group-id").body).group_id == "key"
+
+
 @pytest.mark.parametrize(("body", "expected"), [("bytes", b'{"n": 1, "s": "t"}'), ("map", {"n": 1, "s": "t"})])
 def test_the_body_is_what_the_ingress_chooses(body: str, expected: object) -> None:
     assert decode_message(sent(RECORD, body=body).body).body == expected
@@ -58,6 +63,7 @@ def test_what_this_bridge_wrote_is_left_out() -> None:
     [
         ("text", b"\xff", b"no UTF-8"),
         ("map", b"no json", b"no JSON"),
+        ("map", b"[" * 100_000, b"no JSON"),
         ("map", b"[1]", b"no JSON object"),
         ("map", b'{"a": {"b": 1}}', b"'a' is nested"),
     ],

@@ -20,7 +20,7 @@ def divert(name: str, start: str = "latest", enabled: bool = True) -> Divert:
 
 
 def test_diverts_that_begin_together_are_members_at_once() -> None:
-    plan = plan_diverts([divert("a"), divert("b")], None, {}, starts)
+    plan = plan_diverts([divert("a"), divert("b")], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("a", "b")
     assert plan.apart == {}
@@ -28,7 +28,7 @@ def test_diverts_that_begin_together_are_members_at_once() -> None:
 
 
 def test_a_divert_that_begins_earlier_stands_apart_until_it_has_caught_up() -> None:
-    plan = plan_diverts([divert("now"), divert("past", EARLIEST)], None, {}, starts)
+    plan = plan_diverts([divert("now"), divert("past", EARLIEST)], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("now",)
     assert plan.common.offset == 100
@@ -37,7 +37,7 @@ def test_a_divert_that_begins_earlier_stands_apart_until_it_has_caught_up() -> N
 
 def test_a_new_divert_does_not_move_the_common_position() -> None:
     common = replace(AT, offset=50, members=("a",))
-    plan = plan_diverts([divert("a"), divert("b")], common, {}, starts)
+    plan = plan_diverts([divert("a"), divert("b")], common, {}, starts, {})
     assert plan is not None
     assert (plan.common.offset, plan.common.members) == (50, ("a",))
     assert plan.apart["b"].offset == 100
@@ -45,26 +45,48 @@ def test_a_new_divert_does_not_move_the_common_position() -> None:
 
 def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled() -> None:
     common = replace(AT, members=("a", "b"))
-    plan = plan_diverts([divert("a"), divert("b", enabled=False)], common, {}, starts)
+    plan = plan_diverts([divert("a"), divert("b", enabled=False)], common, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("a",)
     assert plan.parked["b"].offset == 100
-    later = plan_diverts([divert("a"), divert("b")], replace(common, offset=500, members=("a",)), plan.parked, starts)
+    later = plan_diverts([divert("a"), divert("b")], replace(common, offset=500, members=("a",)), plan.parked, starts, {})
     assert later is not None
     assert later.apart["b"].offset == 100
     assert later.new == {}
 
 
 def test_a_removed_divert_is_forgotten_and_the_others_go_on() -> None:
-    plan = plan_diverts([divert("a")], replace(AT, members=("a", "gone")), {"gone2": AT}, starts)
+    plan = plan_diverts([divert("a")], replace(AT, members=("a", "gone")), {}, starts, {})
     assert plan is not None
     assert plan.common == replace(AT, members=("a",))
     assert plan.apart == plan.parked == {}
 
 
+def test_a_divert_begins_where_that_begins_which_it_took_though_it_is_disabled_or_removed_by_now() -> None:
+    common, taken = replace(AT, offset=300, members=("a",)), replace(AT, offset=400)
+    plan = plan_diverts(
+        [divert("a"), divert("b"), divert("c", enabled=False)], common, {}, lambda _: replace(AT, offset=500), dict.fromkeys("bc", taken)
+    )
+    assert plan is not None
+    assert (plan.apart["b"].offset, plan.parked["c"].offset, set(plan.new)) == (400, 400, {"b", "c"})
+    first = plan_diverts([divert("a")], None, {}, starts, {"removed": replace(AT, offset=50)})
+    assert first is not None
+    assert (first.common.offset, first.apart["removed"].offset, set(first.new)) == (100, 50, {"a"})
+
+
+def test_a_removed_divert_stands_apart_until_it_is_where_the_others_are() -> None:
+    common = replace(AT, members=("a",))
+    plan = plan_diverts([divert("a")], common, {"gone": replace(AT, offset=50), "there": AT}, starts, {})
+    assert plan is not None
+    assert plan.apart == {"gone": replace(AT, offset=50, members=("gone",))}
+    last = plan_diverts([], common, {}, starts, {})
+    assert last is not None
+    assert last.common == replace(AT, members=())
+
+
 def test_without_any_divert_there_is_nothing_to_do() -> None:
-    assert plan_diverts([], None, {}, starts) is None
-    assert plan_diverts([divert("a", enabled=False)], None, {}, starts) is None
+    assert plan_diverts([], None, {}, starts, {}) is None
+    assert plan_diverts([divert("a", enabled=False)], None, {}, starts, {}) is None
 
 
 def test_joining_keeps_the_fence_that_knows_more() -> None:

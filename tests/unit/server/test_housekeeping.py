@@ -19,10 +19,14 @@ class Snapshots:
     def write(self, name: str, data: bytes) -> None:
         self.written[name] = data
 
+    def delete_older(self, name: str) -> None:
+        self.written = {name: self.written[name]}
+
 
 def housekeeping_of(broker: BrokerInMemory, snapshots: Snapshots) -> Housekeeping:
     place: Any = SimpleNamespace(kafka={}, snapshots_topic="snapshots", store_topic="store", append_timeout_s=0.01)
-    found: Any = Housekeeping(place, broker.engine, broker.offsets, lambda: True)
+    store: Any = SimpleNamespace(mids_now=set)
+    found: Any = Housekeeping(place, broker.engine, broker.offsets, store, lambda: True)
     found._snapshots = snapshots
     return found
 

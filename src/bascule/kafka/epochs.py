@@ -1,0 +1,71 @@
+"""The epochs of a journal and the exclusive diverts that its brokers applied, found backwards from its end.
+
+Each record names its epoch, and an epoch is the offset of its own start record: one look at the records before a start finds the epoch
+that it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from confluent_kafka import Message
+
+from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, entries
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position
+
+#: Of a dead broker's records so many may stand before an epoch's start and hide the epoch before: it is more than are ever in flight.
+LOOK_BACK_RECORDS = 100
+
+
+def taken_since(common: Position | None, history: TopicHistory, end: int) -> dict[str, int]:
+    """Where what an exclusive divert took may begin, by its name: behind ``common``, up to which everything is answered for, or at all."""
+    epochs = exclusive_diverts(history, common.epoch if common else 0, end)
+    if common is not None and common.epoch not in epochs:
+        # Its start is trimmed: the position knows what was in force, and perhaps more.
+        epochs[-1] = common.exclusive
+    since: dict[str, int] = {}
+    for start in sorted(epochs):
+        for name in epochs[start]:
+            since.setdefault(name, max(start, common.offset if common else 0))
+    return since
+
+
+def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, Collection[str]]:
+    """The exclusive diverts in force by epoch, of those that began from ``start`` on and before ``end``, as far as they are there.
+
+    Raises DamagedRecord, NewerRecord or Unavailable.
+    """
+    first = history.earliest()
+    found: dict[int, Collection[str]] = {}
+    while end > max(start, first):
+        back = max(first, end - LOOK_BACK_RECORDS)
+        epoch = max(map(_epoch, history.records(back, end)), default=-1)
+        if epoch >= max(start, first):
+            found[epoch] = next(exclusive_of(_value(record)) for record in history.records(epoch, epoch + 1))
+            end = epoch
+        elif epoch < 0:
+            end = back  # foreign records, all of them
+        else:
+            break
+    return found
+
+
+def _epoch(record: Message) -> int:
+    try:
+        header = decode_header(_value(record))
+    except ForeignRecord:
+        return -1
+    return (record.offset() or 0) if header.kind is Kind.EPOCH else header.epoch
+
+
+def exclusive_of(value: bytes) -> tuple[str, ...]:
+    """The exclusive diverts that an epoch's start names. Raises DamagedRecord."""
+    for op, start, end in entries(value):
+        if op == Op.EPOCH:
+            return tuple(sorted(str(name) for name in decode_json(value, start, end).get("exclusive", ())))
+    return ()
+
+
+def _value(record: Message) -> bytes:
+    return bytes(record.value() or b"")

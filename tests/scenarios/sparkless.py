@@ -1,0 +1,208 @@
+"""The driver and its tasks on a real Kafka, with a stand-in for Spark: a batch is run when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.message import decode_message
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position
+from bascule.pipelines import carry, driver
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.tasks import DivertTask
+from bascule.server.housekeeping import Housekeeping, Pin
+from bascule.testing.broker import BrokerInMemory
+from bascule.testing.journal import SyntheticJournal, text_message
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A range of the journal, to its end if it has none of its own."""
+
+    pipelines: Pipelines
+    start: int
+    end: int | None = None
+
+    def run(self, task: DivertTask, end: int) -> None:
+        history = TopicHistory(self.pipelines.kafka, self.pipelines.journal_topic, 0)
+        records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
+        columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)
+        batches = [pa.RecordBatch.from_pydict({name: list(values) for name, values in columns})] if records else []
+        assert list(task(iter(batches)))
+
+
+class Stream:
+    """A query that runs: as Spark's writer, which is told this and that and started, and then as its query."""
+
+    isActive = True  # noqa: N815 - Spark's name
+    error: str | None = None
+
+    def __init__(self, rows: Rows, task: DivertTask) -> None:
+        self.rows, self.task = rows, task
+        self.lastProgress: dict[str, Any] | None = None
+
+    def told(self, *_: object, **__: object) -> Stream:
+        return self
+
+    queryName = trigger = option = start = told  # noqa: N815
+
+    def stop(self) -> None:
+        self.isActive = False
+
+    def fail(self, error: str) -> None:
+        self.isActive, self.error = False, error
+
+    def exception(self) -> str | None:
+        return self.error
+
+    def batch(self, end: int) -> None:
+        """Takes what there is before ``end``."""
+        if end > self.rows.start:
+            self.rows.run(self.task, end)
+            self.rows = replace(self.rows, start=end)
+            offsets = {self.rows.pipelines.journal_topic: {"0": end}}
+            self.lastProgress = {"sources": [{"endOffset": json.dumps(offsets)}]}
+
+
+class Session:
+    """As much of Spark as is left."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+
+def without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Drivers made from now on need no Spark."""
+
+    def pooled(_: object, __: str, rows: Rows, task: DivertTask) -> Any:
+        return type("Frame", (), {"writeStream": type("Writer", (), {"format": lambda _, __: Stream(rows, task)})()})()
+
+    def stream(_: object, pipelines: Pipelines, start: dict[tuple[str, int], int], *, committed: bool) -> Rows:
+        assert not committed
+        return Rows(pipelines, next(iter(start.values())))
+
+    def part(_: object, pipelines: Pipelines, topic: str, partition: int, start: int, end: int) -> Rows:
+        return Rows(pipelines, start, end)
+
+    def batch(task: DivertTask, *_: object) -> Any:
+        return lambda rows: rows.run(task, rows.end)
+
+    patch.setattr(driver, "spark_session", lambda _: Session())
+    patch.setattr(driver, "journal_rows", lambda rows: rows)
+    patch.setattr(driver, "kafka_stream", stream)
+    patch.setattr(driver, "kafka_range", part)
+    patch.setattr(driver, "TransformingBatch", batch)
+    patch.setattr(driver.Driver, "_pooled", pooled)
+
+
+class Bridge:
+    """A journal written by hand, diverts that come and go, and what became of the messages."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix, dead_letter_topic=f"{prefix}.dead")
+        self.topics = Topics(self.pipelines.kafka)
+        self.topics.create(self.pipelines.journal_topic, 1, {})
+        self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.journal_topic)
+        self.positions = Positions(self.pipelines, "")
+
+    def divert(self, name: str, **more: Any) -> Divert:
+        """Of all that is sent, into a topic of its own name."""
+        return Divert(name, "#", f"{self.pipelines.prefix}.{name}", **more)
+
+    def send(self, *texts: str, taken_by: Sequence[str] = (), flags: int = 1) -> None:
+        for text in texts:
+            self.journal.send(text_message(text), diverts=taken_by, flags=flags)
+        self.journal.flush()
+
+    def end(self) -> int:
+        return TopicHistory(self.pipelines.kafka, self.pipelines.journal_topic, 0).latest()
+
+    @contextmanager
+    def running(self, *diverts: Divert) -> Iterator[Running]:
+        """A driver with these diverts."""
+        found = driver.Driver(replace(self.pipelines, diverts=diverts))
+        try:
+            found.start()
+            yield Running(self, found)
+        finally:
+            found.stop()
+            # Its workers end with it.
+            for writer in carry._kept.writers.values():
+                writer.close()
+            carry._kept.writers.clear()
+
+    def stored(self) -> dict[str, Position]:
+        return self.positions.stored()
+
+    def pins(self) -> dict[str, int]:
+        """What a broker that has just started keeps of the journal, and for whom."""
+
+        async def pins() -> list[Pin]:
+            kafka, topic = self.pipelines.kafka, self.pipelines.journal_topic
+            place: Any = SimpleNamespace(
+                kafka=kafka, topic=topic, partition=0, positions_topic=self.pipelines.positions_topic, pinned_bytes_max=0,
+                snapshots_topic="",
+            )  # fmt: skip
+            broker = BrokerInMemory()
+            store: Any = None
+            return Housekeeping(place, broker.engine, broker.offsets, store, lambda: True)._pins(self.end())
+
+        return {pin.pipeline.partition("/")[0]: pin.offset for pin in asyncio.run(pins())}
+
+    def records(self, name: str) -> list[Message]:
+        topic = f"{self.pipelines.prefix}.{name}"
+        if topic not in self.topics.partitions():
+            return []
+        history = TopicHistory(self.pipelines.kafka, topic, 0)
+        return list(history.records(history.earliest(), history.latest(), committed=True))
+
+    def carried(self, name: str) -> list[str]:
+        """What is in a divert's topic."""
+        return [(record.value() or b"").decode() for record in self.records(name)]
+
+    def dead(self) -> list[str]:
+        """The dead letters: by which divert, and what."""
+        return [
+            f"{_header(record, 'bascule.divert')}: {decode_message(bytes(record.value() or b'')).body}" for record in self.records("dead")
+        ]
+
+
+class Running:
+    """A driver at work."""
+
+    def __init__(self, bridge: Bridge, running: driver.Driver) -> None:
+        self.bridge, self.driver = bridge, running
+
+    def query(self, name: str) -> Any:
+        """As Spark runs it."""
+        return self.driver.queries[name].running
+
+    def batch(self, *names: str, end: int | None = None) -> None:
+        """One batch of the queries named, or of all."""
+        for name in names or list(self.driver.queries):
+            query = self.query(name)
+            if query is not None:
+                query.batch(self.bridge.end() if end is None else end)
+
+    def settle(self) -> None:
+        """All read the journal to its end, and join."""
+        self.batch()
+        self.driver.poll()
+        self.batch()
+
+
+def _header(record: Message, name: str) -> str:
+    return next((bytes(value or b"").decode() for key, value in record.headers() or [] if key == name), "")

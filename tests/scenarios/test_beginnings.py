@@ -1,0 +1,150 @@
+"""Where pipelines begin that a driver has not finished to register: its transaction was rolled back, and counts for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+from tests.scenarios.test_owners import MESSAGES, Run, carry
+from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal
+
+from bascule.core import crash
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import transactional
+from bascule.kafka.admin import Topics
+from bascule.kafka.positions import Position, PositionTaken
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import LATEST, Pipelines, Start
+
+RECORDS = 3
+
+
+class Killed(BaseException):
+    """Instead of a signal: what it was doing stays as it is."""
+
+
+@contextmanager
+def killed_by_a_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """When the first source partition is taken."""
+
+    def point(passed: str) -> None:
+        if passed == "driver.source.after":
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(crash, "point", point)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def killed_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """When all records of a transaction are stored, and its end is not."""
+
+    class Killing(Producer):
+        def commit_transaction(self, *_: Any) -> None:
+            assert self.flush(ADMIN_TIMEOUT_S) == 0
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transactional, "Producer", Killing)
+        with pytest.raises(Killed):
+            yield
+
+
+def test_diverts_start_though_a_driver_was_killed_when_it_registered_them_first(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(kafka, topic_prefix)
+    with killed_in_a_commit(monkeypatch):
+        journal.take("first")
+    assert journal.take("second").offset == 0
+
+
+def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joined_the_others(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(kafka, topic_prefix)
+    journal.take("before")
+    carry(journal.positions, journal.positions.common_key, MESSAGES)
+    first, second = Run(journal, "first"), Run(journal, "second")
+    first.take()
+    shared = first.positions.read(first.common)
+    with killed_in_a_commit(monkeypatch):
+        first.positions.move(first.common, shared, shared, {first.late: None})
+    second.take()
+    assert second.stored(second.late).offset == 0
+
+
+class Source:
+    """A topic with a few records in each partition, and drivers of an ingress that begins behind them."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        self.topic = f"{prefix}-in"
+        self.topics = Topics(self.pipelines.kafka)
+        self.topics.create(self.topic, 2, {})
+        self.drivers = [Positions(self.pipelines, name) for name in ("first", "second")]
+        self.drivers[0].prepare_topics()
+        self.put(0, 1)
+
+    def put(self, *partitions: int) -> None:
+        producer = Producer(self.pipelines.kafka)
+        for partition in partitions:
+            for _ in range(RECORDS):
+                producer.produce(self.topic, b"", partition=partition)
+        assert producer.flush(ADMIN_TIMEOUT_S) == 0
+
+    def grow(self, partitions: int) -> None:
+        admin = AdminClient(self.pipelines.kafka)
+        admin.create_partitions([NewPartitions(self.topic, partitions)])[self.topic].result(ADMIN_TIMEOUT_S)
+        self.put(*range(2, partitions))
+
+    def take(self, positions: Positions, partitions: int = 2) -> list[int]:
+        """As a driver does when it starts the ingress; where each partition stands."""
+        topic_id = self.topics.ids([self.topic])[self.topic]
+        sources = {(self.topic, partition): topic_id for partition in range(partitions)}
+        return [position.offset for position in positions.take_sources("ingress:in", sources, Start(LATEST))]
+
+    def stored(self) -> dict[str, Position]:
+        return {key: position for key, position in self.drivers[0].stored().items() if position.topic == self.topic}
+
+
+@pytest.fixture
+def source(kafka: EmbeddedKafka, topic_prefix: str) -> Source:
+    return Source(kafka, topic_prefix)
+
+
+@pytest.mark.parametrize("killed", [killed_by_a_source, killed_in_a_commit])
+def test_an_ingress_begins_as_a_new_one_though_a_driver_was_killed_when_it_began_first(
+    source: Source, killed: Callable[[pytest.MonkeyPatch], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = source.drivers
+    with killed(monkeypatch):
+        source.take(first)
+    assert source.take(second) == [RECORDS, RECORDS]
+
+
+def test_what_a_known_ingress_finds_later_counts_from_its_first_record(source: Source) -> None:
+    first, second = source.drivers
+    assert source.take(first) == [RECORDS, RECORDS]
+    source.put(0)
+    source.grow(3)
+    assert source.take(second, 3) == [RECORDS, RECORDS, 0]
+    assert source.take(second, 3) == [RECORDS, RECORDS, 0]
+
+
+def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(source: Source) -> None:
+    first, second = source.drivers
+    source.take(first)
+    source.take(second)
+    source.grow(3)
+    taken = source.stored()
+    assert len(taken) == 2
+    with pytest.raises(PositionTaken, match="'ingress:in' is held by 'second"):
+        source.take(first, 3)
+    assert source.stored() == taken

@@ -1,0 +1,176 @@
+"""What an exclusive divert took is in no queue: it is carried or dead-lettered, whatever becomes of the divert."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scenarios.sparkless import Bridge, without_spark
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import COMMON
+from bascule.pipelines.spec import EARLIEST, Start
+
+
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    without_spark(monkeypatch)
+    return Bridge(kafka, topic_prefix)
+
+
+def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for_the_first_time(bridge: Bridge) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("before")
+    assert bridge.pins() == {}
+    began = bridge.journal.start_epoch(["x"])
+    bridge.send("1", "2", taken_by=["x"])
+    bridge.journal.start_epoch(["x"])
+    bridge.send("3", taken_by=["x"])
+    bridge.send("in the queue")
+    assert bridge.pins() == {"divert:x": began}
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        bridge.send("4", taken_by=["x"])
+        running.settle()
+        assert bridge.stored()[bridge.positions.common_key].members == ("plain", "x")
+    assert bridge.carried("x") == ["1", "2", "3", "4"]
+    assert bridge.carried("plain") == ["4"]
+    assert bridge.dead() == []
+
+
+def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_knew_it(bridge: Bridge) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("0")
+    with bridge.running(bridge.divert("plain")) as running:
+        running.settle()
+    bridge.send("in the queue")
+    bridge.journal.start_epoch(["x"])
+    bridge.send("1", taken_by=["x"])
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1"]
+    assert bridge.dead() == []
+
+
+def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_when_it_is_enabled(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    bridge.send("1", taken_by=["x"])
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True, enabled=False)) as running:
+        running.settle()
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1"]
+
+
+def test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_lettered(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    bridge.send("1", taken_by=["x"])
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("plain")) as running:
+        bridge.send("2")
+        running.settle()
+    assert bridge.dead() == ["x: 1"]
+    assert bridge.carried("plain") == ["2"]
+
+
+def test_what_one_took_before_it_was_renamed_is_dead_lettered_though_it_is_the_only_one(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(bridge.divert("x", exclusive=True)) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    bridge.send("2", taken_by=["x"])
+    bridge.journal.start_epoch(["y"])
+    bridge.send("3", taken_by=["y"])
+    with bridge.running(bridge.divert("y", exclusive=True)) as running:
+        running.settle()
+        bridge.send("4", taken_by=["y"])
+        running.settle()
+        assert bridge.stored()[bridge.positions.common_key].members == ("y",)
+    assert bridge.carried("x") == ["1"]
+    assert bridge.dead() == ["x: 2"]
+    assert bridge.carried("y") == ["3", "4"]
+
+
+@pytest.mark.parametrize("away", ["parked", "apart"])
+def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_lettered(bridge: Bridge, away: str) -> None:
+    plain = bridge.divert("plain")
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
+        bridge.send("2", taken_by=["x"])  # the broker has not been told yet
+        running.settle()
+    if away == "apart":
+        with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+            bridge.send("3", taken_by=["x"])
+            running.batch(COMMON)
+    with bridge.running(plain) as running:
+        bridge.send("4", taken_by=["x"])
+        running.settle()
+        assert set(running.driver.queries) == {COMMON}
+    with bridge.running(plain) as running:
+        bridge.send("5", taken_by=["x"])
+        running.settle()
+    assert bridge.carried("x") == ["1"]
+    assert sorted(bridge.dead()) == [f"x: {number}" for number in ("2", "3", "4", "5") if number != "3" or away == "apart"]
+
+
+def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it_was(bridge: Bridge) -> None:
+    plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(plain, taking) as running:
+        running.settle()
+    with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
+        bridge.send("1", "2", taken_by=["x"])
+        running.settle()
+    with bridge.running(plain) as running:
+        running.batch(COMMON)
+        running.batch("divert:x", end=bridge.end() - 1)
+    with bridge.running(plain, taking) as running:
+        bridge.send("3", taken_by=["x"])
+        running.settle()
+    assert bridge.dead() == ["x: 1"]
+    assert bridge.carried("x") == ["2", "3"]
+
+
+def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bridge: Bridge) -> None:
+    plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(plain, taking) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    with bridge.running(plain) as running:
+        bridge.send("2", taken_by=["x"])
+        running.settle()
+    bridge.send("3", taken_by=["x"])
+    with bridge.running(plain, taking) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1", "3"]
+    assert bridge.dead() == ["x: 2"]
+
+
+def test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_then_nothing_is_read_any_more(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(bridge.divert("x", exclusive=True)) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    bridge.send("2", taken_by=["x"])
+    with bridge.running() as running:
+        running.settle()
+    bridge.journal.start_epoch()
+    bridge.send("in the queue")
+    with bridge.running() as running:
+        running.settle()
+    with bridge.running() as running:
+        assert not running.driver.queries
+    assert bridge.carried("x") == ["1"]
+    assert bridge.dead() == ["x: 2"]
+    assert bridge.pins() == {}
+    # A divert that comes later begins as the first one did.
+    began = bridge.journal.start_epoch(["x"])
+    bridge.send("3", taken_by=["x"])
+    assert bridge.pins() == {"divert:x": began}
+    with bridge.running(bridge.divert("x", exclusive=True), bridge.divert("all", start=Start(EARLIEST))) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1", "3"]
+    assert bridge.carried("all") == ["1", "2", "in the queue", "3"]
+    assert bridge.dead() == ["x: 2"]

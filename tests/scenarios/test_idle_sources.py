@@ -1,0 +1,102 @@
+"""Sources that are written in transactions: what ends a transaction is no record, and is deleted with those before it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import OFFSET_END, Producer
+from tests.scenarios.test_positions import delete_records
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position, PositionLost, position_key
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import EARLIEST, Pipelines, Start
+
+PIPELINE = "ingress:in"
+RECORDS = 3
+
+
+class Source:
+    """A topic of one partition that is written in transactions, and an ingress that takes them."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        self.topic = f"{prefix}-in"
+        self.topics = Topics(self.pipelines.kafka)
+        self.topics.create(self.topic, 1, {})
+        self.positions = Positions(self.pipelines, "first")
+        self.positions.prepare_topics()
+        self.key = position_key(PIPELINE, self.topic, 0)
+        self._producer = Producer({**self.pipelines.kafka, "transactional.id": prefix})
+        self._producer.init_transactions()
+
+    def put(self, *, commit: bool = True) -> None:
+        self._producer.begin_transaction()
+        for _ in range(RECORDS):
+            self._producer.produce(self.topic, b"")
+        self._producer.flush()
+        if commit:
+            self._producer.commit_transaction()
+        else:
+            self._producer.abort_transaction()
+
+    def end(self) -> int:
+        return TopicHistory(self.pipelines.kafka, self.topic, 0).latest()
+
+    def take(self, owner: str) -> Position:
+        """As a driver does when it starts the ingress."""
+        ids = self.topics.ids([self.topic])
+        (position,) = Positions(self.pipelines, owner).take_sources(PIPELINE, {(self.topic, 0): ids[self.topic]}, Start(EARLIEST))
+        return position
+
+    def carry(self, position: Position, offset: int) -> Position:
+        """What a task does with records up to one."""
+        with closing(self.positions.writer(self.key)) as writer:
+            after = replace(position, offset=offset)
+            writer.write([], position, after)
+        return after
+
+    def pass_over(self, position: Position) -> int:
+        """A driver finds it idle; where the position stands after that."""
+        self.positions.pass_over([self.positions.claim(self.key, position)])
+        return self.positions.stored()[self.key].offset
+
+
+@pytest.fixture
+def source(kafka: EmbeddedKafka, topic_prefix: str) -> Source:
+    return Source(kafka, topic_prefix)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_ingress_goes_on_though_all_that_it_has_taken_is_deleted(source: Source, rolled_back: bool) -> None:
+    source.put()
+    if rolled_back:
+        source.put(commit=False)
+    position = source.carry(source.take("first"), RECORDS)
+    assert position.offset < source.end()
+    assert source.pass_over(position) == source.end()
+    delete_records(source.pipelines.kafka["bootstrap.servers"], source.topic, OFFSET_END)
+    assert source.take("second").offset == source.end()
+
+
+@pytest.mark.parametrize("taken", [0, RECORDS])
+def test_no_record_is_passed_over(source: Source, taken: int) -> None:
+    source.put()
+    source.put()
+    position = source.carry(source.take("first"), taken)
+    assert source.pass_over(position) == (RECORDS + 1 if taken else 0)
+    delete_records(source.pipelines.kafka["bootstrap.servers"], source.topic, OFFSET_END)
+    assert source.pass_over(source.positions.stored()[source.key]) < source.end()
+    with pytest.raises(PositionLost, match="deleted before they were taken"):
+        source.take("second")
+
+
+def test_a_position_that_another_driver_has_taken_stays(source: Source) -> None:
+    source.put()
+    position = source.carry(source.take("first"), RECORDS)
+    source.take("second")
+    assert source.pass_over(position) == RECORDS

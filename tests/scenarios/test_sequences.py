@@ -1,0 +1,316 @@
+"""Sequences that make systems fail, brought about on purpose in the code that is shipped, on a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.addresses import Diverts
+from bascule.broker.policy import Policy
+from bascule.config.settings import Journal
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.sections import scan
+from bascule.kafka import slot as slot_module
+from bascule.kafka import transactional
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import TABLE_CONFIG, Outgoing, Stored
+from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
+from bascule.kafka.slot import Slot
+from bascule.kafka.snapshots import SnapshotStore
+from bascule.kafka.transactional import PositionMoved
+from bascule.server import epoch as epoch_module
+from bascule.server import topics
+from bascule.server.epoch import Epoch, JournalPlace
+from bascule.server.housekeeping import StoredMessages
+from bascule.testing.broker import Sender, message_bytes
+from bascule.testing.system import wait_for
+
+MESSAGES = {name: message_bytes(name, message_id=f"ID:{name}") for name in ("first", "failed", "third", "fourth")}
+
+
+# -- an append is reported failed, but was stored, and later ones succeed ----------------------------------------------------
+
+
+class FalseReports(JournalWriter):
+    """Kafka's client, all of whose records are stored, and which says of the one at ``false_offset`` that it is not.
+
+    That is told together with what comes up to ``told_with``, and each other outcome alone.
+    """
+
+    false_offset = told_with = -1
+
+    def __init__(self, kafka: Any, topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
+        self.reported = -1  # the last offset whose outcome the epoch was told
+        held: list[Outcome] = []
+
+        def tell(outcomes: list[Outcome]) -> None:
+            for offset, error in outcomes:
+                held.append((-1, "timed out") if offset == self.false_offset else (offset, error))
+                if not self.false_offset <= offset < self.told_with:
+                    on_outcomes(held.copy())
+                    held.clear()
+                    self.reported = offset
+
+        super().__init__(kafka, topic, partition, tell)
+
+
+class Journaled:
+    """A journal, and epochs of it that answer ``sender``."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        settings = Journal(prefix=prefix)
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        topics.ensure(self.kafka, settings)
+        names = ("journal", "snapshots", "store", "ingress", "positions")
+        self.place = JournalPlace(
+            self.kafka, *map(settings.topic, names), partition=0, append_timeout_s=15, snapshot_records=1000,
+            session_timeout_s=60, retention_s=0, pinned_bytes_max=0,
+        )  # fmt: skip
+        self.sender = Sender()
+        self.ends: list[BasculeError] = []
+
+    def standby(self) -> Epoch:
+        return Epoch(
+            self.place, Policy(), Diverts(), None, 1 << 30,
+            on_ended=self.ends.append, on_confirmed=lambda: None, on_stalled=self.ends.append,
+        )  # fmt: skip
+
+    async def epoch(self) -> Epoch:
+        epoch = self.standby()
+        await epoch.start()
+        return epoch
+
+    def end(self) -> int:
+        """Where the next record will be."""
+        with closing(PartitionReader(self.kafka, self.place.topic, 0)) as reader:
+            return reader.range()[1]
+
+    def send(self, epoch: Epoch, *names: str) -> None:
+        """Each in a record of its own; not waited for."""
+        for name in names:
+            self.decide(epoch, name)
+            epoch.flush()
+
+    def decide(self, epoch: Epoch, name: str) -> None:
+        body = MESSAGES[name]
+        epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", self.sender, name)
+
+    async def answered(self, *names: str) -> None:
+        await asyncio.to_thread(wait_for, lambda: self.sender.accepted_tokens == list(names), "the answers")
+
+
+def waiting(epoch: Epoch) -> list[bytes]:
+    return [epoch.engine.bodies.read(message) for message in epoch.engine.queue("q").ready]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its_message_is_there_once(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    journal = Journaled(kafka, topic_prefix)
+    sender, ends = journal.sender, journal.ends
+
+    async def fail() -> None:
+        epoch = await journal.epoch()
+        writer = epoch._writer
+        assert isinstance(writer, FalseReports)
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        failed = journal.end()
+        writer.false_offset, writer.told_with = failed, failed + 2 if together else failed
+        journal.send(epoch, "failed", "third", "fourth")
+        await asyncio.to_thread(wait_for, lambda: writer.reported == failed + 2, "the outcome of the last one")
+        assert epoch.ended
+        assert [str(error) for error in ends] == [f"journal {journal.place.topic}: append failed: timed out"]
+        journal.send(epoch, "third")
+        assert journal.end() == failed + 3  # all of them are stored, and nothing more
+        await epoch.close()
+
+    async def go_on() -> None:
+        epoch = await journal.epoch()
+        assert waiting(epoch) == list(MESSAGES.values())
+        # What was not answered is sent again by its client.
+        journal.send(epoch, "failed", "third", "fourth")
+        await journal.answered(*MESSAGES)
+        await epoch.close()
+
+    async def look() -> None:
+        epoch = await journal.epoch()
+        assert waiting(epoch) == list(MESSAGES.values())
+        await epoch.close()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch_module, "JournalWriter", FalseReports)
+        asyncio.run(fail())
+    assert sender.answers == [("first", None)]
+    asyncio.run(go_on())
+    asyncio.run(look())
+    assert sender.answers == [(name, None) for name in MESSAGES]
+    assert len(ends) == 1
+
+
+# -- a fault of the broker's own ---------------------------------------------------------------------------------------------
+
+
+def test_a_stored_record_that_cannot_be_carried_out_ends_the_epoch_and_the_next_one_has_all(
+    kafka: EmbeddedKafka, topic_prefix: str
+) -> None:
+    """Whatever is confirmed after it would be taken for another record."""
+    journal = Journaled(kafka, topic_prefix)
+
+    async def fail() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        journal.decide(epoch, "failed")
+        epoch.engine.journaling.then(partial(operator.truediv, 1, 0))
+        epoch.flush()
+        journal.send(epoch, "third")
+        await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch")
+        await asyncio.to_thread(wait_for, lambda: journal.end() == 4, "all of it to be stored")
+        reason = "what a stored record decided could not be done: ZeroDivisionError('division by zero')"
+        assert [str(error) for error in journal.ends] == [reason]
+        assert journal.sender.accepted_tokens == ["first", "failed"]
+        await epoch.close()
+
+    async def go_on() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "third", "fourth")
+        await journal.answered(*MESSAGES)
+        assert waiting(epoch) == list(MESSAGES.values())
+        await epoch.close()
+
+    asyncio.run(fail())
+    asyncio.run(go_on())
+
+
+def test_a_record_that_the_log_does_not_take_ends_the_epoch_whoever_closed_it(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journaled(kafka, topic_prefix)
+
+    async def fail() -> None:
+        epoch = await journal.epoch()
+
+        def full(key: bytes, value: bytes) -> None:
+            raise Unavailable("append not taken")
+
+        monkeypatch.setattr(epoch._writer, "append", full)
+        epoch.engine.queue("q")
+        with pytest.raises(Unavailable):
+            epoch.engine.journaling.flush()
+        assert [str(error) for error in journal.ends] == ["append not taken"]
+        await epoch.close()
+
+    asyncio.run(fail())
+
+
+# -- a standby takes over behind a journal that was trimmed while it stood by -------------------------------------------------
+
+
+def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_stood_by(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal may be trimmed behind these messages: a snapshot that looks for them there is of no use."""
+    journal = Journaled(kafka, topic_prefix)
+    stands_by = threading.Event()
+    read = StoredMessages.read
+
+    def read_once(store: StoredMessages) -> dict[int, bytes]:
+        found = read(store)
+        stands_by.set()
+        return found
+
+    async def take_over() -> None:
+        first = await journal.epoch()
+        journal.send(first, "first", "failed")
+        await journal.answered("first", "failed")
+        monkeypatch.setattr(StoredMessages, "read", read_once)
+        second = journal.standby()
+        await asyncio.to_thread(stands_by.wait)
+        assert first.housekeeping is not None
+        old, other = first.engine.queue("q").ready
+        queue = first.engine.queue("q")
+        StoredMessages(journal.kafka, journal.place.store_topic).write({
+            message.mid: snapshots.stored_record(first.engine, message, queue) for message in (old, other)
+        })  # fmt: skip
+        StoredMessages(journal.kafka, journal.place.store_topic).write({other.mid: None})
+        await second.start()
+        assert second.housekeeping is not None
+        await second.housekeeping.round()
+        (snapshot,) = map(snapshots.decode, SnapshotStore(journal.kafka, journal.place.snapshots_topic).read().values())
+        assert snapshot.stored == [old.mid]
+        assert waiting(second) == [MESSAGES["first"], MESSAGES["failed"]]
+        await first.close()
+        await second.close()
+
+    asyncio.run(take_over())
+
+
+# -- a writer reads its position before it has ended what an earlier one had open --------------------------------------------
+
+
+def just_before_init(monkeypatch: pytest.MonkeyPatch, module: ModuleType, act: Callable[[], None]) -> None:
+    """``act`` happens once, at the last moment before the next producer of ``module`` ends what others have begun under its id."""
+    acts = [act]
+
+    class Late(Producer):
+        def init_transactions(self, *arguments: Any) -> None:
+            if acts:
+                acts.pop()()
+            super().init_transactions(*arguments)
+
+    monkeypatch.setattr(module, "Producer", Late)
+
+
+def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(kafka, topic_prefix)
+    with closing(place.writer()) as writer, closing(place.writer()) as twin:
+        assert writer.current() == BEGIN
+        writer.write(place.outputs("1"), BEGIN, MIDDLE)
+        assert twin.current() == MIDDLE
+        just_before_init(monkeypatch, transactional, lambda: twin.write(place.outputs("2"), MIDDLE, END))
+        with pytest.raises(PositionMoved) as moved:
+            writer.write(place.outputs("2"), MIDDLE, END)
+        assert moved.value.found == END
+        writer.write(place.outputs("last"), END, BEGIN)
+    assert place.values("last") == ["1", "2", "last"]
+
+
+def test_a_slot_whose_twin_commits_at_the_last_moment_before_init_knows_it(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(kafka, topic_prefix)
+    table = f"{topic_prefix}.table"
+    Topics(place.pipelines.kafka).create(table, 1, TABLE_CONFIG)
+
+    def slot() -> Slot:
+        return Slot(place.pipelines.kafka, topic_prefix, table, 0, ahead=False)
+
+    def once(name: bytes) -> Callable[[Any], list[Outgoing]]:
+        def make(found: dict[bytes, Stored]) -> list[Outgoing]:
+            return [] if b"done" in found else [Outgoing(place.topic, None, name), Outgoing(table, b"done", name, partition=0)]
+
+        return make
+
+    with closing(slot()) as late, closing(slot()) as twin:
+        just_before_init(monkeypatch, slot_module, lambda: twin.transact(once(b"twin")))
+        late.transact(once(b"late"))
+    with closing(place.writer()) as writer:
+        writer.write(place.outputs("last"), BEGIN, MIDDLE)
+    assert place.values("last") == ["twin", "last"]

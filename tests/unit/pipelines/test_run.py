@@ -1,0 +1,84 @@
+"""When a driver ends by itself, and what it does meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bascule.pipelines import driver as module
+from bascule.pipelines.carry import Claim
+from bascule.pipelines.driver import Driver, run_pipelines
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.queries import PipelineStopped, Query
+from bascule.pipelines.spec import Pipelines
+
+TAKEN = "PositionTaken: 'ingress:a/a/0' is held by 'b.1', another driver of the bridge: this one stops"
+BAD = "BadRecord: no JSON"
+
+
+def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: str | None) -> str | None:
+    """What a driver ends with whose queries have stopped for these reasons, or None when it goes on for so many polls."""
+
+    class Fake:
+        def __init__(self, _pipelines: Pipelines) -> None:
+            self.left = polls
+            self.queries = {str(n): Query(str(n), lambda: None, Path(), stopped=reason) for n, reason in enumerate(reasons)}
+
+        def start(self) -> None:
+            pass
+
+        def poll(self) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(module, "Driver", Fake)
+    monkeypatch.setattr(module, "POLL_S", 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        run_pipelines(Pipelines("a", {}), on_ready=lambda: None)
+    except PipelineStopped as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return None
+    raise AssertionError("it ended without a reason")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ((), None),
+        ((None, None), None),
+        ((None, BAD), None),
+        ((BAD, BAD), f"0: {BAD}; 1: {BAD}"),
+        ((None, TAKEN, BAD), f"1: {TAKEN}; 2: {BAD}"),
+    ],
+)
+def test_a_driver_ends_when_nothing_can_go_on_or_another_has_taken_over(
+    reasons: tuple[str | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stopped_by(3, monkeypatch, *reasons) == said
+
+
+def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim("ingress:in/t/0", "t", "id", 0, "driver.1")
+    passed: list[Claim] = []
+    monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims))
+    monkeypatch.setattr(Driver, "_mirror", lambda _: None)
+    monkeypatch.setattr(module, "MIRROR_S", 0)
+    driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), stopped=BAD)
+    driver._claims["ingress:in"] = (claim,)
+    looks: list[list[Claim]] = []
+    for end in (None, 3, 3, 3, 4, 4):
+        monkeypatch.setattr(Query, "reached", lambda _, end=end: {} if end is None else {("t", 0): end, ("t", 1): 7})
+        driver.poll()
+        looks.append(passed.copy())
+        passed.clear()
+    assert looks == [[], [], [claim], [], [], [claim]]
+    assert query.stopped == BAD
