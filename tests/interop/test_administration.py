@@ -118,8 +118,9 @@ def test_a_subscription_is_listed_and_deleted(broker: System, connect_to: Connec
     connection.session().consumer(f"topic:{name}", name="sub", durable=True).close()
     connection.session().producer(f"topic:{name}").send("a")
     (subscription,) = [each for each in broker.ask("subscriptions") if each["topic"] == name]
-    assert (subscription["name"], subscription["durable"], subscription["messages"]) == (f"{name}.sub", True, 1)
-    assert broker.act("subscriptions/delete", name=f"{name}.sub") == {"deleted": f"{name}.sub", "messages": 1}
+    queue = name.replace(".", r"\.") + ".sub"  # whose dots are the client id's and whose the subscription's must be told
+    assert (subscription["name"], subscription["durable"], subscription["messages"]) == (queue, True, 1)
+    assert broker.act("subscriptions/delete", name=queue) == {"deleted": queue, "messages": 1}
     assert [each for each in broker.ask("subscriptions") if each["topic"] == name] == []
 
 

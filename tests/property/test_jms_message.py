@@ -14,7 +14,7 @@ from bascule.core.errors import InvalidInput
 from bascule.jms.ids import amqp_id, message_id_text
 from bascule.jms.message import DESTINATION_KINDS, JmsMessage, decode_message, encode_message
 from bascule.jms.record import body_from_value, from_kafka_headers, kafka_headers, record_value
-from bascule.jms.sections import MalformedMessage, scan, selector_lookup
+from bascule.jms.sections import TIME_MAX_MS, MalformedMessage, scan, selector_lookup
 from bascule.jms.selector.numbers import single
 
 
@@ -71,7 +71,7 @@ def messages(draw: st.DrawFn) -> JmsMessage:
         priority=draw(st.integers(0, 9)),
         timestamp_ms=draw(TIMES),
         expiration_ms=draw(TIMES),
-        delivery_time_ms=draw(TIMES),
+        delivery_time_ms=draw(st.integers(0, TIME_MAX_MS)),
         delivery_count=draw(st.integers(1, 100)),
         group_id=draw(st.none() | TEXT),
         group_sequence=draw(st.integers(-(1 << 31), (1 << 31) - 1)),

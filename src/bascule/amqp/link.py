@@ -144,6 +144,7 @@ class Link:
     def _send_detach(self, detach: Detach) -> None:
         self.credit = 0
         self.session.flush_settled()
+        self.session.drop_queued(self)
         self.session.send(detach)
         if self._move(LinkInput.SEND_DETACH) is LinkState.DETACHED:
             self.session.forget(self)
@@ -331,7 +332,9 @@ class ReceiverLink(Link):
                 self._complete(delivery_id, tag, data[payload:end], tail)
         elif tail.resume:
             self.fail(LinkFault(NOT_IMPLEMENTED, "deliveries are not resumed"))
-        elif not tail.aborted:
+        elif tail.aborted:
+            self._aborted()
+        else:
             self._partial = Partial(delivery_id, tag, tail)
             self._gather(self._partial, data[payload:end])
 
@@ -341,7 +344,7 @@ class ReceiverLink(Link):
         if delivery_id is not None and delivery_id != partial.delivery_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins within delivery {partial.delivery_id}")
         if tail.aborted:
-            self.drop_partial()
+            self._aborted()
             return
         if tail.settled:
             partial.tail = partial.tail._replace(settled=True)
@@ -367,11 +370,18 @@ class ReceiverLink(Link):
             self.session.connection.partial_bytes -= self._partial.size_bytes
             self._partial = None
 
+    def _aborted(self) -> None:
+        """The sender gives a message up. It has used credit all the same, as the application must hear."""
+        self.drop_partial()
+        self.session.emit(Flowed(self))
+
     def _too_large(self) -> None:
         self.fail(LinkFault(MESSAGE_SIZE_EXCEEDED, f"a message of more than {self._size_bytes_max} bytes"))
 
     def _complete(self, delivery_id: int, tag: bytes, payload: bytes, tail: TransferTail) -> None:
         _, message_format, settled, _, state, _, _, _ = tail
+        if self.drain and not self.credit:
+            self.drain = False  # not before the whole message is here
         session = self.session
         if not settled:
             incoming = session.incoming

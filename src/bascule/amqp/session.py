@@ -445,14 +445,18 @@ class Session:
             link.drop_partial()
             for delivery_id in [delivery_id for delivery_id, owner in self.incoming.items() if owner is link]:
                 del self.incoming[delivery_id]
-        else:
+        elif isinstance(link, SenderLink):
             deliveries = [delivery for delivery in self.unsettled.values() if delivery.link is link]
             for delivery in deliveries:
                 del self.unsettled[delivery.delivery_id]
-            if self._queue:
-                self._queue = deque(item for item in self._queue if item[0] is not link)
-            link.credit = 0
+            link.credit = link.withheld = 0
+            self._give_back()
         return deliveries
+
+    def drop_queued(self, link: Link) -> None:
+        """A link that is about to say detach sends nothing after it."""
+        if self._queue:
+            self._queue = deque(item for item in self._queue if item[0] is not link)
 
     def forget(self, link: Link) -> None:
         """Both ends detached: the handles are free."""

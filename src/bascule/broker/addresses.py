@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from bascule.broker.policy import Policy
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing, address_matches
 from bascule.journal.records import Target
+
+#: Names that only the broker gives: a temporary destination is never made by asking for it.
+TEMPORARY_PREFIX = "temp."
 
 
 class ExclusiveDivert(NamedTuple):
@@ -104,7 +108,9 @@ class AddressBook:
             queue = self.anycast.get(address)
             bound = (queue,) if queue is not None else ()
         else:
-            bound = (queue for queue in self.subscriptions.values() if address_matches(queue.address, address))
+            private = address.startswith(TEMPORARY_PREFIX)  # only its own connection may consume from it
+            matches = operator.eq if private else address_matches
+            bound = (queue for queue in self.subscriptions.values() if matches(queue.address, address))
         queues = tuple(bound)
         settings = self.policy.of(address)
         ids = durable_ids(queues)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bascule.broker.addresses import AddressBook
+from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.journaling import Journaling
@@ -14,9 +14,6 @@ from bascule.broker.queue import Queue
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
-
-#: Names that only the broker gives: a temporary destination is never made by asking for it.
-TEMPORARY_PREFIX = "temp."
 
 
 class Destinations(Deliveries):

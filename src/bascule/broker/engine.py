@@ -7,13 +7,14 @@ things is an entry of a journal record, and is carried out when that record is c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from bascule.amqp.types import Timestamp, UByte, UInt
-from bascule.broker.addresses import ExclusiveDivert, Route, durable_ids
+from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
 from bascule.broker.branches import Branches
-from bascule.broker.destinations import TEMPORARY_PREFIX, Destinations
+from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindows, digest_of
 from bascule.broker.errors import (
     JournalUnavailable,
@@ -41,7 +42,7 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
-from bascule.jms.sections import Scan, application_property, scan
+from bascule.jms.sections import MalformedMessage, Scan, application_property, scan
 from bascule.journal.records import (
     MESSAGES_PER_RECORD_MAX,
     Send,
@@ -256,15 +257,14 @@ class Engine(Destinations):
         if not address:
             self.gone(queue, message)
             return True
-        now_ms = self.clock()
-        body = annotated(
-            self.bodies.read(message),
-            {
-                ORIGINAL_ADDRESS: queue.address, ORIGINAL_QUEUE: queue.name, ORIGINAL_ROUTING: UByte(queue.routing), REASON: reason,
-                MOVED_AT: Timestamp(now_ms), DELIVERIES: UInt(queue.delivery_count(message)),
-                ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
-            },
-        )  # fmt: skip
+        annotations = {
+            ORIGINAL_ADDRESS: queue.address, ORIGINAL_QUEUE: queue.name, ORIGINAL_ROUTING: UByte(queue.routing), REASON: reason,
+            MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
+            ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
+        }  # fmt: skip
+        body = self.bodies.read(message)
+        with suppress(MalformedMessage):  # its own annotations, which nobody has looked at: it goes on without ours
+            body = annotated(body, annotations)
         self.pass_on(queue, message, Message(body, message.priority, 0, message.group), address)
         return True
 
@@ -322,12 +322,14 @@ class Engine(Destinations):
     def _end_old_transactions(self) -> None:
         limit_ms = self.policy.transaction_ms_max
         oldest_ms = self.clock() - limit_ms
-        holding = [transaction for transaction in self.transactions.values() if transaction.since_ms and transaction.doomed is None]
+        holding = [transaction for transaction in self.transactions.values() if transaction.since_ms]
         for transaction in holding:
             if transaction.since_ms <= oldest_ms:
                 self._give_up(transaction)
-                transaction.doomed = TransactionTimedOut(f"the transaction was open for {limit_ms / 1000:g} s with messages in it")
-        self._transactions_due_ms = min((each.since_ms + limit_ms for each in holding if each.doomed is None), default=0)
+                transaction.since_ms = 0  # what it receives from here on has its own time
+                if transaction.doomed is None:
+                    transaction.doomed = TransactionTimedOut(f"the transaction was open for {limit_ms / 1000:g} s with messages in it")
+        self._transactions_due_ms = min((each.since_ms + limit_ms for each in holding if each.since_ms), default=0)
         if self._transactions_due_ms:
             self.schedule.at(self._transactions_due_ms, self._end_old_transactions)
 

@@ -36,6 +36,10 @@ class JournalUnavailable(BasculeError):
     condition: ClassVar[str] = "amqp:resource-limit-exceeded"
 
 
+class BrokerFault(BasculeError):
+    """A fault of the broker itself: what it decided last is not to be trusted, and it begins anew from the journal."""
+
+
 class UnknownTransaction(BasculeError):
     """No such transaction on this connection."""
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bascule.broker.errors import BrokerFault
 from bascule.broker.queue import Queue
 from bascule.journal.records import (
     KEY_OF_KIND,
@@ -142,7 +143,9 @@ class Journaling:
         self._on_work(False)
 
     def flush(self) -> None:
-        """Append the open record."""
+        """Append the open record. Raises BrokerFault when what goes together stopped half-way: half of it must not be stored."""
+        if self._held:
+            raise BrokerFault("an action stopped half-way")
         self._woken = self._urgent = False
         batch = self.batch
         if batch.empty:

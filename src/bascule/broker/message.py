@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final, Protocol
 
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
@@ -13,7 +14,7 @@ class BodyStore(Protocol):
     """Where bodies go that memory has no room for: a cache, never the truth (that is the journal)."""
 
     def put(self, body: bytes) -> int:
-        """Keep ``body``; returns a handle, 0 or more."""
+        """Keep ``body``; returns a handle, 0 or more. Raises OSError when there is no room: nothing is kept then."""
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """The body behind a handle."""
@@ -63,11 +64,13 @@ class Bodies:
         """A queue took the message: count it, and send its body away when memory is full."""
         size = message.size_bytes
         if self.store is not None and self.memory_bytes + size > self.budget_bytes and message.body is not None:
-            message.handle = self.store.put(message.body)
-            message.body = None
-            self.stored_bytes += size
-        else:
-            self.memory_bytes += size
+            # Without room there either it stays: more memory than wished for is better than no broker.
+            with suppress(OSError):
+                message.handle = self.store.put(message.body)
+                message.body = None
+                self.stored_bytes += size
+                return
+        self.memory_bytes += size
 
     def read(self, message: Message) -> bytes:
         """The message's bytes, wherever they are."""

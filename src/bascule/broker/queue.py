@@ -12,7 +12,7 @@ from bascule.broker.policy import AddressSettings
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, View
 from bascule.core.destination import Routing
-from bascule.jms.selector import compile_selector
+from bascule.jms.selector import Selector, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
 
 #: Messages that a reservation covers beyond the one that asked for it: one journal entry per so many deliveries, and at most so many
@@ -43,7 +43,7 @@ class Queue:
     """
 
     __slots__ = (
-        "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
+        "_selector", "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
         "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name", "no_local_container", "owner",
         "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "shared", "subscription",
         "sweep_at_ms", "turn",
@@ -77,6 +77,7 @@ class Queue:
         self.reserving_mid = -1  # the same, not yet confirmed
         self.recovered_mid = -1  # what was reserved when the journal was loaded
         self.selector_text = ""  # a subscription's
+        self._selector: Selector | None = None  # the same, compiled when the first message comes
         self.no_local_container = ""
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
@@ -111,7 +112,11 @@ class Queue:
         """Whether a subscription takes a message that a container sent."""
         if self.no_local_container and self.no_local_container == container:
             return False
-        return not self.selector_text or wants(compile_selector(self.selector_text), body)
+        if not self.selector_text:
+            return True
+        if self._selector is None:
+            self._selector = compile_selector(self.selector_text)
+        return wants(self._selector, body)
 
     def delivery_count(self, message: Message) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""

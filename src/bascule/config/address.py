@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from bascule.config.fields import Section, check_pattern
+from bascule.core.destination import ADDRESS_MAX
 
-#: An address stands in every record of a message, and its length there in two bytes; nobody types one as long as this.
-ADDRESS_MAX = 1000
 #: A century; a delay without end would leave the integers in which the broker counts time.
 _LONGEST_S = 100 * 365 * 86_400.0
 

@@ -6,6 +6,9 @@ import enum
 import re
 from functools import lru_cache
 
+#: An address stands in every record of a message, and its length there in two bytes; nobody types one as long as this.
+ADDRESS_MAX = 1000
+
 
 class Routing(enum.IntEnum):
     """How an address hands a message on: to one of its queues, or to every subscription."""

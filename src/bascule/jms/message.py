@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -265,13 +266,16 @@ _TEXT_SUBTYPE: Final = re.compile(r"xml|json|javascript|ecmascript|xml-dtd|.*\+x
 
 
 def _charset(content_type: str | None) -> str | None:
-    """The charset of a textual content type; None for one that is not textual, or whose charset is unknown."""
+    """The charset of a textual content type; None for one that is not textual, or whose charset is unknown (``hex`` is no charset)."""
     match = _MEDIA_TYPE.fullmatch((content_type or "").lower())
     if match is None or not (match["type"] == "text" or (match["type"] == "application" and _TEXT_SUBTYPE.fullmatch(match["subtype"]))):
         return None
     given = _CHARSET.search(match["parameters"] or "")
+    charset = given[1] if given else "utf-8"
     try:
-        return codecs.lookup(given[1] if given else "utf-8").name
+        with suppress(UnicodeError):
+            b"?".decode(charset)
+        return codecs.lookup(charset).name
     except LookupError:
         return None
 

@@ -57,6 +57,9 @@ _DELIVERY: Final = b"x-opt-delivery-"
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
 
+#: The end of the year 9999; a delay of so long and a clock of today still fit into the eight bytes of a time in the journal.
+TIME_MAX_MS: Final = 253_402_300_799_999
+
 _LISTS: Final = frozenset({LIST0, LIST8, LIST32})
 _MAPS: Final = frozenset({MAP8, MAP32})
 #: What the value of a section may be.
@@ -120,6 +123,8 @@ class Scan(NamedTuple):
 #: Message id, user id, to, absolute expiry time, creation time and group id (AMQP 1.0 part 3, section 3.2.4), as in Scan.
 _Properties = tuple[bytes | None, bytes | None, str | None, int, int, str | None]
 
+#: Durable, priority, ttl, first acquirer, delivery count.
+_HEADER_MAX: Final = 5
 NO_HEADER: Final = (False, DEFAULT_PRIORITY, 0, False, 0)
 _NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
 _make_scan: Final = Scan._make
@@ -254,6 +259,8 @@ def _milliseconds(data: bytes, position: int) -> int:
         return 0
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"a delivery time of type {type(value).__name__}")
+    if value > TIME_MAX_MS:
+        raise ValueError(f"a delivery time of {value} ms, later than the year 9999")
     return max(0, int(value))
 
 
@@ -261,7 +268,9 @@ def _milliseconds(data: bytes, position: int) -> int:
 def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
     """The fields of a header section. Senders repeat themselves, so most headers have been read before."""
     fields, _ = decode(encoded)
-    durable, priority, ttl_ms, first_acquirer, delivery_count = (*fields, *(None,) * 5)[:5]
+    if len(fields) > _HEADER_MAX:
+        raise ValueError(f"{len(fields)} fields, there are {_HEADER_MAX}")
+    durable, priority, ttl_ms, first_acquirer, delivery_count = (*fields, *(None,) * _HEADER_MAX)[:_HEADER_MAX]
     given = ((durable, bool), (priority, UByte), (ttl_ms, UInt), (first_acquirer, bool), (delivery_count, UInt))
     for value, kind in given:
         if value is not None and type(value) is not kind:
@@ -402,7 +411,12 @@ class _Lookup:
 
     def header(self) -> tuple[bool, int, int, bool, int]:
         start = self.start(HEADER)
-        return NO_HEADER if start is None else header_fields(self.data[start : skip(self.data, start)])
+        if start is None:
+            return NO_HEADER
+        try:
+            return header_fields(self.data[start : skip(self.data, start)])
+        except MALFORMED as error:
+            raise malformed(HEADER, start, error) from None
 
     def field(self, index: int) -> Any:
         """A field of the properties section."""
@@ -412,13 +426,18 @@ class _Lookup:
         return self._fields[index]
 
     def application_property(self, name: str) -> object:
-        if self._properties is None:
-            start = self.start(APPLICATION_PROPERTIES)
-            self._properties = {} if start is None else dict(keys(self.data, start))
-        position = self._properties.get(name.encode())
-        if position is None:
+        start = self.start(APPLICATION_PROPERTIES)
+        if start is None:
             return None
-        value, _ = decode(self.data, position)
+        try:
+            if self._properties is None:
+                self._properties = dict(keys(self.data, start))
+            position = self._properties.get(name.encode())
+            if position is None:
+                return None
+            value, _ = decode(self.data, position)
+        except MALFORMED as error:
+            raise malformed(APPLICATION_PROPERTIES, start, error) from None
         return value if isinstance(value, bool | int | float | str) else None
 
 

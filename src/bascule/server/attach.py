@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
-from bascule.broker.destinations import TEMPORARY_PREFIX
+from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.queue import Queue
-from bascule.core.destination import Routing
+from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
@@ -47,9 +47,11 @@ def _routing_asked_for(capabilities: tuple[str, ...]) -> Routing | None:
 
 
 def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
-    """The destination that a terminus names. Raises AmqpError for an address that is no string or empty."""
+    """The destination that a terminus names. Raises AmqpError for an address that is no string, empty or too long."""
     if not isinstance(address, str) or not address:
         raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string that is not empty")
+    if len(address) > ADDRESS_MAX:
+        raise AmqpError(INVALID_FIELD, f"address {address[:60]!r}… has {len(address)} characters; {ADDRESS_MAX} are allowed")
     routing = _routing_asked_for(capabilities)
     for prefix, prefixed in PREFIXES.items():
         if address.startswith(prefix):
@@ -185,6 +187,7 @@ def _consume(
 def _accept(connection: ClientConnection, link: SenderLink, source: Source | None) -> None:
     if link.context is not None and not connection.lost:
         link.accept(source=source)
+        connection.wake(link)  # credit that came with the attach counts from now on
         connection.touch()
 
 
@@ -210,8 +213,8 @@ def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, a
         )
         _consume(connection, link, queue, None).on_close = queue
         return
-    name = subscription_name(connection, link)
-    existing = engine.addresses.subscriptions.get(name)
+    client, name = _subscription(connection, link)
+    existing = _existing(connection, client, name, durable=durable)
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is there as {there}: a name is one or the other (unsubscribe first)")
@@ -223,25 +226,48 @@ def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, a
     if existing is not None and existing.consumers and not shared:
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
     queue = existing or engine.create_queue(
-        name, address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local, subscription=name, shared=shared
-    )
+        subscription_queue(client, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
+        subscription=name, shared=shared,
+    )  # fmt: skip
     consumer = _consume(connection, link, queue, None)
     if not durable:
         consumer.on_close = queue
 
 
-def subscription_name(connection: ClientConnection, link: Link) -> str:
-    """The queue behind a durable or shared subscription: its client's own, or everybody's."""
+def _subscription(connection: ClientConnection, link: Link) -> tuple[str | None, str]:
+    """(client id, or None where it is everybody's; name) of a durable or shared subscription."""
     name, _, suffix = link.name.partition(NAME_DELIMITER)
-    own = "" if suffix.startswith("global") else f"{connection.container}."
-    kind = "volatile." if "volatile" in suffix else ""
-    return f"{kind}{own}{name}"
+    return None if suffix.startswith("global") else connection.container, name
+
+
+def subscription_queue(client: str | None, name: str, *, durable: bool) -> str:
+    """The queue behind a subscription: ``CLIENT.NAME``, or ``NAME`` of one that is everybody's.
+
+    No two have the same: the first dot that is not escaped ends the client id, and a delimiter behind it the name, which has none.
+    """
+    queue = _escaped(name) if client is None else f"{_escaped(client)}.{name}"
+    return queue if durable else f"{queue}{NAME_DELIMITER}volatile"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace(".", r"\.")
+
+
+def _existing(connection: ClientConnection, client: str | None, name: str, *, durable: bool) -> Queue | None:
+    """The subscription, if it is there. An earlier version escaped no dots, and kept the queue's name as the subscription's."""
+    former = name if client is None else f"{client}.{name}"
+    subscriptions = connection.server.engine.addresses.subscriptions
+    for queue_name, kept in ((subscription_queue(client, name, durable=durable), name), (former, former)):
+        queue = subscriptions.get(queue_name)
+        if queue is not None and queue.subscription == kept and queue.durable is durable:
+            return queue
+    return None
 
 
 def _find_subscription(connection: ClientConnection, link: SenderLink) -> None:
     """A null source asks for a subscription by its link's name; closing that link deletes it (unsubscribe)."""
-    name = subscription_name(connection, link)
-    queue = connection.server.engine.addresses.subscriptions.get(name)
+    client, name = _subscription(connection, link)
+    queue = _existing(connection, client, name, durable=True)
     if queue is None:
         raise AmqpError(NOT_FOUND, f"no subscription {name!r}")
     if queue.consumers:

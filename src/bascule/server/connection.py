@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What waits in a socket's buffer before its consumers count as slow: they get nothing more until it has drained.
+#: What waits in a socket's buffer before its consumers count as slow: they get nothing more until it has drained. A turn of the loop
+#: gives a connection no more than that either.
 WRITE_BUFFER_BYTES = 1 << 20
+#: What a client that does not read may be answered before it is not read from either.
+UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: How often heartbeats and idle time are looked at, at least.
 TICK_S = 10.0
@@ -53,12 +56,15 @@ class ClientConnection(asyncio.Protocol):
         self.amqp: Connection  # once there is a transport: it may say who the client is
         self.container = ""
         self.peer = ""
-        self.paused = False
+        self.full = False  # what it has been given is to be written before its consumers get more
         self.lost = False
         self.links: dict[Link, None] = {}
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, Queue] = {}
         self.transactions: dict[bytes, Transaction] = {}
+        self._given_bytes = 0  # to consumers, since the last write
+        self._unread_answers_bytes = 0  # written while the client does not read
+        self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
         self._tick: asyncio.TimerHandle | None = None
 
@@ -98,8 +104,9 @@ class ClientConnection(asyncio.Protocol):
             self.server.held_back[self] = None
 
     def read_on(self) -> None:
-        """The broker has room again."""
-        if self._transport is not None and not self.lost:
+        """The broker has room again, or the client reads again: more is read where both are so."""
+        unread = self._unread_answers_bytes > UNREAD_ANSWERS_BYTES
+        if self._transport is not None and not self.lost and not unread and self not in self.server.held_back:
             self._transport.resume_reading()
 
     def touch(self) -> None:
@@ -109,22 +116,50 @@ class ClientConnection(asyncio.Protocol):
     def send_output(self) -> None:
         """Write what the engine has to say."""
         data = self.amqp.data_to_send()
+        given_bytes, self._given_bytes = self._given_bytes, 0
         if self._transport is not None and not self.lost:
             if data:
                 self._transport.write(data)
-            if self.amqp.closed:
+                if self._stuck:
+                    self._unread_answers_bytes += len(data)
+                    if self._unread_answers_bytes > UNREAD_ANSWERS_BYTES:
+                        self._transport.pause_reading()
+            if given_bytes > WRITE_BUFFER_BYTES:
+                asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
+            if self.amqp.closed and not self._transport.is_closing():
                 self._transport.close()
+                # One that does not read would keep the socket, and with it what is yet to be written, for ever.
+                self._later(self.amqp.limits.close_timeout_s, self._transport.abort)
 
     def pause_writing(self) -> None:
         """The client does not read."""
-        self.paused = True
+        self._stuck = self.full = True
 
     def resume_writing(self) -> None:
         """It reads again."""
-        self.paused = False
-        for link in self.links:
-            self._wake(link)
-        self.server.engine.dispatch()
+        self._stuck = False
+        self._unread_answers_bytes = 0
+        self.read_on()
+        self._give_more()
+
+    def given(self, size_bytes: int) -> None:
+        """A consumer has been given a message."""
+        self._given_bytes += size_bytes
+        if self._given_bytes > WRITE_BUFFER_BYTES:
+            self.full = True
+
+    def _give_more(self) -> None:
+        """What had been given is written."""
+        if not self._stuck and not self.lost:
+            self.full = False
+            for link in self.links:
+                self.wake(link)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Messages that have become free go to whoever may have them, if this broker may still give them."""
+        if self.server.awake():
+            self.server.engine.dispatch()
         self.server.send_output()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -135,8 +170,7 @@ class ClientConnection(asyncio.Protocol):
         self.server.connections.pop(self, None)
         self.server.touched.pop(self, None)
         self.release(failed=not self.amqp.closed)
-        self.server.engine.dispatch()
-        self.server.send_output()
+        self._dispatch()
 
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""
@@ -145,13 +179,21 @@ class ClientConnection(asyncio.Protocol):
         self.send_output()
 
     def _ticking(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
         now_s = time.monotonic()
         deadline_s = self.amqp.tick(now_s)
+        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
+        if self.amqp.closed:
+            # Its socket may take long to end, where it ends at all: others get at once what this client held.
+            log.info("connection %s (%s): %s", self.peer, self.container, self.amqp.error)
+            self.release(failed=True)
+            self._dispatch()
         self.send_output()
-        delay_s = min(TICK_S, max(deadline_s - now_s, 0.05))
-        self._tick = asyncio.get_running_loop().call_later(delay_s, self._ticking)
+
+    def _later(self, delay_s: float, do: Callable[[], None]) -> None:
+        """In place of what was to happen next by time."""
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = asyncio.get_running_loop().call_later(delay_s, do)
 
     def release(self, *, failed: bool = False) -> None:
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
@@ -188,7 +230,9 @@ class ClientConnection(asyncio.Protocol):
             Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
         }  # fmt: skip
         if self.server.failover:
-            properties[Symbol("failover-server-list")] = self.server.failover
+            # By symbols: under a string the Java client finds nothing.
+            offered = [{Symbol(field): value for field, value in other.items()} for other in self.server.failover]
+            properties[Symbol("failover-server-list")] = offered
         taken = any(other.container == self.container and other is not self and not other.amqp.closed for other in self.server.connections)
         if taken and "sole-connection-for-container" in event.open.desired_capabilities:
             properties[Symbol("amqp:connection-establishment-failed")] = True
@@ -295,14 +339,17 @@ class ClientConnection(asyncio.Protocol):
             self.touch()
 
     def _flowed(self, event: events.Flowed) -> None:
-        self._wake(event.link)
+        self.wake(event.link)
 
-    def _wake(self, link: Link) -> None:
+    def wake(self, link: Link) -> None:
+        """The link's credit has changed, or the client reads again: it is sent what waits for it, or told of more credit."""
         context = link.context
         if isinstance(context, ConsumerLink) and context.consumer is not None:
             self.server.engine.wake(context.consumer.queue)
         elif isinstance(context, BrowserLink):
             context.pump()
+        elif isinstance(context, ProducerLink):
+            context.top_up()
 
     def _declared(self, event: events.Declared) -> None:
         if isinstance(event.link.context, CoordinatorLink):

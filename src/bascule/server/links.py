@@ -120,8 +120,8 @@ class ConsumerLink:
 
     @property
     def credit(self) -> int:
-        """Messages it may be sent now: none while the client does not read."""
-        return 0 if self.connection.paused else self.link.credit
+        """Messages it may be sent now: none while what its client has been given is not written."""
+        return 0 if self.connection.full else self.link.credit
 
     def deliver(self, message: Message, delivery_count: int) -> None:
         """Send a message, with its header as it is now."""
@@ -137,6 +137,7 @@ class ConsumerLink:
         if self.settled:
             assert self.consumer is not None
             engine.acknowledge(self.consumer, message)
+        connection.given(message.size_bytes)
         connection.touch()
 
     def fail_oldest(self) -> None:
@@ -155,8 +156,8 @@ class ConsumerLink:
         self.connection.touch()
 
     def dispatched(self) -> None:
-        """Nothing more for now: answer a drain."""
-        if self.link.drain and self.link.credit > 0 and not self.connection.paused:
+        """Nothing more for now: answer a drain, also one whose credit is used up. Not where there may be more, later."""
+        if self.link.drain and not self.link.withheld and not self.connection.full:
             self.link.drained()
             self.connection.touch()
 
@@ -172,16 +173,18 @@ class BrowserLink:
         self.messages = messages
 
     def pump(self) -> None:
-        """Send what credit allows."""
-        engine = self.connection.server.engine
+        """Send what credit and connection allow."""
+        connection = self.connection
+        engine = connection.server.engine
         now_ms = engine.clock()
-        while self.messages and self.link.credit > 0:
+        while self.messages and self.link.credit > 0 and not connection.full:
             message = self.messages.pop()
             if message.references and not 0 < message.expiry_ms <= now_ms:  # still there
                 self.link.send(engine.bodies.read(message), context=None, settled=True)
-        if self.link.drain and self.link.credit > 0:
+                connection.given(message.size_bytes)
+        if not self.link.withheld and not connection.full:
             self.link.drained()
-        self.connection.touch()
+        connection.touch()
 
 
 class CoordinatorLink:

@@ -22,7 +22,7 @@ from bascule.broker.errors import (
     UnknownTransaction,
 )
 from bascule.broker.transactions import Transaction
-from bascule.core.destination import Routing
+from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
@@ -114,7 +114,7 @@ class Request:
 
     def _answer(self, status: int, description: str, code: int, text: str | None = None, more: dict[str, Any] | None = None) -> None:
         asked = self.message
-        if asked.reply_to is None:
+        if not asked.reply_to or len(asked.reply_to) > ADDRESS_MAX:
             return
         answer = JmsMessage(
             correlation_id=asked.correlation_id or asked.message_id, destination=asked.reply_to, destination_kind=asked.reply_to_kind,

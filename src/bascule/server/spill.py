@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 #: A file is deleted when nobody needs any of it: small enough to come free, large enough not to be many.
 SEGMENT_BYTES = 64 << 20
@@ -24,20 +27,28 @@ class SpillFiles:
         self._segment = -1
         self._end = SEGMENT_BYTES
         self._unwritten = bytearray()  # the last bytes of the current segment
+        self._full = False  # the last body found no room
 
     def _path(self, segment: int) -> Path:
         return self._directory / f"bodies-{segment}"
 
     def put(self, body: bytes) -> int:
-        """Keep ``body``; returns its handle. Raises OSError when the disk is full."""
-        if self._end >= SEGMENT_BYTES:
-            self._next_segment()
+        """Keep ``body``; returns its handle. Raises OSError when the disk is full: nothing is kept then."""
+        try:
+            if self._end >= SEGMENT_BYTES:
+                self._next_segment()
+            if len(self._unwritten) >= WRITE_BYTES:
+                self._write()
+        except OSError as error:
+            if not self._full:
+                log.error("no room for message bodies in %s, they stay in memory: %s", self._directory, error)
+            self._full = True
+            raise
+        self._full = False
         handle = self._segment << _OFFSET_BITS | self._end
         self._unwritten += body
         self._end += len(body)
         self._live[self._segment] += 1
-        if len(self._unwritten) >= WRITE_BYTES:
-            self._write()
         return handle
 
     def _write(self) -> None:
@@ -68,8 +79,8 @@ class SpillFiles:
         if self._unwritten:
             self._write()
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._segment += 1
-        self._files[self._segment] = os.open(self._path(self._segment), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._files[full + 1] = os.open(self._path(full + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._segment = full + 1
         self._live[self._segment] = 0
         self._end = 0
         if full >= 0 and not self._live[full]:

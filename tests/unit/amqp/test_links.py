@@ -169,6 +169,31 @@ def test_a_drain_gives_the_credit_back() -> None:
     assert sender.credit == 3
 
 
+@pytest.mark.parametrize("message", [b"small", bytes(2_000)])  # the second one in several frames
+def test_a_drain_is_over_for_its_receiver_with_the_message_that_uses_its_credit_up(message: bytes) -> None:
+    pair = Pair(frame_size=512)
+    receiver, sender = pair.consumer()
+    receiver.flow(1, drain=True)
+    pair.run()
+    sender.send(message)
+    data = pair.server.data_to_send()
+    pair.client.receive(data[:-1], 0.0)
+    assert receiver.drain
+    assert of(Transferred, pair.client.receive(data[-1:], 0.0))
+    assert not receiver.drain
+
+
+def test_a_drain_whose_credit_messages_used_up_is_answered_once() -> None:
+    pair = Pair()
+    receiver, sender = pair.consumer()
+    receiver.flow(1, drain=True)
+    pair.run()
+    sender.send(b"the last one")
+    for expected in (1, 0):
+        sender.drained()
+        assert len(of(Flowed, pair.run().at_client)) == expected
+
+
 def test_a_drain_of_no_credit_is_answered_at_once() -> None:
     pair = Pair()
     receiver, sender = pair.consumer()
@@ -218,23 +243,28 @@ def test_the_session_s_window_holds_frames_back() -> None:
     assert receiver.credit == 100 - 31
 
 
-def test_what_a_detached_link_had_queued_is_dropped() -> None:
+def test_what_a_link_had_queued_when_it_detaches_is_dropped() -> None:
     pair = Pair(limits=Limits(incoming_window_frames=4))
     session = pair.session()
     sender, _ = pair.producer(session)
     for _ in range(6):
         sender.send(b"message")
-    sender.session.abandon(sender)
-    assert not session._queue
+    sender.detach()
+    [detached] = of(Detached, pair.run().at_client)
+    assert len(detached.deliveries) == 6
+    assert len(of(Transferred, pair.at_server)) == 4
+    assert not of(SessionEnded, pair.at_client)
 
 
 def test_an_aborted_message_is_dropped() -> None:
     script = Script().attached()
     assert script.say(Transfer(0, 0, b"t", 0, False, True), b"part") == []
-    assert script.say(Transfer(0, None, None, None, None, False, aborted=True)) == []
-    [transfer] = of(Transferred, script.say(Transfer(0, 1, b"t", 0), b"whole"))
+    [flowed] = of(Flowed, script.say(Transfer(0, None, None, None, None, False, aborted=True)))
+    assert flowed.link.credit == 9  # used, and the application is told: nobody else would give more
+    assert of(Flowed, script.say(Transfer(0, 1, b"t", 0, aborted=True)))
+    [transfer] = of(Transferred, script.say(Transfer(0, 2, b"t", 0), b"whole"))
     assert transfer.payload == b"whole"
-    assert transfer.link.credit == 8
+    assert transfer.link.credit == 7
 
 
 def test_settled_on_a_later_frame_counts() -> None:
@@ -465,6 +495,24 @@ def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
     receiver.settle(transfers[0].delivery_id, ACCEPTED)
     assert of(Flowed, pair.run().at_server)
     assert sender.credit == 20
+
+
+@pytest.mark.parametrize("by_us", [False, True])
+def test_credit_that_was_withheld_comes_back_when_the_link_with_the_unsettled_goes(by_us: bool) -> None:
+    pair = Pair(limits=Limits(unsettled_per_session_max=3))
+    session = pair.session()
+    receiver, sender = pair.consumer(session, credit=10)
+    other = session.attach_receiver("other", Source("queue"), Target())
+    waiting = of(Attached, pair.run().at_server)[0].link
+    other.flow(20)
+    pair.run()
+    for _ in range(3):
+        sender.send(b"message")
+    pair.run()
+    assert waiting.credit == 0
+    (sender if by_us else receiver).detach()
+    assert [event.link for event in of(Flowed, pair.run().at_server)] == [waiting]
+    assert (waiting.credit, sender.credit) == (20, 0)
 
 
 def test_a_producer_with_too_much_unsettled_loses_its_session() -> None:

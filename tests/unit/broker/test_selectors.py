@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.message import Message
+from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, section_bytes
+from bascule.jms.selector import compile_selector
 
 
 def fill_with_colours(bench: Bench, *contents: int) -> None:
@@ -114,3 +117,39 @@ def test_a_message_whose_properties_cannot_be_read_is_wanted_by_no_selector_and_
     fill_with_colours(bench, 1)
     assert bench.got(picky) == [1]
     assert bench.got(bench.consumer()) == ["x"]
+
+
+#: Application properties that nobody looks into when a message comes: a list with an item that is none; a map that is cut off.
+UNREADABLE = (bytes.fromhex("005374c10402a1ff41"), bytes.fromhex("005374c103023f3f"))
+
+
+@pytest.mark.parametrize("properties", UNREADABLE)
+def test_what_cannot_be_read_is_wanted_by_no_selector_and_disturbs_no_other_message(bench: Bench, properties: bytes) -> None:
+    bad = header_bytes(durable=True, priority=4, ttl_ms=0) + properties + section_bytes(VALUE, "bad")
+    bench.subscription("s", selector="colour = 'red'", subscription="s")
+    picky = bench.consumer(selector="colour = 'red'")
+    transaction = bench.engine.begin(b"1")
+    for where in ("q", "t"):
+        bench.broker.send(where, bad, bench.sender, "bad", routing=Routing.MULTICAST if where == "t" else Routing.ANYCAST)
+        bench.put("good", to=where, properties={"colour": "red"})
+        bench.broker.send(where, bad, bench.sender, "bad", routing=Routing(where == "t"), transaction=transaction)
+    ends: list[object] = []
+    bench.engine.commit(transaction, ends.append)
+    bench.broker.settle()
+    assert bench.sender.accepted_tokens.count("bad") == 4
+    assert ends == [None]
+    assert bench.got(picky) == ["good"]
+    assert bench.waiting(bench.engine.addresses.subscriptions["s"]) == ["good"]
+    assert bench.waiting(bench.queue()) == ["bad", "bad"]
+
+
+def test_the_selector_of_a_subscription_is_compiled_once_however_long_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr("bascule.broker.queue.compile_selector", lambda text: compiled.append(text) or compile_selector(text))
+    text = " OR ".join(["colour = 'red'"] * 100)
+    queue = bench.subscription("s", selector=text)
+    for content in range(4):
+        bench.put(content, to="t", properties={"colour": "red" if content % 2 else "blue"})
+    bench.broker.settle()
+    assert bench.waiting(queue) == [1, 3]
+    assert compiled == [text]

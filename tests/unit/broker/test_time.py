@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tests.unit.broker.conftest import START_MS, Bench
 
-from bascule.amqp.types import Timestamp
+from bascule.amqp.types import Timestamp, ULong
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressSettings, Policy
-from bascule.jms.sections import message_annotation, scan
-from bascule.testing.broker import Receiver
+from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, message_annotation, scan, section_bytes
+from bascule.testing.broker import Receiver, message_bytes
 
 SECOND = 1_000
 
@@ -280,6 +280,36 @@ def test_a_transaction_that_holds_messages_for_too_long_is_rolled_back() -> None
     assert bench.waiting(bench.queue("other")) == []
 
 
+def test_a_transaction_that_was_rolled_back_for_its_time_keeps_what_it_receives_no_longer_than_any_other() -> None:
+    bench = Bench(Policy(transaction_ms_max=SECOND))
+    bench.fill("x", "y")
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    later(bench, SECOND)
+    error = transaction.doomed
+    assert error is not None
+    later(bench, 10 * SECOND)
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[1])
+    later(bench, SECOND - 1)
+    assert bench.got(consumer) == ["x", "y", "x"]
+    later(bench, 1)
+    assert bench.got(consumer) == ["x", "y", "x", "y"]
+    assert transaction.doomed is error
+
+
+def test_a_transaction_that_is_too_large_keeps_what_it_received_no_longer_than_any_other() -> None:
+    bench = Bench(Policy(transaction_ms_max=SECOND, transaction_bytes_max=1000))
+    bench.fill("x")
+    consumer = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    bench.put("large" * 1000, to="other", transaction=transaction)
+    later(bench, SECOND)
+    assert bench.got(consumer) == ["x", "x"]
+    assert "larger than 1000 bytes" in str(transaction.doomed)
+
+
 def test_an_auto_created_queue_that_nobody_uses_is_deleted_after_a_while() -> None:
     bench = Bench(Policy(AddressSettings(auto_delete_ms=SECOND), queues=("kept",)))
     bench.engine.create_configured()
@@ -319,3 +349,22 @@ def test_a_queue_with_a_producer_is_in_use() -> None:
     bench.engine.detach_producer("q", queue.routing)
     later(bench, SECOND)
     assert queue.deleted
+
+
+#: Message annotations that nobody looks into when a message comes: a map that is cut off.
+UNREADABLE = bytes.fromhex("005372c103023f3f")
+
+
+def test_what_expires_goes_its_way_though_its_annotations_cannot_be_read_and_holds_up_nothing_else(bench: Bench) -> None:
+    body = header_bytes(durable=True, ttl_ms=SECOND) + UNREADABLE + section_bytes(VALUE, "bad")
+    bench.broker.send("q", body, bench.sender, "bad")
+    bench.fill("later", to="other", delivery_delay_ms=SECOND)
+    later(bench, SECOND)
+    assert bench.waiting(bench.queue("ExpiryQueue")) == ["bad"]
+    assert bench.waiting(bench.queue("other")) == ["later"]
+
+
+@pytest.mark.parametrize("when", ["delivery_time_ms", "delivery_delay_ms"])
+def test_a_time_that_no_calendar_has_is_refused(when: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"a delivery time of {1 << 63} ms, later than the year 9999"):
+        scan(message_bytes("never", **{when: ULong(1 << 63)}))

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.broker.conftest import Bench
 
-from bascule.broker.errors import JournalUnavailable, TransactionRolledBack
+from bascule.broker.errors import BrokerFault, JournalUnavailable, TransactionRolledBack
 from bascule.broker.policy import Policy
+from bascule.broker.transactions import Draft
 
 
 @pytest.fixture
@@ -191,3 +192,23 @@ def test_a_transaction_begins_a_record_that_can_number_its_messages(
     bench.engine.commit(transaction, outcome.append)
     bench.broker.flush()
     assert [batch.messages for batch in bench.engine.journaling.in_flight] == [1, 3]
+
+
+def test_half_of_a_transaction_is_never_stored_whatever_fails_in_its_middle(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the broker's own, which has no test of its own because there should be none."""
+    transaction = bench.engine.begin(b"1")
+    bench.put("first", to="q1", transaction=transaction)
+    bench.put("second", to="q2", transaction=transaction)
+    bench.broker.settle()
+    records = len(bench.broker.log.records)
+    decide = bench.engine._decide
+
+    def fails(draft: Draft, now_ms: int) -> Any:
+        return decide(draft, now_ms) if draft.address == "q1" else 1 / 0
+
+    monkeypatch.setattr(bench.engine, "_decide", fails)
+    with pytest.raises(ZeroDivisionError):
+        bench.engine.commit(transaction, lambda _: None)
+    with pytest.raises(BrokerFault, match="half-way"):
+        bench.engine.journaling.flush()
+    assert len(bench.broker.log.records) == records

@@ -149,6 +149,8 @@ FOREIGN = [
     (JSON, [(DATA, "{é}".encode())], "text", "{é}"),
     (LATIN, [(DATA, b"\xe9")], "text", "é"),
     (Symbol("text/plain;charset=klingon"), [(DATA, b"a")], "bytes", b"a"),
+    (Symbol("text/plain;charset=hex"), [(DATA, b"61")], "bytes", b"61"),
+    (Symbol("text/plain;charset=rot13"), [(DATA, b"a")], "bytes", b"a"),
     (Symbol("image/png"), [(DATA, b"a")], "bytes", b"a"),
     (Symbol("application/atom+xml"), [(DATA, b"<a/>")], "text", "<a/>"),
     (JAVA, [(DATA, b"a")], "object", b"a"),

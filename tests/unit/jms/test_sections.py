@@ -110,6 +110,7 @@ BROKEN = {
     "durable that is text": (section_bytes(HEADER, ["x"]), "'x' where bool is right"),
     "priority of a wrong type": (section_bytes(HEADER, [True, UInt(4)]), "4 where UByte is right"),
     "properties before the header": (section_bytes(PROPERTIES, []) + section_bytes(HEADER, []), "byte 4: may not follow properties"),
+    "a header of six fields": (section_bytes(HEADER, [True, None, None, None, None, "x"]), "header at byte 0: 6 fields, there are 5"),
     "two headers": (section_bytes(HEADER, []) * 2, "may not follow header"),
     "body after the footer": (section_bytes(FOOTER, {}) + section_bytes(VALUE, 1), "may not follow footer"),
     "an address that is a number": (section_bytes(PROPERTIES, [None, None, 5]), "int at byte 8 where str is right"),

@@ -185,3 +185,10 @@ def test_float_values_are_compared_as_java_would() -> None:
     assert not nan.matches({"x": float("nan")}.get)
     assert compile_selector("x <> x").matches({"x": float("nan")}.get)
     assert compile_selector("x > 3E38 AND x * 10 > 3E38").matches({"x": Float(3.2e38)}.get)
+
+
+def test_short_selectors_are_compiled_once_and_long_ones_are_not_kept() -> None:
+    long = "a = '" + "x" * 1024 + "'"
+    assert compile_selector("a = 1") is compile_selector("a = 1")
+    assert compile_selector(long) is not compile_selector(long)
+    assert compile_selector(long).matches({"a": "x" * 1024}.get)

@@ -1,11 +1,14 @@
 """Bodies on disk: what was put is what is got, whether it has been written yet or not."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bascule.broker.message import Bodies, Message
 from bascule.server import spill
 from bascule.server.spill import SpillFiles
 
@@ -39,3 +42,25 @@ def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
         files.free(handle, len(body))
     assert len(list((tmp_path / "bodies").iterdir())) == 1, "only the one that is being written stays"
     files.close()
+
+
+def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = Bodies(SpillFiles(tmp_path / "bodies"), budget_bytes=0)
+    messages = [Message(bytes([number]) * spill.WRITE_BYTES) for number in range(4)]
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bodies.hold(messages[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        bodies.hold(messages[1])
+    bodies.hold(messages[2])
+    bodies.hold(messages[3])
+    assert [message.body is None for message in messages] == [True, False, True, True]
+    assert [bodies.read(message)[:1] for message in messages] == [b"\x00", b"\x01", b"\x02", b"\x03"]
+    for message in messages:
+        bodies.release(message)
+    assert (bodies.memory_bytes, bodies.stored_bytes) == (0, 0)

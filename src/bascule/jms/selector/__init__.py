@@ -14,6 +14,8 @@ __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
 #: Compiled selectors that are kept: a program uses few, and each attach of a consumer asks again.
 _CACHE_SIZE = 1024
+#: Longer ones are not: compiled, they take 150 times their length, and a client may ask for any number.
+_CACHED_LENGTH_MAX = 1024
 
 
 class Selector:
@@ -42,10 +44,13 @@ class Selector:
         return compile_selector, (self.text,)
 
 
-@lru_cache(maxsize=_CACHE_SIZE)
 def compile_selector(text: str | None) -> Selector:
     """The selector that ``text`` says; None and blank text match every message. Raises SelectorError."""
-    return Selector(text or "")
+    text = text or ""
+    return _kept(text) if len(text) <= _CACHED_LENGTH_MAX else Selector(text)
+
+
+_kept = lru_cache(maxsize=_CACHE_SIZE)(Selector)
 
 
 def _identifiers(tree: object) -> Iterator[str]:

@@ -1,0 +1,30 @@
+"""A broker tells its clients where else they may turn: the unmodified client, which was given one address, goes there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.interop.conftest import Connect
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.system import System, wait_for
+
+
+def test_a_client_that_was_given_one_broker_finds_the_standby_by_the_list_it_is_offered(
+    kafka: EmbeddedKafka, connect_to: Connect, queue: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    standby = System(kafka.bootstrap, tmp_path / "standby", prefix=topic_prefix)
+    offered = f'[broker]\nfailover = ["127.0.0.1:{standby.port}"]'
+    with System(kafka.bootstrap, tmp_path / "active", prefix=topic_prefix, config=offered) as active:
+        standby.broker.launch()
+        try:
+            wait_for(standby.stands_by, "the standby")
+            session = connect_to(active.failover_url).session()
+            producer = session.producer(queue)
+            producer.send("before")
+            active.broker.kill()
+            producer.send("after")
+            assert standby.serves()
+            assert [message.body for message in session.consumer(queue).receive_many(2)] == ["before", "after"]
+        finally:
+            standby.broker.stop()

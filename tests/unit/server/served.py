@@ -1,0 +1,178 @@
+"""A broker in memory with AMQP clients: its real connections on one side, the real protocol engine on the other, and no network between."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import Event, Transferred
+from bascule.amqp.limits import Limits
+from bascule.amqp.link import ReceiverLink, SenderLink
+from bascule.amqp.performatives import Role, Source, Target
+from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
+from bascule.amqp.session import Session
+from bascule.amqp.types import Symbol
+from bascule.broker.engine import Engine
+from bascule.server.connection import ClientConnection
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+
+E = TypeVar("E", bound=Event)
+QUEUE, TOPIC = (Symbol("queue"),), (Symbol("topic"),)
+
+
+def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A coroutine as a test, on a loop of its own: connections have timers."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+class Served:
+    """What a connection needs of a node, with a broker in memory."""
+
+    def __init__(self, broker: BrokerInMemory | None = None, *, idle_timeout_s: float = 60.0) -> None:
+        self.broker = broker or BrokerInMemory()
+        self.idle_timeout_s = idle_timeout_s
+        self.container_id = "bascule"
+        self.failover: list[dict[str, Any]] = []
+        self.reason = ""
+        self.max_message_bytes = 64 << 20
+        self.congested = False
+        self.up = True
+        self.connections: dict[ClientConnection, None] = {}
+        self.touched: dict[ClientConnection, None] = {}
+        self.held_back: dict[ClientConnection, None] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.broker.engine
+
+    def sasl(self, certified: str | None) -> SaslServer:
+        return SaslServer({"ANONYMOUS": AnonymousServer})
+
+    def awake(self) -> bool:
+        return self.up
+
+    def send_output(self) -> None:
+        while self.touched:
+            connection, _ = self.touched.popitem()
+            connection.send_output()
+
+    def connection(self) -> ClientConnection:
+        """For a socket, or a Wire."""
+        node: Any = self
+        return ClientConnection(node)
+
+    def fill(self, address: str, count: int, body: Any = "x", **options: Any) -> None:
+        """Messages that are stored."""
+        for number in range(count):
+            self.broker.send(address, message_bytes(body), Sender(), number, **options)
+        self.broker.settle()
+
+    def settle(self, *clients: Client) -> None:
+        """All that was appended is stored, and everybody hears of it."""
+        while True:
+            said = [client.run() for client in clients]
+            self.broker.settle()
+            self.send_output()
+            if not any(said) and not any(client.wire.written for client in clients):
+                return
+
+
+class Wire:
+    """A transport: what the broker writes stays here until the client takes it."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.reading = True
+        self.closing = False
+        self.aborted = False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 5672) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Client:
+    """A client's protocol engine on a wire of its own, open, with one session."""
+
+    def __init__(self, served: Served, container: str = "client", limits: Limits | None = None) -> None:
+        self.served = served
+        self.wire = Wire()
+        self.connection = served.connection()
+        wire: Any = self.wire
+        self.connection.connection_made(wire)
+        self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]), limits=limits)
+        self.amqp.open()
+        self.heard: list[Event] = []
+        self.run()
+        self.session: Session = self.amqp.begin()
+        self.run()
+
+    def say(self) -> bool:
+        """The broker hears what the client has to say. Whether that was anything."""
+        data = self.amqp.data_to_send()
+        if data:
+            self.connection.data_received(data)
+        return bool(data)
+
+    def listen(self) -> bool:
+        """The client hears what the broker has written. Whether that was anything."""
+        data = b"".join(self.wire.written)
+        self.wire.written.clear()
+        self.heard += self.amqp.receive(data, time.monotonic()) if data else []
+        return bool(data)
+
+    def run(self) -> bool:
+        """Both, until nobody says any more."""
+        self.connection.send_output()
+        said = False
+        while self.say() | self.listen():
+            said = True
+        return said
+
+    def consumer(self, address: str, credit: int = 0, *, name: str = "consumer", capabilities: Any = QUEUE, **source: Any) -> ReceiverLink:
+        link = self.session.attach_receiver(name, Source(address, capabilities=capabilities, **source), Target())
+        self.served.settle(self)
+        if credit:
+            link.flow(credit)
+            self.served.settle(self)
+        return link
+
+    def producer(self, address: str, *, name: str = "producer", capabilities: Any = QUEUE) -> SenderLink:
+        link = self.session.attach_sender(name, Source(), Target(address, capabilities=capabilities))
+        self.served.settle(self)
+        return link
+
+    def told(self, kind: type[E]) -> list[E]:
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    def received(self, link: ReceiverLink) -> int:
+        return sum(event.link is link for event in self.told(Transferred))

@@ -1,0 +1,117 @@
+"""What a consumer's link is given, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.server.served import QUEUE, Client, Served, run_async
+
+from bascule.amqp import hot
+from bascule.amqp.events import Detached, SessionEnded
+from bascule.amqp.limits import Limits
+from bascule.amqp.performatives import Source, Target
+from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
+
+BODY = "x" * 100_000
+
+
+@pytest.mark.parametrize("drain", [False, True], ids=["credit", "drain"])
+@run_async
+async def test_credit_that_comes_with_the_attach_is_served(drain: bool) -> None:
+    served = Served()
+    served.fill("q", 3)
+    client = Client(served)
+    served.engine.queue("another")  # is on its way into the journal: the answer to the attach comes behind it
+    link = client.session.attach_receiver("consumer", Source("q", capabilities=QUEUE), Target())
+    link.credit, link.drain = 5, drain
+    windows = (0, 100, 0, 100)
+    client.amqp.out.append(hot.link_flow(client.session.channel, windows, link.handle, 0, link.credit, 0, drain, False))
+    served.settle(client)
+    assert client.received(link) == 3
+    assert link.credit == (0 if drain else 2)
+
+
+@run_async
+async def test_a_queue_that_is_deleted_under_a_consumer_with_a_full_window_ends_that_consumer_alone() -> None:
+    served = Served()
+    served.fill("q", 20)
+    client = Client(served, limits=Limits(incoming_window_frames=4))
+    link, other = client.consumer("q"), client.consumer("another", credit=1, name="other")
+    link.flow(20)
+    client.say()  # and does not listen yet: 4 messages are on their way, the others wait for the window
+    served.broker.settle()
+    served.engine.delete_queue(served.engine.addresses.anycast["q"])
+    served.settle(client)
+    assert not client.told(SessionEnded)
+    assert [event.link for event in client.told(Detached)] == [link]
+    served.fill("another", 1)
+    served.settle(client)
+    assert client.received(other) == 1
+
+
+@pytest.mark.parametrize("mode", ["move", "copy"])
+@run_async
+async def test_a_connection_is_given_no_more_than_it_writes(mode: str) -> None:
+    served = Served()
+    served.fill("q", 60, BODY)
+    client = Client(served)
+    link = client.consumer("q", distribution_mode=mode)
+    link.flow(100, drain=True)
+    client.say()
+    turns, read = 0, 0
+    while turns < 100 and client.received(link) < 60:
+        served.broker.settle()
+        served.send_output()
+        written = sum(map(len, client.wire.written))
+        assert written < WRITE_BUFFER_BYTES + 2 * len(BODY)
+        if turns == 2:
+            client.connection.pause_writing()
+        client.listen()
+        if turns == 20:
+            assert client.received(link) == read
+            client.connection.resume_writing()
+            client.listen()
+        read = client.received(link)
+        assert link.drain or read == 60  # it is answered when there is nothing more
+        turns += 1
+        await asyncio.sleep(0)
+    assert 20 < turns < 40
+    served.settle(client)
+    assert client.received(link) == 60
+    assert (link.credit, link.drain) == (0, False)
+
+
+@run_async
+async def test_a_client_that_asks_and_does_not_read_is_not_read_from_either() -> None:
+    served = Served()
+    client = Client(served)
+    link = client.consumer("q")
+    client.connection.pause_writing()
+    while client.wire.reading:
+        for _ in range(100):
+            link.send_flow(echo=True)
+        client.say()
+        assert sum(map(len, client.wire.written)) < UNREAD_ANSWERS_BYTES + 10_000
+    served.held_back[client.connection] = None
+    client.connection.resume_writing()
+    assert not client.wire.reading  # the broker has no room
+    served.held_back.clear()
+    client.connection.read_on()
+    assert client.wire.reading
+    client.connection.pause_writing()
+    client.say()
+    assert client.wire.reading
+
+
+@run_async
+async def test_a_broker_that_may_have_been_replaced_gives_nobody_what_another_client_held() -> None:
+    served = Served()
+    served.fill("q", 1)
+    holder, other = Client(served, "holder"), Client(served, "other")
+    assert holder.received(holder.consumer("q", credit=1)) == 1
+    link = other.consumer("q", credit=1)
+    served.up = False
+    holder.connection.connection_lost(None)
+    other.listen()
+    assert not other.received(link)

@@ -1,0 +1,91 @@
+"""Clients that stand still: what they held is somebody else's once they have been silent for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.unit.server.served import QUEUE, Client, Served, run_async
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.limits import Limits
+from bascule.amqp.performatives import Role, Source, Target
+from bascule.amqp.sasl import AnonymousClient, SaslClient
+
+BODY = "x" * 100_000
+
+
+@asynccontextmanager
+async def a_client_that_stops(served: Served, address: str, credit: int) -> AsyncIterator[None]:
+    """It opens a consumer by a socket, and neither reads nor writes any more."""
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(served.connection, "127.0.0.1", 0)
+    storing = loop.create_task(store(served))
+
+    def stop() -> socket.socket:
+        client = Connection(Role.CLIENT, container_id="hung", sasl=SaslClient([AnonymousClient()]))
+        client.open()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(listener.sockets[0].getsockname())
+        session = client.begin()
+        link = session.attach_receiver("consumer", Source(address, capabilities=QUEUE), Target())
+        while not link.attached:
+            sock.sendall(client.data_to_send())
+            client.receive(sock.recv(65536), time.monotonic())
+        link.flow(credit)
+        sock.sendall(client.data_to_send())
+        return sock
+
+    sock = await loop.run_in_executor(None, stop)
+    try:
+        yield
+    finally:
+        sock.close()
+        listener.close()
+        storing.cancel()
+
+
+async def store(served: Served) -> None:
+    """As Kafka would, all the time."""
+    while True:
+        served.broker.settle()
+        served.send_output()
+        await asyncio.sleep(0.01)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(15):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("count", "body"), [(300, BODY), (3, "small")], ids=["more-than-buffers-take", "all-of-it-sent"])
+@run_async
+async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_timeout(count: int, body: str) -> None:
+    served = Served(idle_timeout_s=1.0)
+    served.fill("q", count, body)
+    queue = served.engine.addresses.anycast["q"]
+    for _ in range(2):
+        async with a_client_that_stops(served, "q", credit=1000):
+            await until(lambda: queue.delivering_count > 0)
+            await until(lambda: not queue.consumers and not queue.delivering_count)
+    first, *others = queue.waiting()
+    assert len(others) == count - 1
+    assert queue.delivery_count(first) == 2
+    assert {queue.delivery_count(message) for message in others} <= {0, 1}  # marked as delivered before, and no nearer to dead letters
+
+
+@run_async
+async def test_a_socket_that_does_not_take_the_last_words_is_cut() -> None:
+    served = Served(idle_timeout_s=0.1)
+    client = Client(served)
+    client.connection.amqp.limits = Limits(close_timeout_s=0.1)
+    await until(lambda: client.wire.aborted)
+    client.listen()
+    assert client.amqp.closed
+    assert "nothing heard" in str(client.amqp.error)

@@ -1,0 +1,109 @@
+"""Subscriptions of topics: which client's they are."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.server.served import TOPIC, Client, Served, run_async
+
+from bascule.amqp.events import Detached
+from bascule.amqp.link import ReceiverLink
+from bascule.amqp.performatives import Source, Target
+from bascule.amqp.types import Symbol
+from bascule.core.destination import Routing
+from bascule.server.attach import subscription_queue
+
+SHARED = (*TOPIC, Symbol("shared"))
+TEXT = st.text(alphabet="ab.\\", max_size=6)
+
+
+def subscribe(client: Client, name: str, topic: str = "news", *, durable: bool = True, shared: bool = False) -> ReceiverLink:
+    options = {"durable": 2, "expiry_policy": "never"} if durable else {}
+    return client.consumer(topic, credit=10, name=name, capabilities=SHARED if shared else TOPIC, **options)
+
+
+def publish(served: Served, count: int, topic: str = "news") -> None:
+    served.fill(topic, count, routing=Routing.MULTICAST)
+
+
+#: (client id, link name, durable): in pairs of the same letters, which once had the same queue.
+PLACES = [("a", "b.c", True), ("a.b", "c", True), ("x", "a.b.c|global", True), ("volatile", "a.b.c", True), ("a", "b.c|volatile1", False),
+          ("a.b", "c|volatile1", False), ("x", "a.b.c|global-volatile1", False), ("a\\", "b.c", True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mine", "yours"), list(combinations(PLACES, 2)), ids=str)
+@run_async
+async def test_subscriptions_of_two_clients_are_apart(mine: tuple[str, str, bool], yours: tuple[str, str, bool]) -> None:
+    served = Served()
+    links = []
+    for (container, name, durable), topic in ((mine, "news"), (yours, "other")):
+        client = Client(served, container)
+        links.append((client, subscribe(client, name, topic, durable=durable, shared="|" in name)))
+    publish(served, 3)
+    served.settle(*(client for client, _ in links))
+    assert [client.received(link) for client, link in links] == [3, 0]
+    assert not any(client.told(Detached) for client, _ in links)  # which is what "has a consumer already" would be
+
+
+@run_async
+async def test_a_subscription_keeps_its_messages_when_another_client_takes_one_that_reads_alike() -> None:
+    served = Served()
+    client = Client(served, "a")
+    subscribe(client, "b.c").detach(closed=False)
+    served.settle(client)
+    publish(served, 3)
+    other = Client(served, "a.b")
+    subscribe(other, "c", "other")
+    assert client.received(subscribe(client, "b.c")) == 3
+    assert not other.told(Detached)
+
+
+@given(st.tuples(st.none() | TEXT, TEXT, st.booleans()), st.tuples(st.none() | TEXT, TEXT, st.booleans()))
+def test_no_two_subscriptions_have_a_queue_of_the_same_name(one: tuple[str | None, str, bool], other: tuple[str | None, str, bool]) -> None:
+    names = [subscription_queue(client, name, durable=durable) for client, name, durable in (one, other)]
+    assert (names[0] == names[1]) is (one == other)
+
+
+@pytest.mark.parametrize(("container", "name"), list(product(["a", "a.b"], ["c", "c.d", "c|global", "c.d|global"])))
+@run_async
+async def test_a_subscription_of_an_earlier_version_goes_on_and_is_deleted(container: str, name: str) -> None:
+    served = Served()
+    bare, _, everybodys = name.partition("|")
+    then = bare if everybodys else f"{container}.{bare}"
+    served.engine.create_queue(then, "news", Routing.MULTICAST, subscription=then, shared=bool(everybodys))
+    publish(served, 3)
+    served.broker.start()
+    client = Client(served, container)
+    link = subscribe(client, name, shared=bool(everybodys))
+    assert client.received(link) == 3
+    link.detach(closed=False)
+    served.settle(client)
+    ending = client.session.attach_receiver(name, None, Target())
+    served.settle(client)
+    assert ending.source.address == "news"
+    ending.detach()
+    served.settle(client)
+    assert not served.engine.addresses.subscriptions
+
+
+@pytest.mark.parametrize("pattern", ["#", "*.*", "*.#"])
+@run_async
+async def test_no_pattern_reaches_a_temporary_topic(pattern: str) -> None:
+    served = Served()
+    owner, other = Client(served, "owner"), Client(served, "other")
+    kind = (Symbol("temporary-topic"),)
+    link = owner.session.attach_receiver("own", Source(dynamic=True, capabilities=kind), Target())
+    served.settle(owner)
+    address = link.source.address
+    own_pattern, others = owner.consumer(pattern, 10, name="pattern", capabilities=TOPIC), other.consumer(pattern, 10, capabilities=TOPIC)
+    link.flow(10)
+    served.settle(owner, other)
+    publish(served, 1, address)
+    served.settle(owner, other)
+    assert [owner.received(link), owner.received(own_pattern), other.received(others)] == [1, 0, 0]
+    publish(served, 1, "usual.topic")
+    served.settle(owner, other)
+    assert [owner.received(link), owner.received(own_pattern), other.received(others)] == [1, 1, 1]
