@@ -110,10 +110,11 @@ class Core:
         )
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take bytes."""
+        """Take bytes. After the end what they say concerns nobody."""
         if self.amqp is not None:
             for event in self.amqp.receive(data, now_s):
-                _HANDLERS.get(type(event), Core._nothing)(self, event)
+                if self.error is None:
+                    _HANDLERS.get(type(event), Core._nothing)(self, event)
 
     def data_to_send(self) -> bytes:
         """Bytes due."""
@@ -193,13 +194,16 @@ class Core:
         yield from self.until(lambda: session.begun, "begin a session", until_s)
         return session
 
-    def close(self, until_s: float) -> Operation[None]:
-        """Close in order if the broker still answers; never raises because of it."""
+    def shut(self) -> None:
+        """Close in order if there is still a broker to hear it."""
         self.closing = True
         if self.amqp is not None and self.error is None:
             self.amqp.close()
-            yield Wait(lambda: self.amqp is None or self.amqp.closed, until_s)
         self.fail(IllegalState("the connection is closed"))
+
+    def gone(self, until_s: float) -> Operation[None]:
+        """Return when the broker has answered the close, or time is up."""
+        yield Wait(lambda: self.amqp is None or self.amqp.closed, until_s)
 
     def named(self, destination: Destination) -> None:
         """A temporary destination has its name."""

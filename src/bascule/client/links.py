@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bascule.amqp.errors import AmqpError
@@ -13,10 +14,7 @@ from bascule.amqp.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
-    Coordinator,
-    Declare,
     DeleteOnClose,
-    Discharge,
     Modified,
     Rejected,
     SenderSettleMode,
@@ -24,7 +22,6 @@ from bascule.amqp.performatives import (
     Target,
     TransactionalState,
 )
-from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Described, Symbol, ULong
 from bascule.client.destination import Destination
 from bascule.client.errors import MessageRefused, TransactionRolledBack, of_link
@@ -292,67 +289,6 @@ class TemporaryState(LinkState):
         self.session.core.named(self.destination)
 
 
-# --- transactions ----------------------------------------------------------------------------------------------------------------
-
-
-class Control:
-    """A declare or discharge on its way. ``lost``: the connection went before its answer."""
-
-    def __init__(self) -> None:
-        self.outcome: Any = None
-        self.lost = False
-
-    @property
-    def done(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self.outcome is not None or self.lost
-
-    def answered(self, state: Any) -> None:
-        """The broker's outcome."""
-        self.outcome = state
-
-
-class CoordinatorState(LinkState):
-    """The link that controls a session's transactions (AMQP 1.0 part 4)."""
-
-    def __init__(self, session: SessionLinks, name: str) -> None:
-        super().__init__(session, name)
-        self._waiting: list[Control] = []
-
-    def _make(self) -> Link:
-        target = Coordinator(capabilities=(Symbol("amqp:local-transactions"),))
-        return self.session.engine.attach_sender(self.name, Source(address=self.name, outcomes=OUTCOMES), target)
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may send now."""
-        return self.attached and self.link.credit > 0
-
-    def send(self, control: Declare | Discharge) -> Control:
-        """Send one. Acknowledgements that belong to the transaction go before it."""
-        self.session.engine.flush_settled()
-        waiting = Control()
-        self._waiting = [each for each in self._waiting if not each.done]
-        self._waiting.append(waiting)
-        self.link.send(encode_control(control), context=waiting)
-        return waiting
-
-    def detached(self, error: AmqpError | None) -> None:
-        """What it controlled is rolled back."""
-        super().detached(error)
-        self._lose()
-
-    def lost(self) -> None:
-        """Answers will not come."""
-        super().lost()
-        self._lose()
-
-    def _lose(self) -> None:
-        for each in self._waiting:
-            each.lost = each.outcome is None
-        self._waiting.clear()
-
-
 # --- receiving -------------------------------------------------------------------------------------------------------------------
 
 
@@ -386,7 +322,8 @@ class ConsumerState(LinkState):
         self.prefetch = prefetch
         self.buffer: deque[Arrived] = deque()
         self.listener: Callable[[Message], Any] | None = None
-        self.waiting = False
+        self.receiving = 0  # tasks at it
+        self.waiting = 0  # those of them for whom a message is to be asked for
         self.suspended = False
         self.lazy: list[Arrived] = []  # DUPS_OK: seen, and acknowledged by and by
 
@@ -424,16 +361,36 @@ class ConsumerState(LinkState):
     def arrived(self, event: Transferred) -> None:
         """A message."""
         self.buffer.append(Arrived(event.link, event.delivery_id, event.payload, event.settled))
+        self._leave_to_others()
+
+    @contextmanager
+    def receives(self) -> Iterator[None]:
+        """While somebody receives. After that nothing is kept, or still asked for, without prefetch: another consumer may wait for it."""
+        self.receiving += 1
+        try:
+            yield
+        finally:
+            self.receiving -= 1
+            self._leave_to_others()
+
+    def _leave_to_others(self) -> None:
+        if self.prefetch or self.receiving or self.listener is not None or self.subscription.browse:
+            return
+        self.give_back()
+        if self.attached and self.link.credit and not self.link.drain:
+            self.link.flow(self.link.credit, drain=True)
 
     def ready(self) -> None:
         """Ask for the first messages."""
         self.top_up()
 
+    flowed = ready  # a drain is over, and who asked for it may be gone
+
     def top_up(self) -> None:
         """Ask for more when half is used."""
         if not self.attached or not self.session.started or self.suspended or self.closing or self.subscription.browse or self.link.drain:
             return
-        wanted = self.prefetch or int(self.waiting or self.listener is not None)
+        wanted = self.prefetch or max(self.waiting, int(self.listener is not None))
         held = len(self.buffer)
         if wanted > held and held + self.link.credit <= wanted // 2:
             self.link.flow(wanted - held)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S: Final = 15.0
 #: What may wait in the socket's buffer before messages are held back.
 WRITE_BUFFER_BYTES: Final = 1 << 20
+#: For the last words to go out, once all is said; then the socket goes without them.
+LAST_WORDS_S: Final = 5.0
 #: How often heartbeats are looked at, at least and at most.
 TICK_S_MAX, TICK_S_MIN = 10.0, 0.05
 
@@ -167,19 +169,30 @@ class Wire(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what is due; close when all is said."""
+        if self._transport.is_closing():
+            return
         with self._pump.lock:
             data = self._core.data_to_send()
             closed = self._core.amqp is None or self._core.amqp.closed
-        if data and not self._transport.is_closing():
+        if data:
             self._transport.write(data)
         if closed:
-            self._transport.close()
+            self._transport.close()  # which waits for a broker that does not read, for ever
+            self._again(LAST_WORDS_S, self._transport.abort)
 
     def _tick(self) -> None:
         with self._pump.lock:
             now_s = self._loop.time()
             due_s = self._core.tick(now_s)
+            silent = self._core.amqp is not None and self._core.amqp.closed
             self._pump.changed()
         self.flush()
-        if not self._transport.is_closing():
-            self._timer = self._loop.call_later(min(max(due_s - now_s, TICK_S_MIN), TICK_S_MAX), self._tick)
+        if silent:
+            self._transport.abort()  # nobody is there to read what still waits
+        elif not self._transport.is_closing():
+            self._again(min(max(due_s - now_s, TICK_S_MIN), TICK_S_MAX), self._tick)
+
+    def _again(self, delay_s: float, what: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Asked:
+    """A request that waits for its answer."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.answer: Message | None = None
+
+
 class SessionState(Transactions):
     """One session: what a context sends, receives and acknowledges.
 
@@ -50,6 +59,8 @@ class SessionState(Transactions):
         super().__init__(core, mode)
         self.acknowledging: Callable[[Arrived], None] = self.acknowledge
         self.answers: ConsumerState | None = None  # to requests
+        self.asked: list[Asked] = []  # requests that wait
+        self.preparing = False  # for answers
         self.listening = False  # a listener has a message in its hands
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
@@ -131,31 +142,63 @@ class SessionState(Transactions):
         """Send a message with a temporary queue to answer to, and return the answer. Raises TimedOut, ConnectionLost."""
         if self.transaction is not None:
             raise IllegalState("a request in a transaction is not sent before the commit: nobody can answer it")
-        if self.answers is None or self.answers.error is not None:
-            queue = TemporaryQueue("temporary")
-            yield from self.temporary(queue, until_s)
-            self.answers = yield from self.consumer(Subscription(queue), None, None, until_s)
-        answers = self.answers
+        answers = yield from self._answers(until_s)
         generation = self.core.generation
-        message = Message.of(content)
-        message.reply_to = answers.subscription.destination
-        yield from self.send(destination, message, options, until_s)
-        while True:
-            yield Wait(lambda: answers.available or self._ended(answers) or self.core.generation != generation, until_s)
-            if self.core.generation != generation:
-                raise ConnectionLost("the connection was lost while the answer was waited for, and its temporary queue with it: ask again")
-            answer = yield from self.receive(answers, until_s)
-            if answer is None:
-                raise TimedOut(f"no answer to {message.message_id} from {destination.name} in time")
-            self._accept_answers(answers)
-            if answer.correlation_id in (message.message_id, message.correlation_id):
-                return answer
+        asked = Asked(Message.of(content))
+        asked.message.reply_to = answers.subscription.destination
+        self.asked.append(asked)
 
-    def _accept_answers(self, answers: ConsumerState) -> None:
-        """An answer is done with when it is returned, whatever the mode."""
-        for arrived in [each for each, consumer in self.unacknowledged.items() if consumer is answers]:
-            del self.unacknowledged[arrived]
-            arrived.link.settle(arrived.delivery_id, ACCEPTED)
+        def over() -> bool:
+            return asked.answer is not None or answers.available or self._ended(answers) or self.core.generation != generation
+
+        try:
+            yield from self.send(destination, asked.message, options, until_s)
+            while asked.answer is None:
+                came = yield Wait(over, until_s)
+                self._hand_out(answers)
+                if asked.answer is not None:
+                    break
+                if self.core.generation != generation:
+                    raise ConnectionLost("the connection was lost before the answer came, and its temporary queue with it: ask again")
+                self._check_consumer(answers)
+                if not came:
+                    raise TimedOut(f"no answer to {asked.message.message_id} from {destination.name} in time")
+            return asked.answer
+        finally:
+            self.asked.remove(asked)
+
+    def _answers(self, until_s: float) -> Operation[ConsumerState]:
+        """The one consumer of the answers to all requests. Nobody else wants them, so some are always asked for ahead."""
+        yield from self.core.until(lambda: not self.preparing, "request", until_s)  # by another task
+        if self.answers is None or self.answers.error is not None:
+            self.preparing = True
+            try:
+                queue = TemporaryQueue("temporary")
+                yield from self.temporary(queue, until_s)
+                self.answers = yield from self.consumer(Subscription(queue), None, self.core.settings.prefetch or 1, until_s)
+            finally:
+                self.preparing = False
+        return self.answers
+
+    def _hand_out(self, answers: ConsumerState) -> None:
+        """To each request its answer, whichever task finds it here; one that nobody waits for is dropped. Done with, whatever the mode."""
+        while answers.available:
+            arrived = answers.buffer.popleft()
+            with suppress(MalformedMessage):  # rejected: the broker keeps it among the dead letters
+                answer = self._read(arrived)
+                if answer is not None:
+                    arrived.link.settle(arrived.delivery_id, ACCEPTED)
+                    asked = self._asker(answer.correlation_id)
+                    if asked is not None:
+                        asked.answer = answer
+        answers.top_up()
+
+    def _asker(self, correlation_id: str | bytes | None) -> Asked | None:
+        """Whose answer has this id. One without an id is for the only request that waits."""
+        waiting = [each for each in self.asked if each.answer is None]
+        if correlation_id is None:
+            return waiting[0] if len(waiting) == 1 else None
+        return next((each for each in waiting if correlation_id in (each.message.message_id, each.message.correlation_id)), None)
 
     # --- consumers ---------------------------------------------------------------------------------------------------------------
 
@@ -172,36 +215,46 @@ class SessionState(Transactions):
     def receive(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """The next message, None when time is up or the consumer is closed. Raises what ended the consumer."""
         self._check_consumer(consumer)
-        while True:
-            if not consumer.available:
-                consumer.waiting = True
-                consumer.top_up()
-                found = yield Wait(lambda: consumer.available or consumer.closing or self._ended(consumer), until_s)
-                consumer.waiting = False
-                if not found and not consumer.prefetch and self.started:
-                    yield from self._drain(consumer, 0, self.core.clock() + self.core.settings.timeout_s)
-            if not consumer.available:
-                if consumer.closing or self.closing:
+        with consumer.receives():
+            while True:
+                came = consumer.available or (yield from self._await_message(consumer, until_s))
+                if consumer.available:
+                    message = yield from self._take(consumer, ACCEPTED)
+                    if message is not None:
+                        return message
+                elif consumer.closing or self.closing:
                     return None
-                self._check_consumer(consumer)
-                return None
-            message = yield from self._take(consumer, ACCEPTED)
-            if message is not None:
-                return message
+                else:
+                    self._check_consumer(consumer)
+                    if not came:  # else another task was faster
+                        return None
+
+    def _await_message(self, consumer: ConsumerState, until_s: float) -> Operation[bool]:
+        """Whether one came, or the end of the consumer, before time was up."""
+        consumer.waiting += 1
+        consumer.top_up()
+        try:
+            came = yield Wait(lambda: consumer.available or consumer.closing or self._ended(consumer), until_s)
+        finally:
+            consumer.waiting -= 1
+        if not came and not consumer.prefetch and self.started:
+            yield from self._drain(consumer, 0, self.core.clock() + self.core.settings.timeout_s)
+        return came
 
     def receive_no_wait(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """A message if the broker has one now."""
         self._check_consumer(consumer)
-        while self.started:
-            if not consumer.buffer:
-                yield from self._drain(consumer, consumer.prefetch or 1, until_s)
-            if not consumer.available:
-                break
-            message = yield from self._take(consumer, ACCEPTED)
-            if message is not None:
-                return message
-        consumer.top_up()
-        return None
+        with consumer.receives():
+            while self.started:
+                if not consumer.buffer:
+                    yield from self._drain(consumer, consumer.prefetch or 1, until_s)
+                if not consumer.available:
+                    break
+                message = yield from self._take(consumer, ACCEPTED)
+                if message is not None:
+                    return message
+            consumer.top_up()
+            return None
 
     def browse(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """The next message of a browser, None after the last."""
@@ -231,19 +284,11 @@ class SessionState(Transactions):
                 return None
         arrived = consumer.buffer.popleft()
         consumer.top_up()
-        link, delivery_id, payload, settled = arrived
-        try:
-            message = Message.received(decode_message(payload))
-        except MalformedMessage:
-            link.settle(delivery_id, Rejected())
-            raise
-        if message.expiration_ms and message.expiration_ms <= now_ms():
-            link.settle(delivery_id, UNDELIVERABLE)
-            return None
-        if settled:
+        message = self._read(arrived)
+        if message is None or arrived.settled:
             return message
         if transaction is not None:
-            link.settle(delivery_id, transaction.accepted)
+            arrived.link.settle(arrived.delivery_id, transaction.accepted)
         elif self.mode in (Acknowledge.CLIENT, Acknowledge.INDIVIDUAL):
             self.unacknowledged[arrived] = consumer
             message._acknowledge = partial(self._acknowledge_message, arrived)
@@ -252,7 +297,19 @@ class SessionState(Transactions):
         elif self.mode is Acknowledge.DUPS_OK:
             consumer.accept_lazily(arrived)
         else:
-            link.settle(delivery_id, ACCEPTED)
+            arrived.link.settle(arrived.delivery_id, ACCEPTED)
+        return message
+
+    def _read(self, arrived: Arrived) -> Message | None:
+        """A message; None for one that has expired meanwhile. Raises MalformedMessage. Neither of them comes again."""
+        try:
+            message = Message.received(decode_message(arrived.payload))
+        except MalformedMessage:
+            arrived.link.settle(arrived.delivery_id, Rejected())
+            raise
+        if message.expiration_ms and message.expiration_ms <= now_ms():
+            arrived.link.settle(arrived.delivery_id, UNDELIVERABLE)
+            return None
         return message
 
     def _acknowledge_message(self, arrived: Arrived) -> None:
@@ -355,7 +412,7 @@ class SessionState(Transactions):
         try:
             if self.core.error is None and self.error is None:
                 yield from self.flush(until_s)
-        finally:
+        finally:  # without a wait: a caller that was cancelled does not come back here
             for consumer in list(self.consumers):
                 consumer.accept_lazy()
             self.closing = True
@@ -364,4 +421,6 @@ class SessionState(Transactions):
             if self in self.core.sessions:
                 self.core.sessions.remove(self)
             if not self.core.sessions:
-                yield from self.core.close(until_s)
+                self.core.shut()
+        if not self.core.sessions:
+            yield from self.core.gone(until_s)

@@ -6,12 +6,12 @@ import enum
 from typing import TYPE_CHECKING
 
 from bascule.amqp.session import Session
+from bascule.client.coordinator import CoordinatorState
 from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
 from bascule.client.errors import IllegalState, InvalidDestination, Refused
 from bascule.client.links import (
     Arrived,
     ConsumerState,
-    CoordinatorState,
     LinkState,
     SenderState,
     Subscription,
@@ -234,7 +234,7 @@ class SessionLinks:
         if link is None or not consumer.attached or not max(link.credit, credit):
             return
         link.flow(max(link.credit, credit), drain=True)
-        yield from self.core.until(lambda: consumer.link is not link or link.credit == 0, "drain", until_s)
+        yield from self.core.until(lambda: consumer.link is not link or not link.drain, "drain", until_s)
 
     def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
         """No more messages come, and those that came go back unseen."""

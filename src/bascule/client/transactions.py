@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from bascule.amqp.performatives import Accepted, Declare, Declared, Discharge, Rejected
+from bascule.client.coordinator import Control, CoordinatorState
 from bascule.client.errors import IllegalState, Refused, TimedOut, TransactionInDoubt, TransactionRolledBack
-from bascule.client.links import ConsumerState, Control, CoordinatorState, Transaction
+from bascule.client.links import ConsumerState, Transaction
 from bascule.client.operation import Operation
 from bascule.client.session_links import Acknowledge, SessionLinks
 from bascule.core.errors import BasculeError
@@ -38,7 +39,23 @@ class Transactions(SessionLinks):
                 raise TransactionRolledBack(f"{error}; rolled back") from error
         finally:
             self.in_block = False
+            self._abandon()
             self._next_transaction()
+
+    def _abandon(self) -> None:
+        """Nobody ends the transaction any more: the end of the link that controls it rolls it back, whenever the broker hears of it."""
+        transaction = self.transaction
+        if transaction is None or transaction.id is None or transaction.lost:
+            return
+        self._withdraw(transaction)
+        if self.coordinator is not None:
+            self.coordinator.close()
+
+    def _withdraw(self, transaction: Transaction) -> None:
+        """What of it waits for credit is not sent any more."""
+        for sender in self.senders.values():
+            for sending in [each for each in sender.queue if each.transaction is transaction]:
+                sender.withdraw(sending)
 
     def _next_transaction(self) -> None:
         self.transaction = Transaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
@@ -100,9 +117,7 @@ class Transactions(SessionLinks):
         """Undo the transaction: its sends are gone, what was received in it comes again."""
         self.check()
         transaction = self._open_transaction()
-        for sender in self.senders.values():
-            for sending in [each for each in sender.queue if each.transaction is transaction]:
-                sender.withdraw(sending)
+        self._withdraw(transaction)
         if transaction.id is None or transaction.lost:
             self._next_transaction()
             return
@@ -113,9 +128,8 @@ class Transactions(SessionLinks):
             yield from self.core.until(lambda: control.done, "rollback", until_s)
         except TransactionRolledBack:
             pass  # by the end of the connection
-        except TimedOut:
-            if self.coordinator is not None:
-                self.coordinator.close()  # the end of its link rolls it back whenever the broker hears of it
+        except BaseException:
+            self._abandon()
             raise
         finally:
             self._next_transaction()

@@ -18,6 +18,7 @@ from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Role, TransactionalState
 from bascule.amqp.sasl import AnonymousServer, PlainServer, SaslServer, ServerMechanism, password_check
 from bascule.client.message import Message, encode
+from bascule.jms.message import JmsMessage, decode_message
 
 React = Callable[[Connection, Any], None]
 BODIES = ("one", "two", "three")
@@ -44,6 +45,31 @@ def obliging(connection: Connection, event: Any) -> None:
             while event.link.credit and (data := next(event.link.context, None)):
                 event.link.send(data)
             event.link.drained()
+
+
+def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:
+    """Like ``obliging``, with one temporary queue; ``answer`` gets each request, and the link to answer on."""
+
+    def react(connection: Connection, event: Any) -> None:
+        match event:
+            case Attached() if getattr(event.link.target, "dynamic", False):
+                assert connection.context is None
+                event.link.target.address = "temp.1"
+                event.link.accept(target=event.link.target)
+                event.link.flow(1)
+            case Attached() if isinstance(event.link, SenderLink):
+                event.link.accept()
+                event.link.context = iter(())
+                connection.context = event.link
+            case Transferred():
+                request = decode_message(event.payload)
+                assert (request.reply_to, request.reply_to_kind) == ("temp.1", "temporary-queue")
+                answer(connection.context, request)
+                event.link.settle(event.delivery_id, ACCEPTED)
+            case _:
+                obliging(connection, event)
+
+    return react
 
 
 @contextmanager

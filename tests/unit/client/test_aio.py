@@ -8,11 +8,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, obliging, server
+from tests.unit.client.server import BODIES, obliging, server, serving
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.events import Transferred
+from bascule.amqp.events import Declared as DeclareAsked
+from bascule.amqp.events import Detached, Discharged, Dispositioned, Flowed, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import ACCEPTED, Declared, TransactionalState
 from bascule.client import Acknowledge, ConnectionLost, IllegalState, Message, Queue, TimedOut, connect_async
+from bascule.client.message import encode
+from bascule.jms.message import JmsMessage
 
 QUEUE = Queue("q")
 
@@ -93,6 +98,23 @@ async def test_two_tasks_in_one_transaction_declare_it_once() -> None:
 
 
 @run_async
+async def test_requests_of_several_tasks_each_get_their_own_answer_in_whatever_order_they_come() -> None:
+    requests: list[JmsMessage] = []
+
+    def answer(link: SenderLink, request: JmsMessage) -> None:
+        requests.append(request)
+        if len(requests) == 3:
+            for each in reversed(requests):
+                link.send(encode(Message(each.message_id, correlation_id=each.message_id)))
+
+    with server(serving(answer)) as url:
+        async with connect_async(url, timeout_s=10.0) as context:
+            asked = [Message("?") for _ in range(3)]
+            answers = await asyncio.gather(*(context.request(QUEUE, message) for message in asked))
+    assert [message.body for message in answers] == [message.message_id for message in asked]
+
+
+@run_async
 async def test_time_limits_hold_and_a_lost_connection_is_told() -> None:
     def silent(connection: Connection, event: Any) -> None:
         if isinstance(event, Transferred):
@@ -115,3 +137,149 @@ async def test_a_context_belongs_to_its_loop() -> None:
         async with connect_async(url) as context:
             with pytest.raises(IllegalState, match="another event loop"):
                 await asyncio.to_thread(asyncio.run, context.send(QUEUE, "x"))
+
+
+# --- cancelled -------------------------------------------------------------------------------------------------------------------
+
+
+class Reluctant:
+    """Like ``obliging``, but sends in a transaction get no answer, and drains none where it is told so, until a coordinator link ends."""
+
+    def __init__(self, *, drains: bool = True) -> None:
+        self.drains = drains
+        self.asked = asyncio.Event()  # for what it does not answer
+        self.ended: list[str] = []
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: list[Transferred] = []
+        self._draining: list[SenderLink] = []
+        self._transactions = 0
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case DeclareAsked():
+                self._transactions += 1
+                event.link.settle(event.delivery_id, Declared(b"txn-%d" % self._transactions))
+            case Discharged():
+                self.ended.append(f"{event.txn_id.decode()} {'rolled back' if event.fail else 'committed'}")
+                obliging(connection, event)
+            case Transferred() if event.txn_id == b"txn-1":
+                self._unanswered.append(event)
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Flowed() if event.link.drain and not self.drains:
+                self._draining.append(event.link)
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Detached() if getattr(event.link, "is_coordinator", False):
+                self.ended.append("link")
+                self.drains = True
+                for each in self._unanswered:
+                    each.link.settle(each.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
+                for link in self._draining:
+                    link.context = iter([encode(Message("again"))])
+                    link.drained()
+            case _:
+                obliging(connection, event)
+
+
+async def cancelled(work: Coroutine[Any, Any, Any], when: asyncio.Event) -> None:
+    """Do the work until something happens, and cancel it then."""
+    task = asyncio.create_task(work)
+    await asyncio.wait_for(when.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@run_async
+async def test_a_block_whose_commit_is_cancelled_is_rolled_back_at_once_and_the_next_one_is_committed() -> None:
+    broker = Reluctant()
+
+    async def work() -> None:
+        async with context.transaction():
+            await context.send(QUEUE, "x")  # the commit waits for its answer
+
+    with server(broker) as url:
+        async with connect_async(url, timeout_s=10.0) as context:
+            await cancelled(work(), broker.asked)
+            await work()
+    assert broker.ended[:2] == ["link", "txn-2 committed"]
+
+
+@run_async
+async def test_a_rollback_that_is_cancelled_happens_all_the_same_and_its_consumers_go_on() -> None:
+    broker = Reluctant(drains=False)
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            assert await consumer.receive(10)
+            await cancelled(context.rollback(), broker.asked)
+            assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "again"]
+            await context.commit()
+    assert broker.ended[:2] == ["link", "txn-2 committed"]
+
+
+@run_async
+async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def silent(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            loop.call_soon_threadsafe(asked.set)
+        else:
+            obliging(connection, event)
+
+    async def work() -> None:
+        await context.producer(QUEUE).send_async("x")
+        await context.close()  # waits for the answer
+
+    with server(silent) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        await cancelled(work(), asked)
+        with pytest.raises(IllegalState, match="closed"):
+            await context.send(QUEUE, "x")
+
+
+class Lazy:
+    """A broker whose messages come when the test says so. ``events`` has the credit that consumers give, and what they do with messages."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.changed = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case Flowed() if isinstance(event.link, SenderLink):
+                self.told(f"{'drain' if event.link.drain else 'credit'} {event.link.credit}")
+                if event.link.drain:  # a message was on its way
+                    event.link.send(encode(Message("late")))
+            case Dispositioned():
+                self.told(type(event.state).__name__.lower())
+            case _:
+                obliging(connection, event)
+
+    def told(self, what: str) -> None:
+        self.events.append(what)
+        self.loop.call_soon_threadsafe(self.changed.set)
+
+
+@run_async
+async def test_a_receive_without_prefetch_that_is_cancelled_keeps_no_message_from_others() -> None:
+    broker = Lazy()
+    with server(broker) as url:
+        async with connect_async(url, prefetch=0, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            await cancelled(consumer.receive(10), broker.changed)
+            while len(broker.events) < 3:
+                broker.changed.clear()
+                await asyncio.wait_for(broker.changed.wait(), 10)
+    assert broker.events == ["credit 1", "drain 1", "released"]
+
+
+@run_async
+async def test_two_tasks_that_receive_from_one_consumer_without_prefetch_each_get_a_message() -> None:
+    with server(obliging) as url:
+        async with connect_async(url, prefetch=0, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            messages = await asyncio.gather(consumer.receive(10), consumer.receive(10))
+    assert [message and message.body for message in messages] == ["one", "two"]

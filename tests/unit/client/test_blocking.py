@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, obliging, server
+from tests.unit.client.server import BODIES, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
-from bascule.amqp.events import Attached, Discharged, Dispositioned, Opened, Transferred
+from bascule.amqp.events import Attached, Discharged, Dispositioned, Event, Flowed, Opened, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Modified, Rejected, Released
 from bascule.amqp.types import Symbol
@@ -33,10 +33,12 @@ from bascule.client import (
     TransactionInDoubt,
     TransactionRolledBack,
     connect,
+    core,
+    pump,
 )
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.jms.message import decode_message
+from bascule.jms.message import JmsMessage
 
 QUEUE = Queue("q")
 
@@ -99,6 +101,41 @@ def test_without_prefetch_each_message_is_asked_for() -> None:
     with server(obliging) as url, connect(url, prefetch=0) as context:
         consumer = context.consumer(QUEUE)
         assert [message.body for message in consumer.messages(0.2)] == list(BODIES)
+
+
+def silent_at_no_credit(connection: Connection, event: Any) -> None:
+    """A broker that does not answer a drain whose credit its messages have used up."""
+    if isinstance(event, Flowed) and isinstance(event.link, SenderLink):
+        while event.link.credit and (data := next(event.link.context, None)):
+            event.link.send(data)
+        if event.link.credit:
+            event.link.drained()
+    else:
+        obliging(connection, event)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
+def test_a_consumer_goes_on_after_a_message_that_it_did_not_wait_for(broker: Any, prefetch: int) -> None:
+    with server(broker) as url, connect(url, prefetch=prefetch) as context:
+        consumer = context.consumer(QUEUE)
+        first = consumer.receive_no_wait()
+        assert first is not None
+        assert [first.body, *(message.body for message in consumer.messages(0.3))] == list(BODIES)
+
+
+@pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
+def test_a_consumer_goes_on_after_a_rollback_that_found_its_credit_used_up(broker: Any) -> None:
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Flowed) and event.link.drain:  # what was on its way when the drain came
+            event.link.send(encode(Message("at the last moment")))
+        broker(connection, event)
+
+    with server(react) as url, connect(url, acknowledge=Acknowledge.TRANSACTED, prefetch=4) as context:
+        consumer = context.consumer(QUEUE)
+        assert consumer.receive(10)
+        context.rollback()
+        eventually(lambda: consumer.state.link.credit == 4)
 
 
 def test_a_browser_sees_all_and_ends() -> None:
@@ -270,6 +307,36 @@ def test_unanswered_sends_are_repeated_in_order_under_the_same_ids_and_bytes() -
     assert len(received[1]) == len(set(received[1])) == 9
 
 
+@pytest.mark.parametrize("last_word", [None, AmqpError("amqp:connection:forced", "going down")])
+def test_a_client_leaves_a_broker_that_stands_still_with_more_on_its_way_than_sockets_take(
+    last_word: AmqpError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    last_words = [] if last_word is None else [last_word]
+
+    def stand_still(connection: Connection) -> list[Event]:
+        if last_words:
+            connection.close(last_words.pop())
+            return []
+        left.wait(30)
+        raise ConnectionResetError
+
+    def react(connection: Connection, event: Any) -> None:
+        obliging(connection, event)
+        if isinstance(event, Attached):
+            monkeypatch.setattr(connection, "receive", lambda *_: stand_still(connection))
+
+    monkeypatch.setattr(pump, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(pump, "TICK_S_MAX", 0.1)
+    monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 2.0 if last_word is None else 60.0)
+    with server(react, obliging) as url, connect(failover(url)) as context:
+        monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 60.0)  # of the next connection
+        sent = context.producer(QUEUE).send_async(bytes(32 << 20))
+        eventually(lambda: not context.connected)
+        left.set()
+        assert len(sent.result(10).body) == 32 << 20
+
+
 def test_a_consumer_is_attached_again_after_a_reconnect() -> None:
     with server(cut(Dispositioned), obliging) as url, connect(failover(url)) as context:
         bodies = [message.body for message in context.consumer(QUEUE).messages(1.0)]
@@ -398,28 +465,36 @@ def test_only_a_transaction_is_committed() -> None:
 
 
 def test_a_request_takes_its_own_answer_and_no_other() -> None:
-    def react(connection: Connection, event: Any) -> None:
-        if isinstance(event, Attached) and event.link.target is not None and getattr(event.link.target, "dynamic", False):
-            target = event.link.target
-            target.address = "temp.1"
-            event.link.accept(target=target)
-        elif isinstance(event, Attached) and isinstance(event.link, SenderLink):
-            event.link.accept()
-            event.link.context = iter(())
-            connection.context = event.link
-        elif isinstance(event, Transferred):
-            request = decode_message(event.payload)
-            assert (request.reply_to, request.reply_to_kind) == ("temp.1", "temporary-queue")
-            for correlation in ("somebody else's", request.message_id):
-                connection.context.send(encode_answer(correlation))
-            event.link.settle(event.delivery_id, ACCEPTED)
-        else:
-            obliging(connection, event)
+    def answer(link: SenderLink, request: JmsMessage) -> None:
+        for correlation_id in ("somebody else's", request.message_id):
+            link.send(encode(Message(f"to {correlation_id}", correlation_id=correlation_id)))
 
-    def encode_answer(correlation_id: str | None) -> bytes:
-        return encode(Message(f"to {correlation_id}", correlation_id=correlation_id))
-
-    with server(react) as url, connect(url, acknowledge=Acknowledge.CLIENT) as context:
+    with server(serving(answer)) as url, connect(url, acknowledge=Acknowledge.CLIENT) as context:
         request = Message("?")
-        answer = context.request(QUEUE, request)
-        assert answer.body == f"to {request.message_id}"
+        assert context.request(QUEUE, request).body == f"to {request.message_id}"
+
+
+def test_an_answer_without_a_correlation_id_is_that_of_the_only_request() -> None:
+    def answer(link: SenderLink, _: JmsMessage) -> None:
+        link.send(encode(Message("!")))
+
+    with server(serving(answer)) as url, connect(url, prefetch=0) as context:
+        assert [context.request(QUEUE, "?").body for _ in range(2)] == ["!", "!"]
+
+
+def test_an_answer_that_cannot_be_read_is_rejected_and_the_request_waits_for_another() -> None:
+    rejected: list[Any] = []
+
+    def answer(link: SenderLink, request: JmsMessage) -> None:
+        link.send(b"no message")
+        link.send(encode(Message("!", correlation_id=request.message_id)))
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned) and isinstance(event.state, Rejected):
+            rejected.append(event)
+        serving_well(connection, event)
+
+    serving_well = serving(answer)
+    with server(react) as url, connect(url) as context:
+        assert context.request(QUEUE, "?").body == "!"
+    assert len(rejected) == 1
