@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.scenarios.conftest import Connect
@@ -11,7 +12,7 @@ from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import POSITION_PARTITIONS, Position, position_key
+from bascule.kafka.positions import BEGUN, POSITION_PARTITIONS, Position, position_key
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.qpid import Session
@@ -102,7 +103,8 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     at = TopicHistory(kafka, f"{PREFIX}.journal", 0).latest()
     key = position_key("divert:idle", f"{PREFIX}.journal", 0)
     writer = TransactionalWriter(kafka, f"{PREFIX}.idle", f"{PREFIX}.positions", key)
-    writer.write([], None, Position(f"{PREFIX}.journal", "id", 0, at, members=("idle",)))
+    began = Position(f"{PREFIX}.journal", "id", 0, 0, members=("idle",))  # which keeps nothing
+    writer.write([], None, replace(began, offset=at), {f"{BEGUN}idle": began})
     writer.close()
 
     session = connect_to(bounded.failover_url).session()

@@ -7,16 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import pytest
-from tests.scenarios.topics import Reader, create
+from tests.scenarios.bridge import Bridge
+from tests.scenarios.test_pipelines import sent as sent_in
+from tests.scenarios.topics import Reader, create, produce
 
 from bascule.client import Context, Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.message import decode_message
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.testing.journal import text_message
 from bascule.testing.kafka_proxy import KafkaProxy
 from bascule.testing.link_faults import FAULTS, BadLink, Break, Fault
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
@@ -26,6 +31,9 @@ SOON_S = 60.0
 #: How long a link that breaks connections goes on doing so: longer than clients wait for an answer of Kafka.
 BROKEN_S = 2.0
 MESSAGES = 60
+BATCH = 5
+#: For pipelines, in some batches: one of them is under way when a fault begins.
+MANY = 10 * MESSAGES
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 #: Of a link to Kafka only those that lose something, in an ordinary run: each takes some seconds, and librdkafka sees to the others.
 SHORT = ("reset", "black hole", "mid-frame")
@@ -136,8 +144,8 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
     with client(bad.system.url) as context:
         producer = context.producer(queue)
         with under(fault, bad.to_kafka):
-            for start in range(0, MESSAGES, 5):
-                producer.send_many(bodies[start : start + 5])
+            for start in range(0, MESSAGES, BATCH):
+                producer.send_many(bodies[start : start + BATCH])
         messages = take(context, queue, MESSAGES)
         assert [message.body for message in messages] == bodies
     wait_for(lambda: not bad.system.depth(name), "the acknowledgements")
@@ -164,3 +172,48 @@ def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: Embedded
     with closing(Reader(kafka.bootstrap, topic)) as reader:
         values = reader.read_until("end")
     assert Counter(values) == Counter([*(value for batch in batches for value in batch), "end"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pipelines_write_each_record_once_under_one_fault_after_the_other(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+    with link_to_kafka(kafka) as link:
+        bridge = Bridge(kafka, topic_prefix, tmp_path, servers=link.bootstrap)
+        create(kafka.bootstrap, f"{topic_prefix}-in")
+        bridge.configure(
+            f"max_offsets_per_trigger = {MESSAGES}\n"
+            f'[[divert]]\nname = "out"\nfrom = "orders"\nto = "{topic_prefix}.out"\nstart = "earliest"\n'
+            f'[[ingress]]\nname = "in"\ntopics = ["{topic_prefix}-in"]\nto = "in"\n'
+        )
+        bridge.journal.start_epoch()
+        written, taken = (bridge.reader(f"{topic_prefix}.{name}") for name in ("out", "ingress"))
+        sent = 0
+
+        def put(count: int) -> None:
+            nonlocal sent
+            for _ in range(count):
+                bridge.journal.send(text_message(str(sent)), address="orders")
+                sent += 1
+            bridge.journal.flush()
+            produce(kafka.bootstrap, f"{topic_prefix}-in", map(str, range(sent - count, sent)))
+
+        def arrived(count: int) -> None:
+            for reader in (written, taken):
+                reader.wait_for(count)
+
+        bridge.start()
+        try:
+            for fault in FAULTS.values():
+                put(MANY)
+                arrived(sent - MANY + 1)  # the other batches are under way
+                with under(fault, link):
+                    arrived(sent)
+            put(1)  # what was written twice stands before it
+            arrived(sent)
+        finally:
+            bridge.child.stop(SOON_S)
+        expected = list(range(sent))
+        assert [int(value) for value in written.values()] == expected
+        assert [int(str(decode_message(sent_in(message).body).body)) for message in taken.seen] == expected
+        for reader in (written, taken):
+            reader.close()

@@ -37,6 +37,8 @@ ROOT = Path(__file__).parents[2]
 KILLS_MIN = 128
 #: Of the whole matrix, so many are enough to see that it holds at all.
 SHORT = 36
+#: Where some recoveries must have been killed: when they had begun to act on what they had read.
+IN_RECOVERY = {"log.decide.before", "log.decide.after"}
 
 ORDERS = (("db", "kafka"), ("kafka", "db"))
 SHAPES = [
@@ -172,28 +174,31 @@ def whole(victims: Victims) -> list[Case]:
     return [replace(shape, at=at) for shape in SHAPES for at in range(len(victims.run(shape)["points"]))]
 
 
-def kill_each(victims: Victims, cases: Sequence[Case]) -> None:
-    """Each case, and after every third a recovery that is killed too, at another point each time."""
-    recoveries = 0
+def kill_each(victims: Victims, cases: Sequence[Case]) -> list[str]:
+    """Each case, and after every third a recovery that is killed too, at another point each time: returns those points."""
+    recoveries: list[str] = []
     for number, case in enumerate(cases):
         assert victims.run(case)["status"] == signal.SIGKILL
         if number % 3 == 2:
-            answer = victims.run(Case("", recovery=True, log=case.log, at=recoveries % 16))
-            recoveries += answer["status"] == signal.SIGKILL
+            answer = victims.run(Case("", recovery=True, log=case.log, at=len(recoveries) % 16))
+            if answer["status"] == signal.SIGKILL:
+                recoveries.append(answer["points"][-1])
+    return recoveries
 
 
 def test_a_process_is_killed_at_points_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
     cases = whole(victims)
-    kill_each(victims, cases[:: len(cases) // SHORT])
+    recoveries = kill_each(victims, cases[:: len(cases) // SHORT])
     recover(victims)
     check(victims, kafka)
     assert victims.kills >= SHORT
+    assert set(recoveries) >= IN_RECOVERY, recoveries
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_process_is_killed_at_every_point_of_its_transaction(victims: Victims, kafka: EmbeddedKafka) -> None:
-    kill_each(victims, whole(victims))
+    recoveries = kill_each(victims, whole(victims))
     points = victims.run(SHAPES[0])["points"]
     for call in ("db.prepare.before", "kafka.prepare.before", "log.decide.before", "db.commit.before", "kafka.commit.before"):
         for delay_ms in range(1, 17):  # within the call
@@ -201,6 +206,7 @@ def test_a_process_is_killed_at_every_point_of_its_transaction(victims: Victims,
     recover(victims)
     check(victims, kafka)
     assert victims.kills >= KILLS_MIN
+    assert set(recoveries) >= IN_RECOVERY, recoveries
 
 
 class Keeper:

@@ -7,7 +7,9 @@ what happened in it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -19,49 +21,58 @@ from bascule.journal.fence import Fence
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.ingress import IngressEngine
+from bascule.testing.sim import pipelines
 from bascule.testing.sim.broker import Broker
 from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
-from bascule.testing.sim.simulation import Parts, Simulation
-from bascule.testing.sim.world import Process
+from bascule.testing.sim.simulation import TROUBLES, Parts, Simulation
+from bascule.testing.sim.world import TROUBLE, Process
 from bascule.testing.sim.writer import Incarnation, PositionReader, Writer
 
 SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "2000"))
 FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
 TIMEOUT_S = 120 + SEEDS // 4
+#: Fewer may not see every trouble.
+SEEING_SEEDS = 500
 #: A planted fault must show within so many runs.
 PLANTED_SEEDS = 150
 
 
-@pytest.mark.timeout(TIMEOUT_S)
-def test_no_seed_shows_an_anomaly() -> None:
+@dataclass
+class Runs:
+    """All of them, up to the first that shows an anomaly."""
+
+    anomaly: str = ""
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    runs = Runs()
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        tally = Simulation(seed).run()
-        assert not tally.anomalies, f"`python -m bascule.testing.sim {seed}` tells how: {tally}"
+        simulation = Simulation(seed)
+        tally = simulation.run()
+        runs.seen += simulation.world.seen
+        if tally.anomalies:
+            runs.anomaly = f"`python -m bascule.testing.sim {seed}` tells how: {tally}"
+            break
+    return runs
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_no_seed_shows_an_anomaly(runs: Runs) -> None:
+    assert runs.anomaly == ""
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.skipif(SEEDS < SEEING_SEEDS, reason="some troubles are rare")
+def test_the_runs_see_trouble_of_every_kind(runs: Runs) -> None:
+    assert TROUBLES.keys() <= TROUBLE.keys()
+    assert TROUBLE.keys() - runs.seen.keys() == set()
 
 
 def test_a_seed_repeats_its_run() -> None:
     first, second = Simulation(7, trace=True), Simulation(7, trace=True)
     assert (str(first.run()), first.world.trace) == (str(second.run()), second.world.trace)
-
-
-def test_the_runs_see_trouble_of_every_kind() -> None:
-    said = []
-    for seed in range(1, 40):
-        simulation = Simulation(seed, trace=True)
-        simulation.run()
-        said += simulation.world.trace or []
-    text = "\n".join(said)
-    for trouble in (
-        "EndTxn is held up",
-        "reported failed",
-        "steps down",
-        "epoch ends",
-        "PositionMoved",
-        "PositionTaken",
-        "fenced",
-        "indeterminate",
-    ):
-        assert trouble in text, trouble
 
 
 # -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------
@@ -202,7 +213,14 @@ def commits_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Parts:
         journaling.flush()
         return add_send(journaling, entry, ids)
 
+    monkeypatch.setattr(Journaling, "together", lambda *_: None)
     monkeypatch.setattr(Journaling, "add_send", add)
+    return Parts()
+
+
+def tasks_begin_where_they_are_told(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """With the fence of one who has read nothing yet; with the position's it takes no record of the journal twice."""
+    monkeypatch.setattr(pipelines, "begin_of", lambda position, start: replace(position, offset=start, epoch=-1, sequence=-1))
     return Parts()
 
 
@@ -211,24 +229,26 @@ def what_is_rolled_back_is_sent(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
+#: What is planted, how, and the anomalies that must show, each of them.
 PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch], Parts], set[str]]] = [
-    ("a long-lived producer", writer(LongLivedWriter), {"divert-dup", "divert-loss", "ingress-dup", "torn-tx"}),
-    ("a position read before init", writer(HastyWriter), {"divert-dup", "ingress-dup"}),
-    ("a position read to the last stable offset", writer(ShortSightedWriter), {"divert-dup", "ingress-dup"}),
+    ("a long-lived producer", writer(LongLivedWriter), {"divert-loss"}),
+    ("a position read before init", writer(HastyWriter), {"ingress-dup"}),
+    ("a position read to the last stable offset", writer(ShortSightedWriter), {"ingress-dup"}),
     ("no look after a commit in doubt", writer(TrustingWriter), {"divert-dup", "ingress-dup"}),
     ("a broker that does not look into gaps", fenceless_broker, {"zombie-ack", "lost", "duplicated"}),
     (
         "readers that let a dead broker's records count",
         readers_without_fence,
-        {"unexpected", "divert-dup", "duplicated", "lost", "zombie-ack"},
+        {"unexpected", "divert-dup", "duplicated", "zombie-ack"},
     ),
-    ("appends that time out while later ones succeed", gaps, {"stuck"}),
+    ("appends that time out while later ones succeed", gaps, {"stuck", "lost"}),
     ("answers before anything is stored", answers_at_once, {"lost", "zombie-ack"}),
     ("repeats that are not recognised", repeats_are_news, {"duplicated", "divert-dup"}),
     ("an ingress whose position is forgotten", positions_of_the_ingress_are_forgotten, {"ingress-dup"}),
     ("reservations that are forgotten", reservations_are_forgotten, {"redelivered-unmarked"}),
     ("an ingress that takes its own bridge's records", own_records_come_in, {"loop"}),
     ("transactions in several records", commits_in_pieces, {"torn-tx"}),
+    ("tasks that trust the start of their batch", tasks_begin_where_they_are_told, {"divert-dup", "ingress-dup"}),
     ("a rollback that commits", what_is_rolled_back_is_sent, {"unexpected"}),
 ]
 
@@ -237,9 +257,9 @@ PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch], Parts], set[str]]] = [
 @pytest.mark.parametrize(("plant", "names"), [each[1:] for each in PLANTED], ids=[each[0] for each in PLANTED])
 def test_the_simulation_finds(plant: Callable[[pytest.MonkeyPatch], Parts], names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = plant(monkeypatch)
-    found: set[str] = set()
-    for seed in range(1, PLANTED_SEEDS):
-        found |= Simulation(seed, parts).run().names
-        if found & names:
-            return
-    raise AssertionError(f"only {found} in {PLANTED_SEEDS} runs")
+    missing = set(names)
+    seed = 0
+    while missing and seed < PLANTED_SEEDS:
+        seed += 1
+        missing -= Simulation(seed, parts).run().names
+    assert missing == set()

@@ -98,6 +98,7 @@ class Tally:
     taken: int = 0  # surely
     copies: dict[str, int] = field(default_factory=dict)  # records in each Kafka topic
     anomalies: list[Anomaly] = field(default_factory=list)
+    unjudged: set[str] = field(default_factory=set)  # names of what could not be looked for
 
     @property
     def names(self) -> set[str]:
@@ -107,7 +108,8 @@ class Tally:
     def __str__(self) -> str:
         kafka = "".join(f", {count} in {topic}" for topic, count in self.copies.items())
         end = "; ".join(map(str, self.anomalies)) or "no anomaly"
-        return f"{self.sent} sent, {self.maybe_sent} in doubt ({self.recovered} arrived), {self.taken} taken{kafka}: {end}"
+        unjudged = f" (not judged: {', '.join(sorted(self.unjudged))})" if self.unjudged else ""
+        return f"{self.sent} sent, {self.maybe_sent} in doubt ({self.recovered} arrived), {self.taken} taken{kafka}: {end}{unjudged}"
 
     def report(self, name: str, where: str, ids: Iterable[str]) -> None:
         """An anomaly, if there are such ids."""
@@ -123,6 +125,7 @@ def check(
     ingested: Mapping[str, Sequence[str]] | None = None,
     journal: Audit | None = None,
     spills: Mapping[str, Sequence[str]] | None = None,
+    expiries: Collection[str] = (),
     left: Mapping[str, Sequence[str]] | None = None,
     healed_ms: float | None = None,
     clock_ms: float = 100,
@@ -130,16 +133,24 @@ def check(
     """Judge a history whose destinations were emptied at the end.
 
     ``diverted`` is Kafka topic -> what was found in it; ``ingested`` destination -> the committed records of the topics that feed it;
-    ``journal`` what an audit of it says. ``spills`` is destination -> dead-letter and expiry addresses of its messages; ``left`` what still
+    ``journal`` what an audit of it says; without one no "zombie-ack" is judged. ``spills`` is destination -> dead-letter and expiry
+    addresses of its messages; what expires must go to those of them that are ``expiries``, and nothing else may. ``left`` is what still
     waits somewhere, by place; from ``healed_ms`` on nothing was broken any more. Clocks differ by up to ``clock_ms``.
     """
     history = _History(
-        operations, ingested or {}, spills or {}, {topic: Divert(*found) for topic, found in (diverted or {}).items()}, clock_ms
+        operations,
+        ingested or {},
+        spills or {},
+        {topic: Divert(*found) for topic, found in (diverted or {}).items()},
+        clock_ms,
+        frozenset(expiries),
     )
     tally = history.count()
     for look in _CHECKS:
         look(tally, history)
-    if journal is not None:
+    if journal is None:
+        tally.unjudged.add("zombie-ack")
+    else:
         _check_audit(tally, history, journal)
     for where, ids in (left or {}).items():
         tally.report("stuck", f"waiting in {where} at the end", ids)
@@ -162,10 +173,10 @@ class _History:
 
     def __init__(
         self, operations: Iterable[Operation], ingested: Mapping[str, Sequence[str]], spills: Mapping[str, Sequence[str]],
-        diverts: Mapping[str, Divert], clock_ms: float,
+        diverts: Mapping[str, Divert], clock_ms: float, expiries: frozenset[str],
     ) -> None:  # fmt: skip
         self.operations = timed(operations)
-        self.ingested, self.spills, self.diverts, self.clock_ms = ingested, spills, diverts, clock_ms
+        self.ingested, self.spills, self.diverts, self.clock_ms, self.expiries = ingested, spills, diverts, clock_ms, expiries
         self.sends: dict[str, list[Operation]] = defaultdict(list)
         self.takes: dict[Place, list[Operation]] = defaultdict(list)
         self.begins: dict[Place, Operation] = {}
@@ -212,6 +223,11 @@ class _History:
     def facts_of(self, id: str) -> Facts:
         return self.facts.get(id, Facts())
 
+    def must_arrive(self, destination: str, id: str) -> bool:
+        """Whether a message may not be missing there, nor where it goes once it has expired."""
+        facts = self.facts_of(id)
+        return facts.must_arrive or (facts.persistent and not self.expiries.isdisjoint(self.spills.get(destination, ())))
+
     def matching(self, selector: str, ids: Iterable[str]) -> set[str]:
         if not selector:
             return set(ids)
@@ -230,7 +246,7 @@ class _History:
         ids = {
             id
             for id, send in sent.items()
-            if (begin is None or after(send, begin)) and (end is None or after(end, send)) and self.facts_of(id).must_arrive
+            if (begin is None or after(send, begin)) and (end is None or after(end, send)) and self.must_arrive(place.destination, id)
         }
         return self.matching(begin.selector if begin is not None else "", ids) - self.taken_away(place.destination)
 
@@ -291,7 +307,7 @@ def _check_arrived(tally: Tally, history: _History) -> None:
         if begin is None:
             tally.report("ingress-loss", f"Kafka records never given out from {place}", ingested - seen - history.spilled(destination))
         open_ids = {id for each in history.takes.get(place, ()) if each.outcome != "fail" for id in each.ids}
-        left = {id for id in seen - open_ids - history.spilled(destination) if history.facts_of(id).must_arrive}
+        left = {id for id in seen - open_ids - history.spilled(destination) if history.must_arrive(destination, id)}
         tally.report("lost", f"given back to {place} and never given out again", left)
         strange = seen - history.may_hold(destination)
         looped = {id for id in strange if any(id in copies for copies in history.copies.values())} if ingested else set()
@@ -361,7 +377,7 @@ def _check_conditions(tally: Tally, history: _History) -> None:
     for place, deliveries in history.deliveries.items():
         begin = history.begins.get(place)
         subscribed = begin.selector if begin is not None else ""
-        leaked, expired, early = set(), set(), set()
+        leaked, expired, early, alive = set(), set(), set(), set()
         for id, operation, *_ in deliveries:
             facts = history.facts_of(id)
             for selector in filter(None, (subscribed, operation.selector)):
@@ -372,9 +388,12 @@ def _check_conditions(tally: Tally, history: _History) -> None:
                 expired.add(id)
             if operation.ended_ms < facts.due_ms - history.clock_ms:
                 early.add(id)
+            if place.destination in history.expiries and not 0 < facts.expiry_ms <= operation.ended_ms + history.clock_ms:
+                alive.add(id)
         tally.report("selector-leak", f"from {place} to who did not ask for them", leaked)
         tally.report("expired-delivered", f"from {place}", expired)
         tally.report("early-delivered", f"from {place}", early)
+        tally.report("unexpected", f"in {place} without having expired", alive)
 
 
 def _check_torn(tally: Tally, history: _History) -> None:
@@ -394,7 +413,7 @@ def _check_torn(tally: Tally, history: _History) -> None:
         gone = history.seen[place] - {
             id for each in history.takes[place] if each.target is None and each.outcome != "fail" for id in each.ids
         }
-        gone = {id for id in gone if history.facts_of(id).must_arrive} - history.spilled(place.destination)
+        gone = {id for id in gone if history.must_arrive(place.destination, id)} - history.spilled(place.destination)
         arrived = {id for other, seen in history.seen.items() if other.destination == target for id in seen} | history.spilled(target)
         tally.report("torn-tx", f"taken from {place} and never seen in {target}", gone - arrived)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bascule.testing.soak.load import Load
+from bascule.testing.soak.load import Load, failures_in
 from bascule.testing.soak.plan import Plan
 from bascule.testing.soak.records import Application
-from bascule.testing.soak.site import Part, Site
+from bascule.testing.soak.site import NO_KAFKA, Part, Site
+from bascule.testing.system import Command
 
 BOOTSTRAP = "127.0.0.1:1"
 
@@ -29,6 +31,33 @@ class Broker:
         if isinstance(found, Exception):
             raise found
         return found
+
+
+class Gone(Command):
+    """A command that has said something and ended."""
+
+    running = False
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def said(self) -> str:
+        return self._said
+
+
+class Elsewhere:
+    """A site that is nowhere: nothing can be waited for, and queues are as they are."""
+
+    plan, bootstrap, python_url = Plan(seed=0), BOOTSTRAP, "amqp://127.0.0.1:1"
+
+    def __init__(self, depths: dict[str, int] | None = None) -> None:
+        self._depths = depths
+
+    def depths(self) -> dict[str, int] | None:
+        return self._depths
+
+    def wait(self, condition: Callable[[], object], _timeout_s: float) -> bool:
+        return bool(condition())
 
 
 def site(directory: Path, *brokers: Broker) -> Site:
@@ -52,9 +81,6 @@ def test_queues_are_not_empty_because_no_broker_serves(tmp_path: Path) -> None:
 
 
 def test_a_client_of_kafka_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere:
-        plan, bootstrap, python_url = Plan(seed=0), BOOTSTRAP, "amqp://127.0.0.1:1"
-
     def refuse(_: Application) -> None:
         raise ValueError("no such setting")
 
@@ -66,3 +92,59 @@ def test_a_client_of_kafka_that_fails_is_told(tmp_path: Path, monkeypatch: pytes
     (failure,) = load.failures
     assert failure.startswith("application: ")
     assert "ValueError: no such setting" in failure
+
+
+def test_a_java_client_that_fails_is_told_and_one_that_comes_back_is_not(tmp_path: Path) -> None:
+    spared = ("failed", "session-closed", "consumer-closed", "producer-closed", "reopen")
+    events = [{"client": "storm-1", "event": event} for event in (*spared, "interrupted", "restored", "error")]
+    lines = [{"client": "storm-0", "op": "send", "ids": ["failed"], "outcome": "ok"}, {**events[0], "error": "why"}, *events[1:]]
+    (tmp_path / "history").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert failures_in(tmp_path / "history") == ["storm-1: failed: why", *(f"storm-1: {event}: " for event in spared[1:])]
+
+
+@pytest.mark.parametrize(
+    ("depths", "left"),
+    [({"DLQ": 2, "orders": 0}, {"DLQ": ["message 1", "message 2"]}), ({"orders": 0}, {}), (None, {"the queues": ["?"]})],
+)
+def test_each_message_that_waits_at_the_end_is_one_that_is_stuck(
+    tmp_path: Path, depths: dict[str, int] | None, left: dict[str, list[str]]
+) -> None:
+    load = Load(Elsewhere(depths), tmp_path)  # type: ignore[arg-type]
+    load._end_queues()
+    load._abandon()
+    assert load.left == left
+
+
+ERROR = "error: no Kafka at 127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "kafka_away_s", "excuse"),
+    [
+        ("broker-0", f"starting\n{ERROR}\n", 5.0, NO_KAFKA),
+        ("broker-0", f"starting\n{ERROR}\n", 4.0, ""),  # Kafka was there again
+        ("broker-0", f"ready amqp=1\n{ERROR}\n", 5.0, ""),  # who has served lives through that
+        ("kafka", ERROR, 5.0, ""),
+    ],
+)
+def test_only_want_of_kafka_at_the_start_excuses_a_part_that_ends_by_itself(
+    tmp_path: Path, name: str, said: str, kafka_away_s: float, excuse: str
+) -> None:
+    here = site(tmp_path, Broker())
+    here.parts = {"kafka": Part("kafka", Broker(), lambda: 1), name: Part(name, Gone(said), lambda: None, launched_s=5.0)}  # type: ignore[arg-type]
+    here.without_kafka_s = kafka_away_s
+    here.tick()
+    (end,) = here.own_ends
+    assert (end.part, end.last_words, end.excuse) == (name, ERROR, excuse)
+
+
+def test_a_part_that_is_ended_twice_has_ended_by_itself_the_next_time(tmp_path: Path) -> None:
+    part = Part("broker-0", Gone(""), lambda: None)
+    part.expect_end(1.0)  # it was gone before
+    assert part.tend(10.0)
+
+
+def test_all_is_not_well_while_a_part_is_still_ending(tmp_path: Path) -> None:
+    here = site(tmp_path, Broker({"serving": True, "queues": []}))
+    here.parts["broker-0"].expect_end(1.0)
+    assert not here.well()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import product
 
 import pytest
 from tests.unit.xa.crashes import ENDINGS, VOTES, Case, Crash, Fault, World, cases, points, run, verdict
 
 from bascule.testing.xa import ModelLog
-from bascule.xa.log import Decision
+from bascule.xa.errors import Code
+from bascule.xa.log import Decision, Heuristic, Outcome
+from bascule.xa.xid import Xid
 
 #: What the matrix must have at least, over two and three resources.
 CASES_MIN = 600
@@ -130,9 +133,46 @@ class Forgetful(ModelLog):
         return decision
 
 
+def names(wrong: list[str]) -> set[str]:
+    return {line.partition(":")[0] for line in wrong}
+
+
 @pytest.mark.parametrize("log", [LastWins, Forgetful])
 def test_the_verdict_finds_what_a_bad_log_does(log: type[ModelLog]) -> None:
-    found = {
-        line.partition(":")[0] for at in range(len(points(("yes", "yes"), "commit"))) for line in meet(("yes", "yes"), "commit", at, log)
-    }
-    assert "xa-split" in found or "xa-lost" in found
+    votes = ("yes", "yes")
+    found = [wrong for at in range(len(points(votes, "commit"))) for wrong in meet(votes, "commit", at, log)]
+    assert names(found) == {"xa-split", "xa-lost"}
+
+
+def left(*committed: int, prepared: Iterable[Xid] = (), log: Iterable[Decision | Heuristic] = ()) -> World:
+    """A world made by hand: how often each branch was committed, and what was not cleared away."""
+    world = World(["yes"] * len(committed))
+    for branch, count in zip(world.branches, committed, strict=True):
+        branch.committed += ["work"] * count
+    world.branches[0].prepared.update((xid, ["work"]) for xid in prepared)
+    for each in log:
+        world.log.add(each)
+    return world
+
+
+XID = Xid(0, b"transaction", b"r1")
+PLANTED = [
+    ("xa-split", left(1, 0), "in doubt"),
+    ("xa-split", left(2, 2), "committed"),
+    ("xa-lost", left(0, 0), "committed"),
+    ("xa-ghost", left(1, 1), "rolled back"),
+    ("xa-stuck", left(1, 1, prepared=[XID]), "committed"),
+    ("xa-orphan", left(1, 1, log=[Decision(XID.gtrid, Outcome.COMMIT, ("r1", "r2"), 0, "application")]), "committed"),
+    ("xa-heuristic", left(1, 1, log=[Heuristic(XID, Code.XA_HEURRB, Outcome.COMMIT, "by hand", 0)]), "committed"),
+    ("xa-heuristic", left(1, 1), "HeuristicOutcome"),
+]
+
+
+@pytest.mark.parametrize(("name", "world", "told"), PLANTED)
+def test_the_verdict_calls_what_is_left_by_its_name(name: str, world: World, told: str) -> None:
+    assert names(verdict(world, told)) == {name}
+
+
+def test_of_what_is_well_the_verdict_says_nothing() -> None:
+    rolled_back = Decision(XID.gtrid, Outcome.ROLLBACK, (), 0, "recoverer")  # kept for whoever comes late
+    assert verdict(left(1, 1), "committed") == verdict(left(0, 0, log=[rolled_back]), "rolled back") == []

@@ -241,7 +241,7 @@ class Broker:
             try:
                 await self._epoch()
             except SteppedDown as error:
-                self.world.say(f"{self.process.name} steps down: {error}")
+                self.world.say(f"{self.process.name}: {error}")
                 self._put_down()
                 return
             except RecordError as error:
@@ -249,7 +249,7 @@ class Broker:
                 self._put_down()
                 return
             except (JournalUnavailable, KafkaFault, TimeOut) as error:
-                self.world.say(f"{self.process.name}: epoch ends: {error}")
+                self.world.note("end epoch", f"{self.process.name}, {error}")
                 self._put_down()
             await self.process.sleep(self.world.random.random() * 30)
 
@@ -318,6 +318,7 @@ class Broker:
     def lose_election(self, epoch: int) -> None:
         """Another broker has been elected since this one began an epoch."""
         if self.serving and self.epoch == epoch:
+            self.world.note("lose election", self.process.name)
             self.end(SteppedDown("another broker has been elected"))
 
     # -- appends -----------------------------------------------------------------------------------------------------
@@ -368,6 +369,7 @@ class Broker:
             except RecordError:
                 continue
             if newer:
+                self.world.note("step down", self.process.name)
                 self.end(SteppedDown(f"epoch {record.offset} has begun"))
                 return False
         return True
@@ -377,6 +379,7 @@ class Broker:
             await self.process.sleep(APPEND_TIMEOUT_MS / 5)
             age_ms = self.world.now_ms - self._oldest_ms
             if not ended.done and self.engine.journaling.in_flight and age_ms > APPEND_TIMEOUT_MS and self.engine.stalled is None:
+                self.world.note("stall", self.process.name)
                 self.engine.stalled = JournalUnavailable("Kafka does not store")
                 for connection in list(self.connections):
                     connection.end()

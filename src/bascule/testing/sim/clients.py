@@ -102,6 +102,8 @@ class Client:
 
     def note(self, op: str, ids: Sequence[str], outcome: Outcome, begun_ms: float, **more: Any) -> int:
         """For the history."""
+        if outcome == "indeterminate":
+            self.world.note("doubt", self.name)
         facts = {id: self.stage.facts[id] for id in ids if id in self.stage.facts} if op == "send" else {}
         return self.stage.note(
             Operation(self.name, tuple(ids), outcome, op=op, begun_ms=begun_ms, ended_ms=self.world.now_ms, facts=facts, **more)

@@ -18,13 +18,11 @@ Headers = Sequence[tuple[str, str | bytes | None]]
 
 #: How long a client waits for an answer before it repeats the request, and how long it goes on with that.
 REQUEST_MS: Final = 40.0
-GIVE_UP_MS: Final = 400.0
+GIVE_UP_MS: Final = 130.0
 #: How soon a client asks again when it was told to.
 BACKOFF_MS: Final = 4.0
 #: A request that was held up arrives at most so much later.
 HELD_MS: Final = 400.0
-#: The coordinator ends a transaction that is open for longer.
-TRANSACTION_MS: Final = 900.0
 
 
 class KafkaFault(Exception):
@@ -49,6 +47,7 @@ class Weather:
     slow: float = 0.0  # it takes ten times as long
     failed_append: float = 0.0  # an append is reported failed, stored or not
     delay_ms: float = 1.0  # a way in the network takes up to this
+    transaction_ms: float = 900.0  # the coordinator ends a transaction that is open for longer
 
 
 class Transaction:
@@ -155,13 +154,14 @@ class Partition:
                 found.append(record)
         return found, max(start, limit)
 
-    def compact(self, below: int) -> None:
-        """Of committed records below an offset only the newest of each key stays; what is newer counts too."""
-        below = min(below, self.stable)
+    def compact(self, below: int) -> int:
+        """Of committed records below an offset only the newest of each key stays; returns how many go."""
+        before, below = len(self.records), min(below, self.stable)
         newest = {record.key: record.offset for record in self.records if record.offset < below and self._counts(record)}
         self.records = [
             record for record in self.records if record.offset >= below or (self._counts(record) and newest[record.key] == record.offset)
         ]
+        return before - len(self.records)
 
     def _counts(self, record: Record) -> bool:
         return not record.marker and (record.transaction is None or bool(self.committed.get(record.transaction)))
@@ -219,20 +219,21 @@ class Kafka:
         if promise.done:
             return
         if world.now_ms > deadline_ms:
+            world.note("time out", f"{process.name}, {what}")
             promise.fail(KafkaFault("timed-out"))
             return
         again = (self._try, process, what, carry_out, promise, deadline_ms)
         fate = world.random.random()
         if fate < weather.lost:
-            world.say(f"{process.name}: {what} is lost")
+            world.note("lose request", f"{process.name}, {what}")
             process.after(REQUEST_MS, *again)
         elif fate < weather.lost + weather.unanswered:
-            world.say(f"{process.name}: {what} stays without answer")
+            world.note("lose answer", f"{process.name}, {what}")
             world.after(self._way_ms(), self._arrive_silently, carry_out)
             process.after(REQUEST_MS, *again)
         elif fate < weather.lost + weather.unanswered + weather.held:
             held_ms = REQUEST_MS * (0.5 + world.random.random()) + world.random.random() ** 3 * HELD_MS
-            world.say(f"{process.name}: {what} is held up for {held_ms:.0f} ms")
+            world.note("hold up EndTxn" if what == "EndTxn" else "hold up request", f"{process.name}, {what} for {held_ms:.0f} ms")
             world.after(held_ms, self._arrive_silently, carry_out)
             process.after(REQUEST_MS, *again)
         else:
@@ -240,16 +241,22 @@ class Kafka:
 
     def _way_ms(self) -> float:
         way_ms = self.world.random.random() * self.weather.delay_ms
-        return way_ms * 10 if self.world.chance(self.weather.slow) else way_ms
+        if not self.world.chance(self.weather.slow):
+            return way_ms
+        self.world.note("slow down")
+        return way_ms * 10
 
     def _arrive(self, process: Process, carry_out: Callable[[], T], promise: Promise[T], again: tuple[Callable[..., None], ...]) -> None:
         try:
             if self.world.now_ms < self.away_until_ms:
+                self.world.note("change leader", process.name)
                 raise NotNow
             value = carry_out()
         except NotNow:
             process.after(self._way_ms() + BACKOFF_MS, *again)
         except KafkaFault as fault:
+            if fault.code == "fenced":
+                self.world.note("fence", process.name)
             process.after(self._way_ms(), promise.fail, fault)
         else:
             process.after(self._way_ms(), promise.keep, value)
@@ -304,7 +311,7 @@ class Kafka:
         if known.state != "ongoing":
             known.state = "ongoing"
             known.transaction = Transaction()
-            self.world.after(TRANSACTION_MS, self._expire, known, known.transaction)
+            self.world.after(self.weather.transaction_ms, self._expire, known, known.transaction)
         known.transaction.partitions[partition] = None
 
     def produce(
@@ -330,6 +337,7 @@ class Kafka:
 
     def _expire(self, known: _Coordinated, transaction: Transaction) -> None:
         if known.state == "ongoing" and known.transaction is transaction:
+            self.world.note("expire transaction")
             known.epoch += 1
             self._finish(known, commit=False)
 
@@ -403,21 +411,39 @@ class Appender:
         self._producer = kafka.new_producer()
         self._sequence = 0
         self._waiting: list[Promise[int]] = []
+        self._stored: set[int] = set()  # sequences
+        self._failed: set[int] = set()
         self.closed = False
 
     def append(self, record: ToWrite) -> None:
         """Send it off. It is never given up; the fault to report one as failed, stored or not, is Kafka's weather."""
-        kafka, producer, sequence = self._kafka, self._producer, self._sequence
+        kafka, sequence = self._kafka, self._sequence
         self._sequence += 1
         promise = kafka.request(
-            self._process, f"Produce {self._partition.topic}",
-            lambda: self._partition.produce(producer, 0, sequence, [record], None), give_up_ms=float("inf"),
-        )  # fmt: skip
+            self._process, f"Produce {self._partition.topic}", lambda: self._store(sequence, record), give_up_ms=float("inf")
+        )
         if kafka.world.chance(kafka.weather.failed_append):
-            kafka.world.say(f"{self._process.name}: append {sequence} is reported failed")
-            self._process.after(kafka.world.random.random() * REQUEST_MS, promise.fail, KafkaFault("failed"))
+            # About as long as it takes: now before it is stored, now before that is told.
+            self._process.after(kafka.world.random.random() * 3 * kafka.weather.delay_ms, self._report_failed, sequence, promise)
         self._waiting.append(promise)
         promise.then(self._settle)
+
+    def _store(self, sequence: int, record: ToWrite) -> int:
+        offset = self._partition.produce(self._producer, 0, sequence, [record], None)
+        self._stored.add(sequence)
+        self._compare(sequence)
+        return offset
+
+    def _report_failed(self, sequence: int, promise: Promise[int]) -> None:
+        if not promise.done:
+            self._kafka.world.note("fail append", f"{self._process.name}, append {sequence}")
+            self._failed.add(sequence)
+            self._compare(sequence)
+            promise.fail(KafkaFault("failed"))
+
+    def _compare(self, sequence: int) -> None:
+        if sequence in self._stored and sequence in self._failed:
+            self._kafka.world.note("fail stored append", f"{self._process.name}, append {sequence}")
 
     def close(self) -> None:
         """Give up what is on its way; some of it may arrive nevertheless."""

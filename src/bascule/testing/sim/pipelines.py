@@ -120,10 +120,10 @@ class Driver:
             try:
                 await self._query(ingress, source, owner)
             except PositionTaken as error:
-                self.world.say(f"{owner} stops: {error}")
+                self.world.note("PositionTaken", f"{owner}, {error}")
                 self.taken_over = True
             except (BasculeError, KafkaFault, QueryFailed) as error:
-                self.world.say(f"{owner} fails: {type(error).__name__} {error}")
+                self.world.note("fail query", f"{owner}, {type(error).__name__} {error}")
             await self.process.sleep(TRIGGER_MS * 4 * self.world.random.random())
 
     async def _take(self, key: str, source: Partition, owner: str) -> Position:
@@ -142,12 +142,16 @@ class Driver:
         pipelines, pick = self.pipelines, self.world.random
         key = pipelines.key(ingress, source)
         position = await self._take(key, source, owner)
+        if position.offset:
+            self.world.note("lose checkpoint", owner)
         claim = Claim(key, source.topic, "id", source.index, owner)
         start = position.offset
         while True:
             end = min(await self.kafka.end_of(self.process, source, committed=ingress is not None), start + BATCH_MAX)
             if end > start:
                 again = pick.randint(0, start) if self.world.chance(pipelines.reruns) else start
+                if again < start:
+                    self.world.note("rerun batch", owner)
                 await self._batch(ingress, source, claim, again, end)
                 start = end
             await self.process.sleep(pick.random() * TRIGGER_MS)
@@ -166,6 +170,8 @@ class Driver:
                 self.world.say(f"{claim.owner}: task fails: {type(task.error).__name__} {task.error}")
                 if isinstance(task.error, PositionTaken):
                     raise task.error
+            else:
+                self.world.note("zombie task" if worker.process.alive else "lose task", f"{claim.owner} in {worker.process.name}")
         raise QueryFailed(f"{TRIES_MAX} tries")
 
     async def _ended(self, worker: Worker, task: Promise[None], deadline_ms: float) -> bool:
@@ -192,10 +198,11 @@ async def carry(
     """A task: the records of a range in order, in transactions of bounded size, each with the position after it."""
     writer = worker.writer(claim.key)
     position = claim.check(await writer.current())
+    begin = begin_of(position, start)
     records, _ = await pipelines.kafka.fetch(worker.process, source, start, committed=ingress is not None)
-    outputs_of, state = _mapping(pipelines, ingress, source, position)
+    outputs_of, state = _mapping(pipelines, ingress, source, begin)
     outputs: list[Output] = []
-    reached, size = position.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
+    reached, size = begin.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
     ahead = pipelines.world.chance(0.3)
     try:
         for record in records:
@@ -214,6 +221,11 @@ async def carry(
     except Exception:
         await writer.abandon()
         raise
+
+
+def begin_of(position: Position, start: int) -> Position:  # noqa: ARG001 - what Spark says decides nothing
+    """Where a task begins."""
+    return position
 
 
 def _mapping(

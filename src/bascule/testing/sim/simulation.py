@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,26 +11,15 @@ from bascule.broker.matching import wants
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
-from bascule.journal.records import (
-    ForeignRecord,
-    Kind,
-    Op,
-    SendFlag,
-    decode_ack,
-    decode_header,
-    decode_json,
-    decode_send,
-    entries,
-    mid_of,
-)
 from bascule.pipelines.spec import Divert, Ingress
-from bascule.testing.history import Audit, Place, Tally, check
+from bascule.testing.history import Audit, Tally, check
 from bascule.testing.history import Divert as Diverted
+from bascule.testing.history_audit import JournalAudit
 from bascule.testing.sim.broker import JOURNAL, Broker
 from bascule.testing.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
 from bascule.testing.sim.kafka import Kafka, ToWrite, Weather
 from bascule.testing.sim.pipelines import MakeWriter, Pipelines
-from bascule.testing.sim.world import World
+from bascule.testing.sim.world import Process, World
 from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, decoded, position_partition
 
 #: How long things go wrong, and how soon after that all must have arrived.
@@ -116,7 +104,9 @@ class Simulation:
         def some(most: float) -> float:
             return pick.random() * most if pick.random() < 0.5 else 0.0
 
-        self.kafka.weather = Weather(some(0.04), some(0.06), some(0.12), some(0.1), some(0.01), pick.choice((0.5, 2.0, 6.0)))
+        self.kafka.weather = Weather(
+            some(0.04), some(0.06), some(0.25), some(0.1), some(0.03), pick.choice((0.5, 2.0, 6.0)), pick.choice((150.0, 900.0))
+        )
         self.pipelines.reruns = some(0.4)
         self.pipelines.zombies = some(0.4)
         self.pipelines.restlessness = some(0.4)
@@ -157,7 +147,9 @@ class Simulation:
             self.kafka.add_partition(transactional_id, producer, epoch, partition)
             self.kafka.produce(transactional_id, producer, epoch, partition, 0, [ToWrite(None, id.encode())])
             self.world.after(self.random.random() * 30, lambda: self.kafka.end(transactional_id, producer, epoch, commit=not aborted))
-            if not aborted:
+            if aborted:
+                self.world.note("abort input")
+            else:
                 self.ingested.append(id)
             self.world.after(self.random.random() * 80, self._feed, number + 1, count)
 
@@ -167,13 +159,14 @@ class Simulation:
         if self.world.now_ms < self.healed_ms:
             if self.troubles:
                 name = self.random.choices(list(self.troubles), list(self.troubles.values()))[0]
-                self.world.say(f"trouble: {name}")
                 TROUBLES[name](self)
             self.world.after(self.random.random() * self.pause_ms * 2, self._trouble)
 
     def kill_broker(self) -> None:
         """kill -9 of a broker; the same or the other one starts."""
         broker = self.random.choice(self.brokers)
+        if broker.serving:
+            self.world.note("kill broker", broker.process.name)
         broker.kill()
         self.world.after(self.random.random() * 40, self.ensure_broker)
 
@@ -182,6 +175,8 @@ class Simulation:
         for broker in self.random.sample(self.brokers, len(self.brokers)):
             if not broker.serving:
                 if not broker.process.alive or not broker.process.stopped:
+                    if any(other.serving for other in self.brokers):
+                        self.world.note("take over", broker.name)
                     broker.kill()
                     broker.launch()
                     self._elected(broker)
@@ -201,6 +196,7 @@ class Simulation:
     def stop_broker(self) -> None:
         """SIGSTOP for a while, and perhaps a takeover meanwhile."""
         process = self.random.choice(self.brokers).process
+        self._note_if_alive("stop broker", process)
         process.stop()
         self.world.after(self.random.random() * 300, process.go_on)
         if self.random.random() < 0.7:
@@ -211,17 +207,21 @@ class Simulation:
         for broker in self.brokers:
             for connection in list(broker.connections):
                 if self.random.random() < 0.6:
+                    self.world.note("cut clients", connection.name)
                     connection.drop()
 
     def kill_driver(self) -> None:
         """kill -9 of the newest driver, or only one more beside it."""
         if self.random.random() < 0.8:
-            self.pipelines.drivers[-1].kill()
+            driver = self.pipelines.drivers[-1]
+            self._note_if_alive("kill driver", driver.process)
+            driver.kill()
         self.pipelines.launch()
 
     def stop_driver(self) -> None:
         """SIGSTOP of the driver with its workers, and another one takes over."""
         driver = self.pipelines.drivers[-1]
+        self._note_if_alive("stop driver", driver.process)
         stopped = [driver.process, *(worker.process for worker in driver.workers)]
         for process in stopped:
             process.stop()
@@ -234,13 +234,16 @@ class Simulation:
         """kill -9 of a Spark worker."""
         workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
         if workers:
-            self.random.choice(workers).process.kill()
+            process = self.random.choice(workers).process
+            self.world.note("kill worker", process.name)
+            process.kill()
 
     def stop_worker(self) -> None:
         """A worker stands still; Spark may try its task elsewhere."""
         workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
         if workers:
             process = self.random.choice(workers).process
+            self.world.note("stop worker", process.name)
             process.stop()
             self.world.after(self.random.random() * 300, process.go_on)
 
@@ -252,7 +255,12 @@ class Simulation:
         """The log cleaner has been at the positions."""
         for index in range(POSITION_PARTITIONS):
             partition = self.kafka.partition(POSITIONS, index)
-            partition.compact(self.random.randint(0, partition.end))
+            if partition.compact(self.random.randint(0, partition.end)):
+                self.world.note("compact", f"{POSITIONS}-{index}")
+
+    def _note_if_alive(self, trouble: str, process: Process) -> None:
+        if process.alive:
+            self.world.note(trouble, process.name)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -349,38 +357,11 @@ class Simulation:
 
     def audit(self) -> Audit:
         """What the journal says to a reader of its own: records that are not of the newest epoch begun before them do not count."""
-        sent: dict[str, set[str]] = defaultdict(set)
-        taken: dict[Place, set[str]] = defaultdict(set)
-        names: dict[int, Place] = {}
-        ids: dict[int, str] = {}
-        epoch = last = -1
+        audit = JournalAudit(id_of)
         for record in self.kafka.partition(JOURNAL).records:
             assert record.value is not None
-            try:
-                header = decode_header(record.value)
-            except ForeignRecord:
-                continue
-            if header.kind is Kind.EPOCH:
-                epoch = record.offset
-            if header.kind is Kind.EPOCH or header.epoch != epoch or header.sequence <= last:
-                continue
-            last = header.sequence
-            index = 0
-            for op, start, end in entries(record.value):
-                if op == Op.SEND:
-                    send = decode_send(record.value, start, end)
-                    ids[mid_of(header.sequence, index)] = id_of(send.body)
-                    index += 1
-                    if not send.flags & SendFlag.PIPELINES_ONLY:
-                        sent[f"topic:{send.address}" if send.routing == Routing.MULTICAST else send.address].add(id_of(send.body))
-                elif op == Op.ACK:
-                    queue, mids = decode_ack(record.value, start, end)
-                    taken[names.get(queue, Place(f"queue {queue}"))] |= {ids[mid] for mid in mids if mid in ids}
-                elif op == Op.QUEUE_CREATED:
-                    said = decode_json(record.value, start, end)
-                    multicast = said["routing"] == Routing.MULTICAST
-                    names[said["id"]] = Place(f"topic:{said['address']}", said["subscription"]) if multicast else Place(said["address"])
-        return Audit(sent, taken)
+            audit.take(record.offset, record.value)
+        return audit.result()
 
 
 def _matcher(selector: str) -> Callable[[bytes], bool]:

@@ -8,10 +8,51 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: Every trouble of a run by its name. It is noted where it takes effect, not where it is drawn.
+TROUBLE: Final[Mapping[str, str]] = {
+    # of requests to Kafka
+    "lose request": "it never arrives, and is repeated",
+    "lose answer": "it is carried out, and repeated all the same",
+    "hold up request": "it arrives after its own repetition",
+    "hold up EndTxn": "the end of a transaction does",
+    "slow down": "a way in the network takes ten times as long",
+    "time out": "a client gives a request up",
+    "fail append": "an append is reported failed",
+    "fail stored append": "one that is stored",
+    "change leader": "a request comes while Kafka carries nothing out",
+    "compact": "the log cleaner takes positions away that are not the newest",
+    "fence": "a producer is refused, for a newer one has its name",
+    "expire transaction": "the coordinator ends one that is open for too long",
+    "abort input": "a Kafka application rolls back what an ingress reads",
+    # of brokers and their clients
+    "kill broker": "one that serves",
+    "stop broker": "it stands still for a while",
+    "take over": "a broker begins an epoch though the other one serves",
+    "lose election": "one that serves is told of it",
+    "step down": "one that serves finds a newer epoch among its records",
+    "end epoch": "one begins anew after an append that failed, or that it could not load",
+    "stall": "appends are out for too long",
+    "cut clients": "connections break",
+    "doubt": "a client does not know what became of its operation",
+    # of Spark
+    "kill driver": "the newest one",
+    "stop driver": "it and its workers stand still for a while",
+    "kill worker": "one with a task, perhaps",
+    "lose task": "a worker died with it, and it is tried again",
+    "stop worker": "it stands still for a while",
+    "rerun batch": "a batch begins before what is done already",
+    "zombie task": "one that still runs is taken for dead, and tried again elsewhere",
+    "lose checkpoint": "a query begins anew and knows of no batch before",
+    "fail query": "its tasks failed too often, or its position cannot be had",
+    "PositionMoved": "a writer finds that another one has written",
+    "PositionTaken": "a driver finds that another one is in charge",
+}
 
 
 class TimeOut(Exception):
@@ -74,6 +115,7 @@ class World:
         self.now_ms = 1_000.0
         self.stopped = False
         self.trace: list[str] | None = None
+        self.seen: Counter[str] = Counter()  # trouble by its name
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
 
@@ -100,6 +142,12 @@ class World:
         """Note an event for whoever reads the run."""
         if self.trace is not None:
             self.trace.append(f"{self.now_ms:10.2f} {text}")
+
+    def note(self, trouble: str, who: str = "") -> None:
+        """A trouble has come to somebody."""
+        assert trouble in TROUBLE
+        self.seen[trouble] += 1
+        self.say(f"{who or 'world'}: {trouble}")
 
     def chance(self, probability: float) -> bool:
         """Whether it happens this time."""

@@ -152,6 +152,7 @@ class Writer:
                 break
             if found != before:
                 self.drop()
+                world.note("PositionMoved", self.process.name)
                 raise PositionMoved(found)
             try:
                 await self.hand_over(incarnation.producer, outputs)

@@ -46,8 +46,8 @@ def main() -> int:
     result = soak(plan, run, tell)
     page = write_report(result, options.report)
     tell(f"{result.tally}")
-    for failure in result.failures:
-        tell(failure)
+    for each in result.faulted:
+        tell(each)
     tell(f"report: {page}")
     if result.good:
         shutil.rmtree(run)

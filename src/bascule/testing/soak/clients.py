@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -105,10 +105,17 @@ class Guarded(threading.Thread):
             self.failure = traceback.format_exc()
 
 
+def failures_of(threads: Iterable[Guarded]) -> list[str]:
+    """What threads failed with, each by its name."""
+    return [f"{thread.name}: {thread.failure}" for thread in threads if thread.failure]
+
+
 class Client(Guarded):
     """One client with one connection. ``stop`` tells it that there is nothing more to be done."""
 
     sends: ClassVar[bool] = False
+    #: Whether it begins when there is traffic already.
+    late = False
 
     def __init__(self, name: str, url: str, recorder: Recorder, quiet_s: float) -> None:
         super().__init__(name=name, target=self._with_connection, daemon=True)
@@ -189,9 +196,11 @@ class Taker(Client):
     """Receives, in transactions; with ``to`` it sends on what it received."""
 
     def __init__(
-        self, name: str, url: str, recorder: Recorder, plan: Plan, source: str, *, to: str | None = None, selector: str = ""
-    ) -> None:
+        self, name: str, url: str, recorder: Recorder, plan: Plan, source: str,
+        *, to: str | None = None, selector: str = "", late: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(name, url, recorder, plan.quiet_s)
+        self.late = late
         self._batch = plan.batch
         self._source = source
         self._to = to
@@ -253,7 +262,7 @@ def python_clients(plan: Plan, url: str, recorder: Recorder) -> Mapping[str, Cli
     """The Python half of the load, by name; takers are first."""
     clients: list[Client] = [
         Taker("python-news", url, recorder, plan, NEWS, selector="n > 5"),
-        Taker("python-news-all", url, recorder, plan, NEWS),
+        Taker("python-news-all", url, recorder, plan, NEWS, late=True),
         Taker("python-quotes", url, recorder, plan, QUOTES),
         Taker("python-parts", url, recorder, plan, PARTS, to=MOUNTED),
         Taker("python-mounted", url, recorder, plan, MOUNTED),

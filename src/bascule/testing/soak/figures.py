@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from bascule.testing.operations import Operation
-from bascule.testing.soak.plan import DIVERTS, KINDS
+from bascule.testing.soak.plan import DIVERTS, EXPIRED, KINDS
 from bascule.testing.soak.run import Result
 
 #: Points of a line.
@@ -79,6 +79,19 @@ class Figures:
             return [(sample.at_s - begun_s, sample.journal_mib) for sample in self.result.samples]
         return [(sample.at_s - begun_s, sample.rss_mib.get(name)) for sample in self.result.samples]
 
+    def so_far(self, moments_s: Iterable[float]) -> list[tuple[float, float | None]]:
+        """How many there have been at each time, in steps; moments are s since the epoch."""
+        times_s = sorted(moment_s - self.result.begun_s for moment_s in moments_s)
+        steps = [(at_s, float(count)) for number, at_s in enumerate(times_s) for count in (number, number + 1)]
+        return [(0.0, 0.0), *steps, (self.length_s, float(len(times_s)))]
+
+    def anomalies_s(self) -> list[float]:
+        """When what the anomalies tell of was last seen, s since the epoch; the end for what never was."""
+        result = self.result
+        seen = {id: each.ended_ms / 1000 for each in result.evidence.operations if each.ended_ms is not None for id in each.ids}
+        seen |= {record.id: record.stored_ms / 1000 for name in DIVERTS for record in result.records[name]}
+        return [min(seen.get(id, result.ended_s), result.ended_s) for each in result.tally.anomalies for id in each.ids]
+
     # -- after the faults --------------------------------------------------------------------------------------------------------------
 
     def back(self) -> list[tuple[float | None, float | None]]:
@@ -109,6 +122,7 @@ class Figures:
             "in_doubt": tally.maybe_sent,
             "in_doubt_arrived": tally.recovered,
             "taken": tally.taken,
+            "expired": sum(len(each.ids) for each in self.result.evidence.operations if each.source == EXPIRED and each.outcome == "ok"),
             "diverted": len(self.diverted_ms),
             "ingested": sum(len(ids) for ids in self.result.evidence.ingested.values()),
             "sent_per_s": round(len(self.sent_ms) / self.length_s, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final, Self
 from bascule.client import Message, connect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.testing.history import Divert, Operation, read_history
-from bascule.testing.soak.clients import CALL_S, ID, Guarded, Recorder, destination, python_clients
+from bascule.testing.soak.clients import CALL_S, ID, Client, Guarded, Recorder, destination, failures_of, python_clients
 from bascule.testing.soak.plan import DIVERTS, INGRESSES, JAVA_CLIENTS
 from bascule.testing.soak.records import Application, Record, Topic, produce
 from bascule.testing.soak.site import Site
@@ -21,6 +22,8 @@ ARRIVAL_S = 600.0
 OPEN_S = 120.0
 CLOSE_S = 10.0
 THE_END = "the-end"
+#: What failover spares a Java client, as Storm.java calls it.
+FAILED: Final = frozenset({"failed", "session-closed", "consumer-closed", "producer-closed", "reopen"})
 #: A last message's properties, so that each selector of a divert takes it.
 END_PROPERTIES: Final[Mapping[str, Mapping[str, Any]]] = {"parts": {"n": 9}, "regional": {"n": 0, "region": "EU"}}
 
@@ -41,15 +44,17 @@ class Load:
         self.topics = {name: Topic(site.bootstrap, site.plan.topic(name)) for name in (*DIVERTS, *INGRESSES.values())}
 
     def __enter__(self) -> Self:
-        """Start; receivers first, so that subscriptions are there before what they are to get."""
+        """Start; receivers first, so that subscriptions are there before what they are to get, but for one that must not get all."""
         with ExitStack() as stack:
             stack.callback(self._abandon)
-            self._start(sends=False)
+            clients = self._clients.values()
+            self._start([client for client in clients if not client.sends and not client.late])
             plan = self._site.plan
             self._storm = stack.enter_context(
                 Storm(self._site.url, self._directory, *JAVA_CLIENTS, rate=plan.rate, batch=plan.batch, quiet_s=plan.quiet_s)
             )
-            self._start(sends=True)
+            self._start([client for client in clients if client.sends])
+            self._start([client for client in clients if client.late])
             self._application.start()
             stack.callback(self._application.stop)
             self._stack = stack.pop_all()
@@ -59,12 +64,12 @@ class Load:
         """Leave what is still at work."""
         self._stack.close()
 
-    def _start(self, *, sends: bool) -> None:
-        for client in self._clients.values():
-            if client.sends == sends:
-                client.start()
-        for client in self._clients.values():
-            if client.sends == sends and not client.open.wait(OPEN_S):
+    @staticmethod
+    def _start(clients: list[Client]) -> None:
+        for client in clients:
+            client.start()
+        for client in clients:
+            if not client.open.wait(OPEN_S):
                 raise Unavailable(f"client {client.name} is not connected after {OPEN_S:g} s")
 
     def _abandon(self) -> None:
@@ -78,7 +83,7 @@ class Load:
     @property
     def failures(self) -> list[str]:
         """What no client should ever see."""
-        return [f"{thread.name}: {thread.failure}" for thread in self._threads if thread.failure]
+        return [*failures_of(self._threads), *(failures_in(self._storm.history_file) if self._storm else ())]
 
     # -- the end -----------------------------------------------------------------------------------------------------------------------
 
@@ -100,9 +105,7 @@ class Load:
         if not self._await(lambda: not ending.is_alive(), "the destinations of the Java clients", "?"):
             self._storm.kill()
         self._end_clients(sends=False)
-        self._await(lambda: self._filled() == {}, "the queues", "?")
-        for queue, depth in (self._filled() or {}).items():
-            self.left[queue] = [f"{depth} messages"]
+        self._end_queues()
         self._end_diverts()
 
     def _await(self, condition: Callable[[], object], where: str, id: str) -> bool:
@@ -116,6 +119,16 @@ class Load:
         for client in ending:
             client.stop()
         self._await(lambda: not any(client.is_alive() for client in ending), f"clients that {'send' if sends else 'receive'}", "?")
+
+    def _end_queues(self) -> None:
+        """Each message that waits is one that is stuck."""
+        if self._site.wait(lambda: self._filled() == {}, ARRIVAL_S):
+            return
+        filled = self._filled()
+        if filled is None:
+            self.left["the queues"] = ["?"]
+        for queue, depth in (filled or {}).items():
+            self.left[queue] = [f"message {number}" for number in range(1, depth + 1)]
 
     def _filled(self) -> dict[str, int] | None:
         """Queues that are not empty; None while no broker says."""
@@ -157,3 +170,9 @@ class Load:
     def ingested(self) -> Mapping[str, list[str]]:
         """The committed records that the ingresses had to carry, by destination."""
         return {to: [record.id for record in self.records(name)] for to, name in INGRESSES.items()}
+
+
+def failures_in(history: Path) -> list[str]:
+    """What the clients of a history were not spared, each by its name."""
+    lines = map(json.loads, history.read_text().splitlines())
+    return [f"{line['client']}: {line['event']}: {line.get('error', '')}" for line in lines if line.get("event") in FAILED]

@@ -84,9 +84,15 @@ from = "news"
 to = "{prefix}.news"
 start = "earliest"
 
+[[divert]]
+name = "returned"
+from = "payments"
+to = "{prefix}.returned"
+start = "earliest"
+
 [[ingress]]
 name = "payments"
-topics = ["{prefix}.payments"]
+topics = ["{prefix}.payments", "{prefix}.regional"]
 to = "payments"
 routing = "anycast"
 unbound = "keep"
@@ -105,6 +111,8 @@ DIVERTS: Final = {
     "parts": Divert(PARTS, (), selector=SELECTOR, ordered=True),
     "regional": Divert(REGIONAL, (), selector=EXCLUSIVE_SELECTOR, exclusive=True, ordered=True),
     "news": Divert(NEWS, (), ordered=True),
+    # What came from Kafka does not go back, as what went there by "regional" does not come back by the ingress: both would be loops.
+    "returned": Divert(PAYMENTS, ()),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from bascule.testing.history import ANOMALIES
+from bascule.testing.history import ANOMALIES, Tally
 from bascule.testing.soak.charts import Mark, Points, chart, legend
 from bascule.testing.soak.figures import Figures
 from bascule.testing.soak.plan import KINDS
@@ -38,7 +38,8 @@ def contents(figures: Figures) -> dict[str, Any]:
         "good": result.good,
         "begun": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.begun_s)),
         "totals": figures.totals(),
-        "anomalies": {name: sum(len(each.ids) for each in result.tally.anomalies if each.name == name) for name in ANOMALIES},
+        "anomalies": {name: _found(result.tally, name) for name in ANOMALIES},
+        "not_judged": result.evidence.gap,
         "found": list(map(str, result.tally.anomalies)),
         "failures": list(result.failures),
         "kinds": figures.by_kind(),
@@ -49,10 +50,17 @@ def contents(figures: Figures) -> dict[str, Any]:
             }
             for fault, (sends, diverts) in zip(result.faults, figures.back(), strict=True)
         ],
-        "noted": [{"at_s": round(at_s - result.begun_s, 1), "what": what} for at_s, what in result.noted],
+        "own_ends": [
+            {"at_s": round(end.at_s - result.begun_s, 1), "what": str(end), "excuse": end.excuse} for end in result.own_ends
+        ],
         "settings": settings_of(result.plan),
         "environment": dict(result.environment),
     }  # fmt: skip
+
+
+def _found(tally: Tally, name: str) -> int | str:
+    """How many; in words where nobody could look for it."""
+    return "not judged" if name in tally.unjudged else sum(len(each.ids) for each in tally.anomalies if each.name == name)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -64,7 +72,9 @@ def _rounded(value: float | None) -> float | None:
 
 def _page(figures: Figures, content: Mapping[str, Any]) -> str:
     result = figures.result
-    verdict = "No anomaly" if result.good else "NOT GOOD: " + "; ".join([*content["found"], *content["failures"]])
+    verdict = "No anomaly" if result.good else "NOT GOOD: " + ("; ".join(result.faulted) or "nothing was sent")
+    if result.tally.unjudged:
+        verdict += f"; not judged: {', '.join(sorted(result.tally.unjudged))} ({content['not_judged']})"
     kinds = [{"kind": kind, "what it is": KINDS[kind], **found} for kind, found in content["kinds"].items()]
     anomalies = [{"anomaly": name, "what it is": ANOMALIES[name], "found": count} for name, count in content["anomalies"].items()]
     return PAGE.substitute(
@@ -77,7 +87,7 @@ def _page(figures: Figures, content: Mapping[str, Any]) -> str:
         anomalies=_table(anomalies),
         kinds=_table(kinds),
         faults=_table(content["faults"]),
-        noted=_table(content["noted"]) if content["noted"] else "<p>Nothing.</p>",
+        own_ends=_table(content["own_ends"]) if content["own_ends"] else "<p>None.</p>",
         settings=_table([{"setting": name, "value": value} for name, value in content["settings"].items()]),
         environment=_table([{"": name, "value": value} for name, value in content["environment"].items()]),
     )
@@ -111,6 +121,12 @@ def _charts(figures: Figures) -> list[str]:
             {"p50": figures.latency(figures.carried, 0.5), "p99": figures.latency(figures.carried, 0.99)}, logarithmic=True,
         ),
         drawn("Waiting in all queues", "messages", {"backlog": figures.sampled("backlog")}),
+        drawn(
+            "Faults and anomalies so far", "count",
+            {
+                "faults": figures.so_far(fault.at_s for fault in result.faults), "anomalies": figures.so_far(figures.anomalies_s()),
+            },
+        ),
         drawn("Resident memory", "MiB", {name: figures.sampled(name) for name in parts}),
         drawn("Journal on the disk", "MiB", {"journal": figures.sampled("journal")}),
     ]  # fmt: skip

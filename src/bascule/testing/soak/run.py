@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from bascule.testing.history import Divert, Operation, Tally, check
+from bascule.testing.history import Audit, Divert, Operation, Tally, check
+from bascule.testing.soak.clients import failures_of
 from bascule.testing.soak.faults import Fault, Faults
+from bascule.testing.soak.journal import JournalWatch
 from bascule.testing.soak.load import Load
 from bascule.testing.soak.measures import Measures, Sample
-from bascule.testing.soak.plan import SPILLS, Plan
+from bascule.testing.soak.plan import EXPIRED, SPILLS, Plan
 from bascule.testing.soak.records import Record
-from bascule.testing.soak.site import Site
+from bascule.testing.soak.site import OwnEnd, Site
 from bascule.testing.system import Late
 
 PACKAGES = ("bascule", "pyspark", "confluent-kafka")
+#: A connection that broke before all was well may be found broken a moment later.
+AFTERMATH_MS = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,22 @@ class Evidence:
     diverted: Mapping[str, Divert]
     ingested: Mapping[str, Sequence[str]]
     left: Mapping[str, Sequence[str]]
+    healed_ms: float
+    journal: Audit | None
+    gap: str = ""  # why there is no audit of the journal
 
     def judge(self) -> Tally:
         """By what was promised."""
-        return check(self.operations, diverted=self.diverted, ingested=self.ingested, spills=SPILLS, left=self.left)
+        return check(
+            self.operations,
+            diverted=self.diverted,
+            ingested=self.ingested,
+            journal=self.journal,
+            spills=SPILLS,
+            expiries=(EXPIRED,),
+            left=self.left,
+            healed_ms=self.healed_ms + AFTERMATH_MS,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class Result:
     ended_s: float
     faults: Sequence[Fault]
     samples: Sequence[Sample]
-    noted: Sequence[tuple[float, str]]
+    own_ends: Sequence[OwnEnd]
     records: Mapping[str, Sequence[Record]]  # of the diverts' topics
     evidence: Evidence
     tally: Tally
@@ -56,8 +72,13 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.tally.anomalies and not self.failures and self.tally.sent > 0
+        """Whether every promise was kept, as far as it was judged."""
+        return not self.faulted and self.tally.sent > 0
+
+    @property
+    def faulted(self) -> list[str]:
+        """What must not be: anomalies, clients that failed, parts that ended for no reason."""
+        return [*map(str, self.tally.anomalies), *self.failures, *(str(end) for end in self.own_ends if not end.excuse)]
 
 
 def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
@@ -67,7 +88,7 @@ def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
     """
     directory.mkdir(parents=True, exist_ok=True)
     left: dict[str, Sequence[str]] = {}
-    with Site(plan, directory) as site, Load(site, directory) as load:
+    with Site(plan, directory) as site, JournalWatch(site.bootstrap, plan) as journal, Load(site, directory) as load:
         measures = Measures(site)
         measures.start()
         begun_s = time.time()
@@ -82,10 +103,13 @@ def soak(plan: Plan, directory: Path, tell: Callable[[str], None]) -> Result:
         load.finish()
         ended_s = time.time()
         measures.stop()
-        evidence = Evidence(load.operations(), load.diverted(), load.ingested(), {**left, **load.left})
+        evidence = Evidence(
+            load.operations(), load.diverted(), load.ingested(), {**left, **load.left}, healed_s * 1000, journal.finish(), journal.gap
+        )
         return Result(
-            plan, begun_s, healed_s, ended_s, faults.done, measures.samples, site.noted,
-            {name: load.records(name) for name in load.topics}, evidence, evidence.judge(), load.failures, _environment(),
+            plan, begun_s, healed_s, ended_s, faults.done, measures.samples, site.own_ends,
+            {name: load.records(name) for name in load.topics}, evidence, evidence.judge(),
+            [*load.failures, *failures_of([journal])], _environment(),
         )  # fmt: skip
 
 

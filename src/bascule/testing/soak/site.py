@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -27,6 +27,20 @@ LOOK_S = 0.25
 #: A broker answers in milliseconds, or is busy starting, or stands still.
 LOOK_TIMEOUT_S = 1.0
 HEAL_S = 600.0
+#: What ends a broker or driver by design.
+NO_KAFKA: Final = "Kafka was away while it started"
+
+
+class OwnEnd(NamedTuple):
+    """A part that ended though nobody ended it: when (s since the epoch), its last words, and what excuses it."""
+
+    at_s: float
+    part: str
+    last_words: str
+    excuse: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.part} ended by itself: {self.last_words}"
 
 
 class Process(Protocol):
@@ -61,7 +75,12 @@ class Part:
     due_s: float | None = None  # when it is to be started again
     expected: bool = False  # that it ends
     down_s: float = 0.0  # after an expected end
-    ended_by_itself: int = 0
+    launched_s: float = field(default_factory=time.monotonic)
+
+    def expect_end(self, down_s: float) -> None:
+        """It is being ended, if it has not ended before."""
+        self.expected = self.process.running
+        self.down_s = down_s
 
     def tend(self, now_s: float) -> bool:
         """Start it again when that is due; whether it has just been found to have ended by itself."""
@@ -71,10 +90,9 @@ class Part:
         if self.due_s is None:
             alone, self.expected = not self.expected, False
             self.due_s = now_s + (AGAIN_S if alone else self.down_s)
-            self.ended_by_itself += alone
             return alone
         if now_s >= self.due_s:
-            self.due_s = None
+            self.due_s, self.launched_s = None, now_s
             try:
                 self.process.launch()
             except BasculeError:
@@ -105,7 +123,8 @@ class Site:
     directory: Path
     parts: dict[str, Part] = field(default_factory=dict)
     pauses: list[Pause] = field(default_factory=list)
-    noted: list[tuple[float, str]] = field(default_factory=list)  # what happened without a fault: time in s since the epoch, text
+    own_ends: list[OwnEnd] = field(default_factory=list)
+    without_kafka_s: float = float("-inf")  # when Kafka was last seen away
 
     def __enter__(self) -> Self:
         """Start everything. Raises BasculeError."""
@@ -212,7 +231,7 @@ class Site:
 
     def well(self) -> bool:
         """Whether all is as it should be."""
-        if self.pauses or not all(part.process.running for part in self.parts.values()):
+        if self.pauses or not all(part.process.running and not part.expected for part in self.parts.values()):
             return False
         return self.active() is not None and (len(self.systems) == 1 or self.standby() is not None) and self.driver_ready()
 
@@ -231,14 +250,18 @@ class Site:
         for pause in [pause for pause in self.pauses if now_s >= pause.until_s]:
             self.pauses.remove(pause)
             pause.end()
+        if not self.up("kafka"):
+            self.without_kafka_s = now_s
         for part in self.parts.values():
             if part.tend(now_s):
-                self.noted.append((time.time(), f"{part.name} ended by itself: {self._last_words(part)}"))
+                self.own_ends.append(self._own_end(part))
 
-    @staticmethod
-    def _last_words(part: Part) -> str:
+    def _own_end(self, part: Part) -> OwnEnd:
+        """How a part ended. One that has not served yet may end for want of Kafka; one that has must live through that."""
         said = part.process.said().strip().splitlines() if isinstance(part.process, Command) else []
-        return next((line for line in reversed(said) if line.startswith("error: ")), said[-1] if said else "")
+        words = next((line for line in reversed(said) if line.startswith("error: ")), said[-1] if said else "")
+        starting = part.name != "kafka" and not any(line.startswith("ready ") for line in said)
+        return OwnEnd(time.time(), part.name, words, NO_KAFKA if starting and self.without_kafka_s >= part.launched_s else "")
 
     def wait(self, condition: Callable[[], object], timeout_s: float) -> bool:
         """Whether a condition came true in time, while what is due is done."""
@@ -258,13 +281,13 @@ class Site:
     def kill(self, name: str, down_s: float) -> None:
         """End a part by SIGKILL; it is started again after a while."""
         part = self.parts[name]
-        part.expected, part.down_s = True, down_s
+        part.expect_end(down_s)
         part.process.kill()
 
     def terminate(self, name: str, down_s: float) -> None:
         """Ask a part to end in order."""
         part = self.parts[name]
-        part.expected, part.down_s = True, down_s
+        part.expect_end(down_s)
         if (pid := part.pid()) is not None:
             os.kill(pid, signal.SIGTERM)
 
