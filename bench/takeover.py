@@ -1,0 +1,130 @@
+"""Two brokers on one Kafka and a deep queue: how long a client waits when the one that serves is killed, or told to stop.
+
+    python bench/takeover.py [--messages 100000] [--rounds 3]
+
+A round: the queue is full, the standby has read the journal, an unmodified Qpid JMS client is connected by a `failover:` URL. From the
+signal (SIGKILL, or SIGTERM for a hand-over in order) until that client, which noticed by itself, has been given a message by the other
+broker. The exit code tells whether every round kept its promise. Results go to bench/results/takeover-*.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from backlog import BODY_BYTES, DEADLINE_S, QUEUE, fill
+from run import RESULTS, machine
+
+from bascule.client import connect
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.testing.qpid import QpidPeer
+from bascule.testing.system import FAILOVER, System, wait_for
+
+#: How it ends -> the signal, and within how many seconds the next broker has to serve.
+WAYS = {"kill": (signal.SIGKILL, 10.0), "hand-over": (signal.SIGTERM, 2.0)}
+
+
+class Pair:
+    """Two brokers, of which one serves."""
+
+    def __init__(self, systems: Sequence[System], messages: int) -> None:
+        self._systems = systems
+        self._messages = messages
+        self.url = FAILOVER.format(",".join(system.url for system in systems))
+
+    def ready(self) -> tuple[System, System]:
+        """The one that serves a full queue, and the standby, which knows it."""
+        for system in self._systems:
+            if not system.broker.running:
+                system.broker.launch()
+        active = wait_for(lambda: next((each for each in self._systems if each.serves()), None), "a broker that serves", DEADLINE_S)
+        standby = next(each for each in self._systems if each is not active)
+        wait_for(lambda: standby.stands_by() and "journal read from" in standby.broker.said(), "the standby's load", DEADLINE_S)
+        with connect(active.url) as client:
+            fill(client, self._messages - active.depth(QUEUE))
+        active.wait_depth(QUEUE, self._messages)
+        return active, standby
+
+    def round(self, peer: QpidPeer, way: str) -> float:
+        """Seconds until the client is served by the other one."""
+        number, _ = WAYS[way]
+        active, standby = self.ready()
+        client = peer.connect(self.url)
+        session = client.session()
+        begun_s = time.monotonic()
+        os.kill(active.broker.pid, number)
+        if not client.events(1, DEADLINE_S):  # from here on it is not the old one that delivers
+            sys.exit("the client has not noticed the end of its broker")
+        message = session.consumer(f"queue:{QUEUE}").receive(DEADLINE_S)
+        took_s = time.monotonic() - begun_s
+        if message is None or not standby.serves():
+            sys.exit(f"no message from the other broker; see {standby.broker.log_file}")
+        client.close()
+        wait_for(lambda: not active.broker.running, "the end of the old broker")
+        return round(took_s, 2)
+
+
+def judge(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """Of each way the rounds, what is promised, and whether the worst kept it."""
+    return {way: {"rounds_s": list(taken), "promised_s": WAYS[way][1], "kept": max(taken) <= WAYS[way][1]} for way, taken in rounds.items()}
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The result for people."""
+    lines = [
+        f"# A standby takes over {result['messages']:,} messages of {result['body_bytes']:,} bytes",
+        "",
+        "From the signal until a Qpid JMS client with both brokers in its `failover:` URL has been given a message by the other one.",
+        "",
+        "| way | promised s | rounds s | kept |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {way} | {each['promised_s']:g} | {', '.join(map(str, each['rounds_s']))} | {'yes' if each['kept'] else '**no**'} |"
+            for way, each in result["judged"].items()
+        ),
+        "",
+        f"{result['machine']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run it; the exit code tells whether both promises were kept in every round."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bascule-takeover-")))
+        kafka = stack.enter_context(EmbeddedKafka(directory / "kafka"))
+        systems = [System(kafka.bootstrap, directory / name, prefix="bascule") for name in ("one", "two")]
+        for system in systems:
+            stack.callback(system.broker.stop)
+        peer = stack.enter_context(QpidPeer())
+        systems[0].broker.start()
+        pair = Pair(systems, options.messages)
+        rounds: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(options.rounds):
+            for way, taken in rounds.items():
+                taken.append(pair.round(peer, way))
+                print(json.dumps({"way": way, "s": taken[-1], "load_average": os.getloadavg()[0]}), flush=True)
+    result = {**vars(options), "body_bytes": BODY_BYTES, "machine": machine(), "judged": judge(rounds)}
+    RESULTS.mkdir(exist_ok=True)
+    stem = f"takeover-{time.strftime('%Y%m%d-%H%M%S')}"
+    (RESULTS / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{stem}.md").write_text(page(result))
+    print(page(result))
+    return int(not all(each["kept"] for each in result["judged"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
