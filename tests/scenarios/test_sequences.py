@@ -250,7 +250,7 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
         StoredMessages(journal.kafka, journal.place.store_topic).write({other.mid: None})
         await second.start()
         assert second.housekeeping is not None
-        await second.housekeeping.round()
+        await second.housekeeping.rounds()
         (snapshot,) = map(snapshots.decode, SnapshotStore(journal.kafka, journal.place.snapshots_topic).read().values())
         assert snapshot.stored == [old.mid]
         assert waiting(second) == [MESSAGES["first"], MESSAGES["failed"]]

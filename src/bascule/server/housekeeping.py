@@ -133,12 +133,15 @@ class Housekeeping:
         """A record is stored; when there are enough, a round begins."""
         self._records += 1
         self._size_bytes += size_bytes
-        if (self._records >= self.place.snapshot_records or self._size_bytes >= SNAPSHOT_BYTES) and not self._busy:
-            self._task = self._loop.create_task(self.round())
+        if self._due() and not self._busy:
+            self._task = self._loop.create_task(self.rounds())
 
-    async def round(self) -> None:
-        """Snapshot, announce it, forget the older ones, trim."""
-        await self._alone(self._round)
+    def _due(self) -> bool:
+        return self._records >= self.place.snapshot_records or self._size_bytes >= SNAPSHOT_BYTES
+
+    async def rounds(self) -> None:
+        """Snapshot, announce it, forget the older ones, trim; once more for what came meanwhile, after which nothing may come."""
+        await self._alone(self._rounds)
 
     async def hand_over(self) -> None:
         """A snapshot for the next broker; to clear away what that replaces is the next one's, which waits."""
@@ -156,6 +159,11 @@ class Housekeeping:
             log.warning("housekeeping: %s", error)
         finally:
             self._busy = False
+
+    async def _rounds(self) -> None:
+        await self._round()
+        while self._due() and self._running():
+            await self._round()
 
     async def _round(self) -> None:
         taken = await self._snapshot()

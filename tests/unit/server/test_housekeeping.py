@@ -23,8 +23,10 @@ class Snapshots:
         self.written = {name: self.written[name]}
 
 
-def housekeeping_of(broker: BrokerInMemory, snapshots: Snapshots) -> Housekeeping:
-    place: Any = SimpleNamespace(kafka={}, snapshots_topic="snapshots", store_topic="store", append_timeout_s=0.01)
+def housekeeping_of(broker: BrokerInMemory, snapshots: Snapshots, append_timeout_s: float = 0.01) -> Housekeeping:
+    place: Any = SimpleNamespace(
+        kafka={}, snapshots_topic="snapshots", store_topic="store", append_timeout_s=append_timeout_s, snapshot_records=10
+    )
     store: Any = SimpleNamespace(mids_now=set)
     found: Any = Housekeeping(place, broker.engine, broker.offsets, store, lambda: True)
     found._snapshots = snapshots
@@ -35,7 +37,7 @@ def test_an_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
     async def late() -> None:
         broker, sender, snapshots = BrokerInMemory(), Sender(), Snapshots()
         housekeeping = housekeeping_of(broker, snapshots)
-        await housekeeping.round()  # its announcement is not stored in time
+        await housekeeping.rounds()  # its announcement is not stored in time
         assert len(snapshots.written) == 1
         broker.send("q", message_bytes("x"), sender, "x")
         broker.settle()
@@ -43,3 +45,28 @@ def test_an_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
         assert broker.engine.addresses.anycast["q"].waiting_count == 1
 
     asyncio.run(late())
+
+
+def test_what_came_during_a_round_has_one_of_its_own_though_nothing_comes_after_it() -> None:
+    async def burst() -> None:
+        broker, snapshots = BrokerInMemory(), Snapshots()
+        housekeeping = housekeeping_of(broker, snapshots, append_timeout_s=60.0)
+        bursts = [10, 9]  # as many records as a round wants, then one less
+        trimmed: list[str] = []
+
+        def trim(taken: Any) -> None:
+            trimmed.append(taken.id)
+            if bursts:
+                for _ in range(bursts.pop(0)):
+                    housekeeping.appended(1)
+
+        unchecked: Any = housekeeping
+        unchecked._trim = trim
+        rounds = asyncio.create_task(housekeeping.rounds())
+        while not rounds.done():
+            broker.settle()  # the announcements are stored
+            await asyncio.sleep(0)
+        assert len(trimmed) == 2
+        assert list(snapshots.written) == trimmed[-1:]
+
+    asyncio.run(burst())
