@@ -212,7 +212,11 @@ class SenderLink(Link):
     def __init__(self, session: Session, name: str, handle: int) -> None:
         """Made by the session."""
         super().__init__(session, name, handle)
-        self.withheld = 0  # credit that the session's limit of unsettled deliveries keeps back
+        self.withheld = 0  # credit that the session keeps back: its window is closed, or too much unsettled
+
+    def _send_detach(self, detach: Detach) -> None:
+        self.withheld = 0
+        super()._send_detach(detach)
 
     def send(
         self,

@@ -79,7 +79,7 @@ class Session:
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
-        self._queue: deque[tuple[Link, tuple[bytes, ...]]] = deque()  # frames that the window holds back
+        self._queue: deque[tuple[Link, tuple[bytes, ...]]] = deque()  # rest of a delivery that the window holds back
         self._settled_ids: list[int] = []
         self._settled_state: Composite | None = None
         self._out = connection.out
@@ -149,7 +149,10 @@ class Session:
     def send_delivery(
         self, link: SenderLink, parts: tuple[bytes, ...], context: Any, settled: bool, state: Composite | None, message_format: int
     ) -> int:
-        """Frame a message and send it as far as the peer's window is open."""
+        """Frame a message and send it; the rest of a large one waits for the peer's window. Without window there is no credit to come here.
+
+        So a delivery id, once taken, is always sent: a gap would end the connection of a peer that counts them (Qpid JMS).
+        """
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
         if not settled:
@@ -161,14 +164,12 @@ class Session:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, b"".join(parts), transfer)
             return delivery_id
-        head = hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size)
-        if self._outgoing_window > 0:
-            self._outgoing_window -= 1
-            self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
-            self._out.append(head)
-            self._out.extend(parts)
-        else:
-            self._queue.append((link, (head, *parts)))
+        self._out.append(hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size))
+        self._out.extend(parts)
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
+        self._outgoing_window -= 1
+        if self._outgoing_window <= 0:
+            self._withhold()
         return delivery_id
 
     def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
@@ -198,6 +199,8 @@ class Session:
             self._outgoing_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
             out.extend(queue.popleft()[1])
+        if self._outgoing_window <= 0:
+            self._withhold()
 
     def _windows(self) -> tuple[int, int, int, int]:
         return self._next_incoming_id, self._incoming_window, self._next_outgoing_id, OUTGOING_WINDOW
@@ -244,7 +247,7 @@ class Session:
         self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
 
     def _withhold(self) -> None:
-        """Too much of ours is unsettled: no credit shows until the peer settles."""
+        """The peer's window is closed, or too much of ours is unsettled: no credit shows until the peer opens it, or settles."""
         self.withholding = True
         for link in self.links.values():
             if isinstance(link, SenderLink):
@@ -252,7 +255,7 @@ class Session:
                 link.credit = 0
 
     def _give_back(self) -> None:
-        if not self.withholding or len(self.unsettled) >= self.limits.unsettled_per_session_max:
+        if not self.withholding or self._outgoing_window <= 0 or len(self.unsettled) >= self.limits.unsettled_per_session_max:
             return
         self.withholding = False
         for link in self.links.values():
@@ -267,6 +270,7 @@ class Session:
         self.remote, self.remote_channel = begin, remote_channel
         self._next_incoming_id = begin.next_outgoing_id
         self._outgoing_window = begin.incoming_window
+        self.withholding = not begin.incoming_window
         state = self._move(SessionInput.RECV_BEGIN)
         if state is SessionState.BEGIN_RECEIVED:
             self.begin()
@@ -385,8 +389,8 @@ class Session:
             return
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
         self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
-        if self._queue:
-            self._send_queued()
+        self._send_queued()
+        self._give_back()
         if flow.handle is not None:
             self._by_handle(flow.handle).on_flow(flow)
         elif flow.echo:

@@ -229,30 +229,51 @@ def test_a_large_message_goes_in_many_frames() -> None:
     assert [(event.payload, event.message_format) for event in transfers] == [(message, 3), (b"small", 0)]
 
 
-def test_the_session_s_window_holds_frames_back() -> None:
+def test_a_closed_window_of_the_session_withholds_credit_and_the_rest_of_a_large_message() -> None:
     pair = Pair(limits=Limits(incoming_window_frames=10), frame_size=512)
     sender, receiver = pair.producer()
     session = sender.session
-    for number in range(30):
+    for number in range(9):
         sender.send(b"%d" % number, settled=True)
     sender.send(b"x" * 5000)
     assert session._queue
+    assert sender.credit == 0
     payloads = [event.payload for event in of(Transferred, pair.run().at_server)]
-    assert payloads == [*(b"%d" % number for number in range(30)), b"x" * 5000]
+    assert payloads == [*(b"%d" % number for number in range(9)), b"x" * 5000]
     assert not session._queue
-    assert receiver.credit == 100 - 31
+    assert of(Flowed, pair.at_client)
+    assert sender.credit == receiver.credit == 100 - 10
 
 
-def test_what_a_link_had_queued_when_it_detaches_is_dropped() -> None:
-    pair = Pair(limits=Limits(incoming_window_frames=4))
+def test_a_window_that_is_closed_from_the_beginning_withholds_all_credit() -> None:
+    script = Script().opened()
+    script.say(Begin(None, 0, 0, 100))
+    [attached] = of(Attached, script.say(attach(sender=False)))
+    script.say(Flow(0, 0, 0, 100, 0, 0, 10))
+    assert attached.link.credit == 0
+    assert of(Flowed, script.say(Flow(0, 2, 0, 100)))
+    assert attached.link.credit == 10
+    attached.link.send(b"one")
+    attached.link.send(b"two")
+    assert attached.link.credit == 0
+
+
+@pytest.mark.parametrize("size_bytes", [7, 5000])
+def test_a_link_that_detaches_before_a_closed_window_leaves_no_gap_in_the_delivery_ids(size_bytes: int) -> None:
+    pair = Pair(limits=Limits(incoming_window_frames=4), frame_size=512)
     session = pair.session()
     sender, _ = pair.producer(session)
-    for _ in range(6):
-        sender.send(b"message")
+    other, _ = pair.producer(session)
+    while sender.credit:
+        sender.send(b"x" * size_bytes)
+    sent = len(session.unsettled)
     sender.detach()
     [detached] = of(Detached, pair.run().at_client)
-    assert len(detached.deliveries) == 6
-    assert len(of(Transferred, pair.at_server)) == 4
+    assert len(detached.deliveries) == sent
+    assert len(of(Transferred, pair.at_server)) == (4 if size_bytes == 7 else 0)  # the rest of the large one is dropped
+    other.send(b"after")
+    [transferred] = of(Transferred, pair.run().at_server)
+    assert transferred.delivery_id == sent
     assert not of(SessionEnded, pair.at_client)
 
 

@@ -18,6 +18,7 @@ async def test_a_producer_that_gives_messages_up_gets_credit_again() -> None:
         assert link.credit > 0
         link.credit -= 1
         link.delivery_count += 1
+        client.session._next_outgoing_id += 2
         begun = Transfer(link.handle, number, b"%d" % number, more=True)
         client.amqp.out += [
             frame_head(client.session.channel, begun, 1) + b"x",
