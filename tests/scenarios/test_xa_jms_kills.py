@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.scenarios.test_xa_kills import Keeper, Victims, check, made, recover
+from tests.scenarios.test_xa_kills import IN_RECOVERY, Keeper, Victims, check, made, recover
 from tests.scenarios.xa_victim import Case
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
@@ -50,13 +50,17 @@ class Shop:
         points: list[str] = self.victims.run(shape)["points"]
         return points
 
-    def kill_application(self, cases: Sequence[Case]) -> None:
-        """Each case; after every third a recovery during which it, or the broker, is killed too."""
+    def kill_application(self, cases: Sequence[Case]) -> list[str]:
+        """Each case; after every third a recovery during which it, or the broker, is killed too: returns the points where itself was."""
+        recoveries: list[str] = []
         for number, case in enumerate(cases):
             assert self.victims.run(case)["status"] == signal.SIGKILL
             if number % 3 == 2:
-                victim = self.alive() if number % 2 else 0
-                self.victims.run(Case("", recovery=True, log=case.log, at=number % 20, victim=victim))
+                victim = self.alive() if number // 3 % 3 == 1 else 0
+                answer = self.victims.run(Case("", recovery=True, log=case.log, at=number // 3 % 16, victim=victim))
+                if answer["status"] == signal.SIGKILL:
+                    recoveries.append(answer["points"][-1])
+        return recoveries
 
     def kill_broker(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -93,7 +97,7 @@ def each_point(shop: Shop) -> list[Case]:
 
 def test_application_and_broker_are_killed_at_points_of_transactions(shop: Shop, kafka: EmbeddedKafka) -> None:
     cases = each_point(shop)
-    shop.kill_application(cases[:: len(cases) // SHORT])
+    assert shop.kill_application(cases[:: len(cases) // SHORT])
     shop.kill_broker(cases[5 :: len(cases) // SHORT_BROKER])
     recover(shop.victims)
     check(shop.victims, kafka)
@@ -120,7 +124,7 @@ def test_the_broker_ends_at_its_own_points_of_a_branch(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_application_is_killed_at_every_point_of_a_transaction_with_the_broker(shop: Shop, kafka: EmbeddedKafka) -> None:
-    shop.kill_application(each_point(shop))
+    assert set(shop.kill_application(each_point(shop))) >= IN_RECOVERY
     recover(shop.victims)
     check(shop.victims, kafka)
     assert shop.victims.kills >= KILLS_MIN

@@ -119,6 +119,11 @@ class Epoch:
         bodies = Bodies(self._bodies, self._memory_bytes)
         return Engine(Journaling(self._append, on_work=self._work), bodies, _now_ms, self._policy)
 
+    @property
+    def journal_offset(self) -> int:
+        """Before it all of the journal has been read, by who stands by, or is stored, by who serves."""
+        return self._next_offset if self.loaded else self.following.next_offset
+
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -59,6 +59,7 @@ class Following:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
         self.store = StoredMessages(place.kafka, place.store_topic)
         self.foreign = 0  # records that are not Bascule's
+        self.next_offset = 0  # of the journal: what is before it has been read
         self.journal_id = ""  # of the topic
         self.loader: asyncio.Future[Loader] = asyncio.get_running_loop().run_in_executor(self._executor, self._run)
 
@@ -162,7 +163,7 @@ class Following:
                 if self._end is not None and offset >= self._end:
                     return self._end  # another broker's, which the fence will meet
                 self._apply_one(loader, offset, None if value is None else bytes(value))
-                position = offset + 1
+                self.next_offset = position = offset + 1
 
     def _apply_one(self, loader: Loader, offset: int, value: bytes | None) -> None:
         try:

@@ -402,6 +402,11 @@ class Node:
         return housekeeping.pins if housekeeping is not None else []
 
     @property
+    def journal_offset(self) -> int:
+        """How far the journal is read, or written."""
+        return self._epoch.journal_offset if self._epoch is not None else 0
+
+    @property
     def foreign_records(self) -> int:
         """Records that somebody else wrote into the journal, as far as it was read."""
         return self._epoch.following.foreign if self._epoch is not None else 0

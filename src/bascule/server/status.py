@@ -120,7 +120,9 @@ class Status(TypedDict):
 def status_of(node: Node) -> Status:
     """How the broker stands now."""
     engine = node.loaded_engine
-    gauges: dict[str, float] = {"connections": len(node.connections), "journal_foreign_records": node.foreign_records}
+    gauges: dict[str, float] = {
+        "connections": len(node.connections), "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
+    }  # fmt: skip
     queues: list[QueueStatus] = []
     branches: list[BranchStatus] = []
     if engine is not None:
