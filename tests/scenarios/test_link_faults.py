@@ -18,7 +18,7 @@ from bascule.client import Context, Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
@@ -30,6 +30,8 @@ REQUEST_TIMEOUT_MS = 1500
 SOON_S = 60.0
 #: How long a link that breaks connections goes on doing so: longer than clients wait for an answer of Kafka.
 BROKEN_S = 2.0
+#: And longer than a writer waits for the outcome of its commit, so that another one has to find out.
+LONG_S = COORDINATOR_TIMEOUT_S + 5.0
 MESSAGES = 60
 BATCH = 5
 #: For pipelines, in some batches: one of them is under way when a fault begins.
@@ -67,11 +69,11 @@ def bad(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @contextmanager
-def under(fault: Fault, link: BadLink) -> Iterator[None]:
-    """What is done meets the fault: all of it if the link is only slow, else what falls into some seconds."""
+def under(fault: Fault, link: BadLink, broken_s: float = BROKEN_S) -> Iterator[None]:
+    """What is done meets the fault: all of it if the link is only slow, else what falls into ``broken_s``."""
     met = link.met
     link.fault(fault)
-    healer = threading.Thread(target=_heal_later, args=(link, met))
+    healer = threading.Thread(target=_heal_later, args=(link, met, broken_s))
     if fault.end is not Break.NONE:
         healer.start()
     try:
@@ -83,9 +85,9 @@ def under(fault: Fault, link: BadLink) -> Iterator[None]:
     assert link.met > met
 
 
-def _heal_later(link: BadLink, met: int) -> None:
+def _heal_later(link: BadLink, met: int, broken_s: float) -> None:
     wait_for(lambda: link.met > met, "a fault to be met")
-    time.sleep(BROKEN_S)
+    time.sleep(broken_s)
     link.heal()
 
 
@@ -203,10 +205,10 @@ def test_pipelines_write_each_record_once_under_one_fault_after_the_other(kafka:
 
         bridge.start()
         try:
-            for fault in FAULTS.values():
+            for fault, broken_s in [*((fault, BROKEN_S) for fault in FAULTS.values()), (FAULTS["black hole"], LONG_S)]:
                 put(MANY)
                 arrived(sent - MANY + 1)  # the other batches are under way
-                with under(fault, link):
+                with under(fault, link, broken_s):
                     arrived(sent)
             put(1)  # what was written twice stands before it
             arrived(sent)
