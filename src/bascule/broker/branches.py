@@ -113,9 +113,9 @@ class Branches:
     def entries(self, at_ms: int) -> bytes:
         """Journal entries that say all this, as far as it is stored: a snapshot has them."""
         return b"".join((
-            *(branch.entry for branch in self.prepared.values() if branch.stored),
             *(ended_entry(*ended) for ended in self.forced.values()),
             *(ended_entry(xid, ending, at_ms) for xid, ending in self.ended.items()),
+            *(branch.entry for branch in self.prepared.values() if branch.stored),
         ))  # fmt: skip
 
 
@@ -290,6 +290,8 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
 
 
 def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
+    if xid in branches.prepared:  # by another transaction, whose vote holds
+        return TransactionRolledBack(BranchExists(f"branch {xid} is prepared already"))
     branches.refuse(xid)
     return TransactionRolledBack(UnknownTransaction(f"the transaction of branch {xid} is not there: it went with its connection"))
 

@@ -420,6 +420,25 @@ def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_
     assert "second" not in work.where()[1]
 
 
+@pytest.mark.parametrize("ending", [None, Ending.COMMITTED])
+def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gone_stays_prepared(work: Work, ending: Ending | None) -> None:
+    engine = work.prepared().bench.engine
+    if ending is not None:
+        work.end(ending)
+        work.bench.broker.flush()  # and it is not stored
+    for ask in (
+        lambda: branches.commit_one_phase(engine, None, XID, work.answers.append),
+        *([lambda: branches.prepare(engine, None, XID, "client", work.answers.append)] if ending is not None else []),
+    ):
+        with pytest.raises(TransactionRolledBack) as caught:
+            ask()
+        assert caught.value.condition == BranchExists.condition
+    work.bench.broker.take_snapshot()
+    work.bench.broker.flush()
+    work.bench.crash(stored=0 if ending is not None else len(work.bench.broker.in_flight))
+    assert work.listed() == [XID]
+
+
 def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
     with pytest.raises(UnknownBranch):
         work.end(Ending.ROLLED_BACK)
