@@ -107,8 +107,9 @@ def return_dead_letters(engine: Engine, queue: Queue, selector: Selector | None 
 
 def delete(engine: Engine, queue: Queue, *, force: bool = False) -> None:
     """The queue and what it holds are gone. Raises InUse, unless forced, while it has messages or consumers."""
-    if not force and (queue.consumers or queue.held_messages):
-        raise InUse(f"queue {queue.name!r} has {queue.held_messages} messages and {len(queue.consumers)} consumers: delete it by force")
+    messages = queue.held_messages + queue.incoming
+    if not force and (queue.consumers or messages):
+        raise InUse(f"queue {queue.name!r} has {messages} messages and {len(queue.consumers)} consumers: delete it by force")
     engine.delete_queue(queue)
 
 

@@ -178,6 +178,17 @@ def test_a_queue_in_use_is_deleted_by_force_only(bench: Bench) -> None:
     assert "q" not in bench.engine.addresses.anycast
 
 
+def test_a_queue_for_which_a_message_is_on_its_way_into_the_journal_is_deleted_by_force_only(bench: Bench) -> None:
+    bench.fill("a")
+    bench.put("b")
+    bench.broker.flush()
+    with pytest.raises(InUse, match="has 2 messages"):
+        delete(bench.engine, bench.queue())
+    bench.broker.settle()
+    assert bench.sender.accepted_tokens == ["a", "b"]
+    assert bench.waiting(bench.queue()) == ["a", "b"]
+
+
 def test_a_queue_that_was_created_stays(bench: Bench) -> None:
     queue = create(bench.engine, "new")
     bench.broker.settle()
