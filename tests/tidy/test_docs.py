@@ -98,7 +98,9 @@ def test_each_test_that_a_promise_names_is_there() -> None:
 
 
 def functions(file: Path) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef)} if file.exists() else set()
+    if not file.exists():
+        return set()
+    return {node.name for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_the_module_map_has_every_package() -> None:

@@ -83,8 +83,9 @@ class Journaling:
     def together(self, size_bytes: int, messages: int = 1) -> None:
         """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is.
 
-        ``messages`` is how many it has at most, which a record must be able to number.
+        ``messages`` is how many it has at most, which a record must be able to number. Raises BrokerFault as ``flush`` does.
         """
+        self._check_whole()
         batch = self.batch
         if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
@@ -133,6 +134,11 @@ class Journaling:
         else:
             action(*arguments)
 
+    def then_anew(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do this once a record made after now is stored: a broker that another one has replaced never comes to it."""
+        self.add(b"")
+        self.then(action, *arguments)
+
     def close_if_full(self) -> None:
         """Append the open record when it is large; to be called between actions."""
         if self.batch.size_bytes > RECORD_BYTES_SOFT and not self._held:
@@ -144,8 +150,7 @@ class Journaling:
 
     def flush(self) -> None:
         """Append the open record. Raises BrokerFault when what goes together stopped half-way: half of it must not be stored."""
-        if self._held:
-            raise BrokerFault("an action stopped half-way")
+        self._check_whole()
         self._woken = self._urgent = False
         batch = self.batch
         if batch.empty:
@@ -161,6 +166,10 @@ class Journaling:
         self.sequence = batch.sequence
         self.batch = Batch(batch.sequence + 1)
         self._append(KEY_OF_KIND[kind], value)
+
+    def _check_whole(self) -> None:
+        if self._held:
+            raise BrokerFault("an action stopped half-way")
 
     def confirm(self) -> None:
         """The oldest record in flight is stored: do what waited for it."""

@@ -88,8 +88,10 @@ class Request:
             if properties.get("type") != TYPE or properties.get("operation") not in OPERATIONS:
                 raise InvalidInput(f"type {TYPE!r} is known here, with operations {', '.join(OPERATIONS)}")
             OPERATIONS[properties["operation"]](self)
-        except BasculeError as error:
+        except InvalidInput as error:
             self.failed(error)
+        except BasculeError as error:
+            self.engine.journaling.then_anew(self.failed, error)  # of a branch that another broker has by now it must not be said
 
     def done(self, code: int = XA_OK) -> None:
         """It has happened."""
@@ -161,11 +163,14 @@ def _rollback(asked: Request) -> None:
 
 
 def _recover(asked: Request) -> None:
-    lines = [
-        f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}"
-        for each in branches.listed(asked.engine)
-    ]
-    asked.listed("\n".join(lines))
+    def answer() -> None:
+        lines = [
+            f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}"
+            for each in branches.listed(asked.engine)
+        ]
+        asked.listed("\n".join(lines))
+
+    asked.engine.journaling.then_anew(answer)
 
 
 def _forget(asked: Request) -> None:

@@ -1,0 +1,49 @@
+"""What a broker says of branches: nothing that another one may have changed meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.server.served import Client, Served, run_async
+
+from bascule.amqp.events import Transferred
+from bascule.amqp.types import Int
+from bascule.jms.message import JmsMessage, decode_message, encode_message
+from bascule.server import management
+from bascule.xa.errors import Code
+
+FIELDS = {"type": management.TYPE, "formatId": Int(7), "gtrid": "67", "bqual": "62"}
+ASKED = [
+    ("recover", {}, 0),
+    ("commit", {}, Code.XAER_NOTA),
+    ("rollback", {}, Code.XAER_NOTA),
+    ("forget", {}, Code.XAER_NOTA),
+    ("prepare", {"txnId": "31"}, Code.XA_RBCOMMFAIL),
+    ("commit", {"txnId": "31"}, Code.XA_RBCOMMFAIL),
+]
+
+
+def answers(client: Client) -> list[Any]:
+    return [decode_message(event.payload).properties["xaCode"] for event in client.told(Transferred)]
+
+
+@pytest.mark.parametrize(("operation", "more", "code"), ASKED, ids=[f"{operation} {more}" for operation, more, _ in ASKED])
+@run_async
+async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_it_is_stored(
+    operation: str, more: dict[str, str], code: int
+) -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=10)
+    producer = client.producer(management.ADDRESS)
+    request = JmsMessage(
+        destination=management.ADDRESS, reply_to="answers", body_kind="message", properties={**FIELDS, "operation": operation, **more}
+    )
+    producer.send(encode_message(request), settled=True)
+    client.run()
+    served.broker.flush()
+    client.run()
+    assert answers(client) == []  # and never, where another broker has the journal: no record of this one is confirmed any more
+    served.settle(client)
+    assert answers(client) == [code]
