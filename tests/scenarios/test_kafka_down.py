@@ -19,6 +19,8 @@ from bascule.testing.system import System, paused, wait_for
 APPEND_TIMEOUT_S = 2
 #: A send that would be answered too early would be within this.
 EARLY_S = 0.7
+#: Due after the broker has noticed that Kafka stands still.
+DUE_MS = 10_000
 #: A broker without Kafka gives up its last snapshot and its place in the election; both took more than 30 s before.
 END_TIMEOUT_S = 20
 
@@ -87,6 +89,22 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
         ["before", "before, too", "repeated until it is stored", "in doubt"],
         ["before", "before, too", "repeated until it is stored"],
     )
+
+
+def test_what_comes_due_while_kafka_stands_still_lets_no_client_in(
+    connect_to: Connect, system: System, own_kafka: EmbeddedKafka, name: str, queue: str
+) -> None:
+    producer = connect_to(system.url).session().producer(queue)
+    producer.send("later", delay_ms=DUE_MS)
+    with paused(pid(own_kafka)):
+        producer.submit_send("in doubt")
+        wait_for(lambda: readiness(system)[0] == 503, "a broker that has noticed")
+        assert system.queue(name)["delayed"] == 1
+        wait_for(lambda: system.queue(name)["delayed"] == 0, "the message to come due")
+        assert readiness(system)[0] == 503
+        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes in \d s"):
+            connect_to(system.url)
+    wait_for(lambda: readiness(system)[0] == 200, "a broker that is ready")
 
 
 def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(

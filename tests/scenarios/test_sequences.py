@@ -85,7 +85,7 @@ class Journaled:
     def standby(self) -> Epoch:
         return Epoch(
             self.place, Policy(), Diverts(), None, 1 << 30,
-            on_ended=self.ends.append, on_confirmed=lambda: None, on_stalled=self.ends.append,
+            on_ended=self.ends.append, on_confirmed=lambda: None, on_ticked=lambda: None, on_stalled=self.ends.append,
         )  # fmt: skip
 
     async def epoch(self) -> Epoch:
@@ -258,6 +258,42 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
         await second.close()
 
     asyncio.run(take_over())
+
+
+# -- a record that Kafka refuses for good, with others behind it ---------------------------------------------------------
+
+
+def test_behind_a_record_that_kafka_refuses_nothing_is_stored(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    """The sequence would have a hole, and no broker could load the journal."""
+    client = {"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 1}
+    Topics(client).create(topic_prefix, 1, {"max.message.bytes": "1000"})
+    Topics(client).await_visible([topic_prefix])
+    outcomes: list[Outcome] = []
+    with closing(JournalWriter(client, topic_prefix, 0, outcomes.extend)) as writer:
+        for size_bytes in (10, 2000, 20, 30):
+            writer.append(b"S", b"x" * size_bytes)
+        wait_for(lambda: len(outcomes) == 4, "all outcomes")
+    assert [error is None for _, error in outcomes] == [True, False, False, False]
+    with closing(PartitionReader(client, topic_prefix, 0)) as reader:
+        assert reader.range()[1] == 1
+
+
+def test_an_epoch_that_has_ended_appends_nothing(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    journal = Journaled(kafka, topic_prefix)
+
+    async def end() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        stored = journal.end()
+        epoch.end(BasculeError("the end"))
+        journal.decide(epoch, "failed")
+        epoch.engine.journaling.flush()  # what a connection that is being closed may lead to
+        assert await asyncio.to_thread(epoch._writer._producer.flush, 10) == 0
+        assert journal.end() == stored
+        await epoch.close()
+
+    asyncio.run(end())
 
 
 # -- a writer reads its position before it has ended what an earlier one had open --------------------------------------------

@@ -59,7 +59,8 @@ class JournalWriter:
     """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
-        self._producer = Producer({**kafka, **APPEND_SETTINGS})
+        # After a record that Kafka refuses for good none may be stored: the sequence would have a hole, and no broker could load it.
+        self._producer = Producer({**kafka, **APPEND_SETTINGS, "enable.gapless.guarantee": True})
         self._topic = topic
         self._partition = partition
         self._on_outcomes = on_outcomes

@@ -83,13 +83,15 @@ def _now_ms() -> int:
 class Epoch:
     """A loaded engine and its way into the journal.
 
-    ``on_ended(error)`` is called once, when the epoch cannot go on; ``on_confirmed()`` after each round of confirmations;
+    ``on_ended(error)`` is called once, when the epoch cannot go on; ``on_confirmed()`` after each round of confirmations,
+    ``on_ticked()`` when a timer has done what was due, by which nobody knows more of Kafka;
     ``on_stalled(error)`` when appends have been out for too long.
     """
 
     def __init__(
         self, place: JournalPlace, policy: Policy, diverts: Diverts, bodies: BodyStore | None, memory_bytes: int,
-        *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_stalled: Callable[[BasculeError], None],
+        *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_ticked: Callable[[], None],
+        on_stalled: Callable[[BasculeError], None],
     ) -> None:  # fmt: skip
         self.place = place
         self._policy = policy
@@ -98,6 +100,7 @@ class Epoch:
         self._memory_bytes = memory_bytes
         self._on_ended = on_ended
         self._on_confirmed = on_confirmed
+        self._on_ticked = on_ticked
         self._on_stalled = on_stalled
         self._loop = asyncio.get_running_loop()
         self._writer = JournalWriter(place.kafka, place.topic, place.partition, self._post)
@@ -183,12 +186,14 @@ class Epoch:
                 self.engine.tick()
                 self.engine.dispatch()
             self._set_timer()
-            self._on_confirmed()
+            self._on_ticked()
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
     def _append(self, key: bytes, value: bytes) -> None:
-        """Whoever was the one to close the record: without it the epoch cannot go on."""
+        """Whoever was the one to close the record: without it the epoch cannot go on, and nothing may be stored behind it."""
+        if self.ended:
+            return
         try:
             self._writer.append(key, value)
         except BasculeError as error:

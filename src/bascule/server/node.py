@@ -319,7 +319,7 @@ class Node:
         self._epoch = Epoch(
             place, self._policy, self._diverts, self._spill, int(self.settings.broker.memory_bytes),
             on_ended=partial(_resolve, self._ended),
-            on_confirmed=self._confirmed, on_stalled=self._stalled,
+            on_confirmed=self._confirmed, on_ticked=self.send_output, on_stalled=self._stalled,
         )  # fmt: skip
         return self._epoch
 
