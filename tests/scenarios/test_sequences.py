@@ -12,11 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
+from bascule.broker.administration import purge
 from bascule.broker.policy import Policy
 from bascule.config.settings import Journal
 from bascule.core.destination import Routing
@@ -27,6 +28,7 @@ from bascule.kafka import slot as slot_module
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Outgoing, Stored
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
 from bascule.kafka.slot import Slot
 from bascule.kafka.snapshots import SnapshotStore
@@ -260,6 +262,79 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
     asyncio.run(take_over())
 
 
+class Still:
+    """Whoever comes to a place first stands still there until it is let go."""
+
+    def __init__(self) -> None:
+        self.came, self.go_on = threading.Event(), threading.Event()
+
+    def come(self) -> None:
+        if not self.came.is_set():
+            self.came.set()
+            self.go_on.wait(60)
+
+
+def before_the_store_is_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    read = StoredMessages.read
+    monkeypatch.setattr(StoredMessages, "read", lambda store: (still.come(), read(store))[1])
+
+
+def before_the_journal_is_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    seek = PartitionReader.seek
+
+    def late(reader: PartitionReader, offset: int) -> None:
+        if reader._topic == topic:
+            still.come()
+        seek(reader, offset)
+
+    monkeypatch.setattr(PartitionReader, "seek", late)
+
+
+def when_the_journal_has_been_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    read = PartitionReader.read
+
+    def late(reader: PartitionReader, *arguments: Any, **options: Any) -> list[Message]:
+        found = read(reader, *arguments, **options)
+        if reader._topic == topic and reader.at_end and not still.came.is_set():
+            reader._consumer.pause(reader._consumer.assignment())
+            still.come()
+            reader._consumer.resume(reader._consumer.assignment())
+        return found
+
+    monkeypatch.setattr(PartitionReader, "read", late)
+
+
+@pytest.mark.parametrize("where", [before_the_store_is_read, before_the_journal_is_read, when_the_journal_has_been_read])
+def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, where: Callable[[Still, pytest.MonkeyPatch, str], None]
+) -> None:
+    journal, still = Journaled(kafka, topic_prefix), Still()
+
+    async def take_over() -> None:
+        first = await journal.epoch()
+        assert first.housekeeping is not None
+        journal.send(first, "first", "failed")
+        await journal.answered("first", "failed")
+        await first.housekeeping.rounds()
+        where(still, monkeypatch, journal.place.topic)
+        second = journal.standby()
+        await asyncio.to_thread(still.came.wait)
+        read = journal.end()
+        assert [progress.done for progress in purge(first.engine, first.engine.queue("q"))] == [2]
+        first.flush()
+        journal.send(first, "third")
+        await journal.answered("first", "failed", "third")
+        await first.housekeeping.rounds()
+        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() > read
+        still.go_on.set()
+        await second.start()
+        assert waiting(second) == [MESSAGES["third"]]
+        await first.close()
+        await second.close()
+
+    asyncio.run(take_over())
+
+
 # -- a record that Kafka refuses for good, with others behind it ---------------------------------------------------------
 
 
@@ -272,8 +347,11 @@ def test_behind_a_record_that_kafka_refuses_nothing_is_stored(kafka: EmbeddedKaf
     with closing(JournalWriter(client, topic_prefix, 0, outcomes.extend)) as writer:
         for size_bytes in (10, 2000, 20, 30):
             writer.append(b"S", b"x" * size_bytes)
-        wait_for(lambda: len(outcomes) == 4, "all outcomes")
-    assert [error is None for _, error in outcomes] == [True, False, False, False]
+        wait_for(lambda: len(outcomes) == 2, "the refusal")
+        with pytest.raises(Unavailable):
+            writer.append(b"S", b"")
+    assert [offset for offset, _ in outcomes] == [0, -1]
+    assert "Message size too large" in str(outcomes[1][1])
     with closing(PartitionReader(client, topic_prefix, 0)) as reader:
         assert reader.range()[1] == 1
 

@@ -55,6 +55,10 @@ READ_SETTINGS: Mapping[str, Any] = {
 Outcome = tuple[int, str | None]
 
 
+class Trimmed(Unavailable):
+    """What was to be read is not there any more."""
+
+
 class JournalWriter:
     """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
 
@@ -86,8 +90,13 @@ class JournalWriter:
 
     def _poll(self) -> None:
         producer, outcomes = self._producer, self._outcomes
-        while not self._closing:
-            producer.poll(POLL_S)
+        failed = False
+        while not (self._closing or failed):
+            try:
+                producer.poll(POLL_S)
+            except KafkaException as error:  # the client is of no more use, and nothing that it still holds will be stored
+                failed = True
+                outcomes.append((-1, str(error.args[0])))
             if outcomes:
                 taken = list(outcomes)
                 outcomes.clear()
@@ -129,7 +138,7 @@ class PartitionReader:
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
 
     def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
-        """What comes within the time, at most ``count`` records. Raises Unavailable."""
+        """What comes within the time, at most ``count`` records. Raises Unavailable; Trimmed where the topic begins behind it."""
         found: list[Message] = []
         self.at_end = False
         for message in self._consumer.consume(count, timeout_s):
@@ -138,6 +147,8 @@ class PartitionReader:
                 found.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = True
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise Trimmed(f"{self._topic} begins behind what was to be read")
             else:
                 raise Unavailable(f"reading {self._topic}: {error}")
         return found

@@ -19,7 +19,7 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 from bascule.kafka.admin import Topics
-from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader
+from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader, Trimmed
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.housekeeping import StoredMessages
 
@@ -69,7 +69,20 @@ class Following:
         return await self.loader
 
     def _run(self) -> Loader:
-        candidates = self._candidates()
+        """Who serves may trim the journal before this one has read it, but only behind a newer snapshot."""
+        tried: list[str] | None = None
+        while True:
+            candidates = self._candidates()
+            try:
+                return self._load(candidates)
+            except Trimmed as error:
+                names = [each.id for each in candidates]
+                if names == tried:
+                    raise DamagedRecord(f"{error}, and no usable snapshot covers what was before") from error
+                log.info("%s: loading anew", error)
+                tried, self.foreign, self.store = names, 0, StoredMessages(self._place.kafka, self._place.store_topic)
+
+    def _load(self, candidates: list[Snapshot]) -> Loader:
         # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
         stored = self.store.read()
         reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
@@ -139,7 +152,7 @@ class Following:
         if loader.first_offset >= first:
             return loader
         if snapshot is None:
-            raise DamagedRecord(f"journal {self._place.topic} begins at offset {first}, and no usable snapshot covers what was before")
+            raise Trimmed(f"journal {self._place.topic} begins at offset {first}")
         log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
         return None
 
