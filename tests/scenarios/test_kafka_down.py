@@ -102,7 +102,7 @@ def test_what_comes_due_while_kafka_stands_still_lets_no_client_in(
         assert system.queue(name)["delayed"] == 1
         wait_for(lambda: system.queue(name)["delayed"] == 0, "the message to come due")
         assert readiness(system)[0] == 503
-        with pytest.raises(JmsError, match="Kafka has not (stored|answered)"):
+        with pytest.raises(JmsError, match=r"Kafka has not (stored|answered)"):
             connect_to(system.url)
     wait_for(lambda: readiness(system)[0] == 200, "a broker that is ready")
 
