@@ -60,3 +60,15 @@ def test_an_object_whose_close_is_a_coroutine_is_closed() -> None:
     instance(RECORD)
     instance.close()
     assert said == ["topic", "closed"]
+
+
+def test_an_object_that_is_cancelled_while_it_closes_holds_nobody_up() -> None:
+    class Handler:
+        def on_record(self, record: Record) -> None: ...
+
+        async def close(self) -> None:
+            raise asyncio.CancelledError
+
+    instance = Instance(Handler)
+    instance(RECORD)
+    instance.close()

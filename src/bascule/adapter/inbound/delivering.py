@@ -145,8 +145,8 @@ class Deliverer:
         except (NotNow, Unavailable) as error:
             _log.warning("%s, offset %d: %s; again in %g s", delivery.ref.place, delivery.ref.offset, error, AWAY_PAUSE_S)
             return time.monotonic() + AWAY_PAUSE_S
-        except Exception as error:  # a worker that ended of it would leave the record where it is
-            _log.warning("%s, offset %d is not moved: %s", delivery.ref.place, delivery.ref.offset, error)
+        except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
+            _log.warning("%s, offset %d is not moved: %s", delivery.ref.place, delivery.ref.offset, cause_of(error))
             return time.monotonic() + AWAY_PAUSE_S
         return None
 
@@ -156,10 +156,11 @@ class Deliverer:
             self._counts.add("delivered")
         except (Late, Superseded):
             raise
-        except Exception as error:
-            if delivery.phase is not Phase.SETTLING:
+        except BaseException as error:  # sys.exit() and a cancelled task end an endpoint, too
+            returned = delivery.phase is Phase.SETTLING
+            if not returned:
                 workers.settle(delivery)
-            if isinstance(error, NotNow):
+            if isinstance(error, NotNow) or (returned and not isinstance(error, Exception)):  # in the latter case it may be done
                 raise
             self._counts.add("failed")
             delivery.failure = error

@@ -42,7 +42,7 @@ class Instance:
 
     def close(self) -> None:
         """Closes the object, if it can be closed."""
-        with suppress(Exception):
+        with suppress(BaseException):  # of a cancelled task, for one: the worker has to come to its end
             self._finish(getattr(self._object, "close", lambda: None)())
         self._runner.close()
 
