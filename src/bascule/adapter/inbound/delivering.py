@@ -98,6 +98,8 @@ class InTransaction:
         except (TransactionInDoubt, HeuristicOutcome) as error:
             _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
             if self._in_flight(ref):
+                if isinstance(error, TransactionInDoubt):  # what did not answer may do so the next time
+                    raise NotNow(str(error)) from error
                 raise
 
     def _in_flight(self, ref: Ref) -> bool:

@@ -13,7 +13,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
 from bascule.kafka.guards import Role, ensure
-from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
+from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid, XaError
 from bascule.xa.resource import Branches, Call, State, Vote
 
 #: Source partitions are spread over so many: appends of one are in order, and those of others do not wait for them.
@@ -60,7 +60,7 @@ class _Clients(NamedTuple):
 
 
 class Superseded(BranchRolledBack):
-    """Another member of the group has taken the record's partition over: the record is its business now."""
+    """Another member of the group has taken the record's partition over, and the record is its business now; or the record is done."""
 
 
 class Flights(NamedTuple):
@@ -76,8 +76,6 @@ class InboundBranch:
     """The handle: says which record the transaction consumes."""
 
     ref: Ref | None = None
-    #: The record was found to be somebody else's.
-    superseded: bool = field(default=False)
 
     def take(self, ref: Ref) -> None:
         """This one; it is done with when the transaction commits, and in flight as before when it does not."""
@@ -201,7 +199,7 @@ class InboundLog:
             self._gone(xid)
             return Vote.READ_ONLY
         self._branches.move(xid, after)  # whatever is raised, it may be rolled back from there
-        self._claim(xid, branch, branch.ref)
+        self._claim(xid, branch.ref)
         return Vote.YES
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
@@ -217,10 +215,13 @@ class InboundLog:
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
-        if self._branches.state(xid) in (State.NONE, State.PREPARED):
+        state, branch = self._branches.state(xid), self._taken.get(xid)
+        if state is State.PREPARED and branch is not None and branch.ref is not None:
+            # Also a claim that was not answered and cannot be read yet: should it come, it comes before its deletion.
+            self._answer(self._append(key_of(CLAIM, branch.ref, xid), None, branch.ref.place).result)
+        elif state in (State.NONE, State.PREPARED):
             self._finish(xid, commit=False)
-        else:
-            self._gone(xid)
+        self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
@@ -230,22 +231,20 @@ class InboundLog:
         """See Resource."""
         raise UnknownXid(f"{self.name} remembers no heuristic outcome of {xid}")
 
-    def _claim(self, xid: Xid, branch: InboundBranch, ref: Ref) -> None:
+    def _claim(self, xid: Xid, ref: Ref) -> None:
         key = key_of(CLAIM, ref, xid)
 
-        def claim() -> bool:
+        def claim() -> XaError | None:
             offset = self._append(key, b"1", ref.place).result()
             crash.point("inbound.claim.after")
-            return self._reach(ref.place, offset, lambda state: _stands(state, xid, ref.offset))
+            return self._reach(ref.place, offset, lambda state: _refusal(state, xid, ref))
 
-        if not self._answer(claim):
+        if (refusal := self._answer(claim)) is None:
+            return
+        if isinstance(refusal, BranchRolledBack):
             self._append(key, None, ref.place)
             self._gone(xid)
-            with self._lock:
-                branch.superseded = self._fold.place(ref.place).owner != ref.token
-            if branch.superseded:
-                raise Superseded(f"{ref.place}, offset {ref.offset} is another member's now")
-            raise BranchRolledBack(f"{ref.place}, offset {ref.offset} is done, or claimed by another transaction")
+        raise refusal
 
     def _finish(self, xid: Xid, *, commit: bool) -> None:
         with self._lock:
@@ -328,9 +327,19 @@ def _flights(state: PlaceState) -> Flights:
     return Flights(keys, failures, {xid: claim.offset for xid, claim in state.claims.items()})
 
 
-def _stands(state: PlaceState, xid: Xid, offset: int) -> bool:
-    """Whether a claim counts, and is the first one of a record that is in flight."""
-    return offset in state.flights and next((each for each, claim in state.claims.items() if claim.offset == offset), None) == xid
+def _refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
+    """Why a claim does not count; None where it does: it is the first one of a record that is in flight."""
+    first = next((each for each, claim in state.claims.items() if claim.offset == ref.offset), None)
+    where = f"{ref.place}, offset {ref.offset}"
+    if ref.offset in state.flights and first == xid:
+        return None
+    if state.owner != ref.token:
+        return Superseded(f"{where} is another member's now")
+    if ref.offset not in state.flights:
+        return Superseded(f"{where} is done")
+    if first is None:
+        return BranchRolledBack(f"{where}: {xid} was rolled back by another process")
+    return ResourceFailed(f"{where} is claimed by {first}, whose outcome is open")
 
 
 def _owners_before(state: PlaceState, token: str) -> list[bytes]:

@@ -1,0 +1,181 @@
+"""The receipt of a record as a branch, while Kafka answers late or not at all: nothing is done twice, or counted as a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, Xa
+from bascule.adapter.inbound.delivering import Deliverer, InTransaction
+from bascule.adapter.inbound.log import Superseded, _Clients
+from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.core.errors import Unavailable
+from bascule.core.xid import Xid
+from bascule.kafka.compacted import Outgoing
+from bascule.testing.system import wait_for
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import TransactionManager
+from bascule.xa.errors import ResourceFailed
+
+PLACE = Place("payments", 0)
+FIRST, SECOND = Xid(7, b"first", b"inbound"), Xid(7, b"second", b"inbound")
+
+
+class Topic:
+    """The log's topic and its clients. Without replicas, appends are stored (or ``lost``), not answered, and not to be read yet."""
+
+    def __init__(self) -> None:
+        self.replicas = True
+        self.lost = False
+        self.follow: Callable[[bytes, bytes | None], None] = lambda *_: None
+        self._entries: list[tuple[bytes, bytes | None]] = []
+        self._end = self._read = 0
+        self._lock = threading.RLock()
+
+    def append(self, record: Outgoing) -> Future[int]:
+        future: Future[int] = Future()
+        with self._lock:
+            if self.replicas or not self.lost:
+                self._entries.append((record.key or b"", record.value))
+            if self.replicas:
+                self._end = len(self._entries)
+                future.set_result(self._end - 1)
+            else:
+                future.set_exception(Unavailable("no answer"))
+        return future
+
+    def recover(self) -> None:
+        with self._lock:
+            self.replicas, self._end = True, len(self._entries)
+
+    def read(self, _timeout_s: float) -> dict[bytes, Any]:
+        with self._lock:
+            for entry in self._entries[self._read : self._end]:
+                self.follow(*entry)
+            self._read = self._end
+        return {}
+
+    def reach(self, _partition: int, _offset: int, timeout_s: float) -> dict[bytes, Any]:
+        return self.read(timeout_s)
+
+    def close(self) -> None: ...
+
+
+class Case:
+    """A record in flight, in the hands of one member."""
+
+    def __init__(self) -> None:
+        self.topic = Topic()
+        self.log = InboundLog("inbound", {}, group="shop")
+        client = cast("Any", self.topic)
+        self.topic.follow = self.log._follow
+        self.log._clients = _Clients(client, client, client)
+        self.ref = Ref(PLACE, self.log.take(PLACE, None), 5)
+        self.log.schedule([self.ref])
+
+    def ended(self, xid: Xid) -> None:
+        self.log.start(xid, timeout_s=60).take(self.ref)
+        self.log.end(xid, success=True)
+
+    def unanswered(self, xid: Xid) -> None:
+        """A transaction whose claim is not answered, and which is rolled back for that."""
+        self.ended(xid)
+        self.topic.replicas = False
+        with pytest.raises(ResourceFailed):
+            self.log.prepare(xid)
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_a_claim_that_was_not_answered_is_taken_back_before_the_next_one(case: Case) -> None:
+    case.unanswered(FIRST)
+    with pytest.raises(ResourceFailed):
+        case.log.rollback(FIRST)
+    case.topic.recover()
+    case.ended(SECOND)
+    case.log.prepare(SECOND)
+    case.log.commit(SECOND)
+    assert case.log.all_flights() == {}
+
+
+def test_a_claim_whose_outcome_is_open_is_waited_for_and_no_failure_of_the_record(case: Case) -> None:
+    case.unanswered(FIRST)
+    case.topic.lost = True
+    with pytest.raises(ResourceFailed):
+        case.log.rollback(FIRST)
+    case.topic.recover()
+    case.ended(SECOND)
+    with pytest.raises(ResourceFailed, match="whose outcome is open"):
+        case.log.prepare(SECOND)
+    case.log.rollback(SECOND)
+    assert case.log.recover() == [FIRST]
+    case.log.rollback(FIRST)
+    case.ended(SECOND)
+    case.log.prepare(SECOND)
+
+
+def test_who_claims_what_is_done_is_told_that_it_is_not_to_be_tried_again(case: Case) -> None:
+    case.ended(FIRST)
+    case.log.commit(FIRST, one_phase=True)
+    case.ended(SECOND)
+    with pytest.raises(Superseded, match="is done"):
+        case.log.prepare(SECOND)
+    assert case.log.all_flights() == {}
+
+
+class Shop(Case):
+    """The record's delivery, in transactions; ``enlisted`` besides the log."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, enlisted: bool) -> None:
+        super().__init__()
+        monkeypatch.setattr("bascule.adapter.inbound.delivering.AWAY_PAUSE_S", 0.01)
+        self.kafka = cast("Any", ModelResource("kafka"))
+        self.manager = TransactionManager("shop", ModelLog(), [self.log, self.kafka], recovery_interval_s=0.05)
+        xa = Xa(self.manager, self.log, self.kafka)
+        spec = ActivationSpec(
+            topics=(PLACE.topic,), group="shop", order="partition", transacted=xa, retries=1, backoff=Backoff(0, 1, 0)  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.counts = Counts()
+        deliverer = Deliverer(spec, self.log, InTransaction(xa, 60, lambda: False), self.counts)
+        self.workers = Workers(spec, self.work, lambda delivery, call: deliverer.handle(self.workers, delivery, call), self.counts)
+        self._enlisted = enlisted
+        self.tries = 0
+
+    def work(self, record: Record) -> None:
+        self.tries += 1
+        if self._enlisted:
+            self.manager.enlist(self.kafka).append(record.value)
+
+    def deliver(self) -> None:
+        record = Record(*PLACE, self.ref.offset, None, b"receipt")
+        self.workers.add([Delivery(self.ref, record, (key_of(FLIGHT, self.ref),))])
+
+
+@pytest.fixture(params=[True, False], ids=["with a send", "alone"])
+def shop(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    shop = Shop(monkeypatch, enlisted=request.param)
+    with shop.manager:
+        shop.workers.start()
+        yield shop
+        shop.workers.stop(10)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_outage_of_kafka_is_no_failure_of_the_record_and_does_it_once(shop: Shop, lost: bool) -> None:
+    shop.topic.replicas = False
+    shop.deliver()
+    wait_for(lambda: shop.tries > 4, "tries without Kafka", 10)
+    shop.topic.lost = lost
+    wait_for(lambda: shop.tries > 8, "tries without Kafka", 10)
+    shop.topic.recover()
+    wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
+    assert (shop.counts.delivered, shop.counts.failed, shop.log.flights(PLACE).keys) == (1, 0, {})
+    assert shop.kafka.durable.committed == ([b"receipt"] if shop._enlisted else [])
