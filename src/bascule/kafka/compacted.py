@@ -22,6 +22,8 @@ APPEND_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0
+#: For so long at least a deletion can be read before compaction takes it away (``delete.retention.ms``).
+DELETIONS_KEPT_S = 3600.0
 
 #: Each failed connection is a line of log below this level; a Kafka that is back is found within a second.
 CLIENT_SETTINGS: Mapping[str, Any] = {"log_level": 2, "reconnect.backoff.max.ms": 1000}
@@ -123,7 +125,11 @@ class Appender:
 
 
 class TableReader:
-    """The newest records of partitions of a compacted topic, by key. Each read goes on where the last one stopped. Safe for threads."""
+    """The newest records of partitions of a compacted topic, by key. Safe for threads.
+
+    Each read goes on where the last one stopped, or begins anew where that is long ago: what was deleted meanwhile may be compacted away,
+    and the deletion with it.
+    """
 
     def __init__(
         self,
@@ -132,13 +138,15 @@ class TableReader:
         partitions: Sequence[int],
         follow: Callable[[bytes, bytes | None], None] = lambda *_: None,
         *,
+        begin: Callable[[], None] = lambda: None,
         committed: bool = True,
     ) -> None:
-        """``follow`` is told each record that is read, in the order of the offsets of its partition.
+        """``follow`` is told each record that is read, in the order of the offsets of its partition; ``begin``, that it begins (anew).
 
         ``committed=False`` reads what open transactions have written, too, and waits for none.
         """
         self._follow = follow
+        self._begun = begin
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._admin = AdminClient(dict(kafka))
         self._consumer = Consumer(
@@ -156,6 +164,8 @@ class TableReader:
         )
         self._reached: dict[int, int] = {}
         self._table: dict[bytes, Stored] = {}
+        #: All that was stored by then is read, or going to be (``time.time``: the monotonic clock stands still with a machine).
+        self._known_s = 0.0
         self._lock = threading.Lock()
 
     def read(
@@ -169,9 +179,11 @@ class TableReader:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._begin(timeout_s)
+            asked_s = time.time()
             # The consumer's own query would answer the last stable offset, since it reads committed records only.
             ends = partition_offsets(self._admin, self._at, OffsetSpec.latest(), timeout_s)
             self._reach(ends, deadline, held_up)
+            self._known_s = asked_s
             return dict(self._table)
 
     def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
@@ -198,7 +210,9 @@ class TableReader:
             self._consumer.close()
 
     def _begin(self, timeout_s: float) -> None:
-        if not self._reached:
+        if not self._reached or abs(time.time() - self._known_s) > DELETIONS_KEPT_S / 2:
+            self._reached, self._table, self._known_s = {}, {}, time.time()
+            self._begun()
             self._reached = partition_offsets(self._admin, self._at, OffsetSpec.earliest(), timeout_s)
             self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
 
@@ -213,6 +227,8 @@ class TableReader:
                 self._take(message)
             elif time.monotonic() >= deadline:
                 raise Unavailable(f"{self._at[0].topic} could not be read to its end: a transaction stayed open, or Kafka is away")
+        if time.time() - self._known_s > DELETIONS_KEPT_S:
+            raise Unavailable(f"{self._at[0].topic}: this process stood still while it read it")
 
     def _take(self, message: Message) -> None:
         failure = message.error()

@@ -21,7 +21,7 @@ from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold,
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, DELETIONS_KEPT_S, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
 from bascule.kafka.guards import Role, ensure
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid, XaError
 from bascule.xa.resource import Branches, Call, State, Vote
@@ -39,8 +39,7 @@ LOG_CONFIG: Mapping[str, str] = {
     "retention.bytes": "-1",
     "segment.bytes": str(16 << 20),
     "segment.ms": "600000",
-    # Who reads the log from its start, and stands still for longer than that while doing so, might miss that something is done.
-    "delete.retention.ms": "3600000",
+    "delete.retention.ms": str(int(DELETIONS_KEPT_S * 1000)),
 }
 #: Entries that come in numbers wait for one another so long: a request to Kafka costs more than an entry.
 LINGER_MS = 5
@@ -304,8 +303,10 @@ class InboundLog:
             raise
 
     def _reader(self) -> TableReader:
+        return TableReader(self._kafka, self.topic, range(PARTITIONS), self._follow, begin=self._begin)
+
+    def _begin(self) -> None:
         self._fold = LogFold()
-        return TableReader(self._kafka, self.topic, range(PARTITIONS), self._follow)
 
     def _follow(self, key: bytes, value: bytes | None) -> None:
         self._fold.apply(key, value)

@@ -1,0 +1,61 @@
+"""The inbound log in a real Kafka that compacts it."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from bascule.adapter.inbound import InboundLog
+from bascule.adapter.inbound.log import _partition
+from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.compacted import DELETIONS_KEPT_S
+from bascule.kafka.history import TopicHistory
+from bascule.testing.system import wait_for
+
+PLACE = Place("payments", 0)
+
+
+def compact_soon(kafka: EmbeddedKafka, topic: str) -> None:
+    """And deletions with what they delete."""
+    settings = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "0"}
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # kept: without it the futures never end
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_done(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says that it is done may be gone by then."""
+    one, two = (InboundLog("inbound", {"bootstrap.servers": kafka.bootstrap}, group=topic_prefix) for _ in range(2))
+    ref = Ref(PLACE, one.take(PLACE, None), 17)
+    flight = key_of(FLIGHT, ref)
+    one.schedule([ref])
+    assert set(one.flights(PLACE).keys) == {17}
+    consumer = one._open().reader._consumer  # which does not read ahead in a process that stands still
+    consumer.pause(consumer.assignment())
+    compact_soon(kafka, one.topic)
+    two.take(PLACE, two.owner(PLACE))
+    two.done(PLACE, [flight], wait=True)
+
+    history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, one.topic, _partition(PLACE))
+
+    def compacted() -> bool:
+        two.schedule([Ref(PLACE, ref.token, 0)])  # so that there is a newer segment
+        return all(record.key() != flight for record in history.records(history.earliest(), history.stable()))
+
+    wait_for(compacted, "the compaction", 180)
+    assert two.flights(PLACE).keys == {}
+    monkeypatch.setattr(
+        "bascule.kafka.compacted.time", SimpleNamespace(time=lambda: time.time() + DELETIONS_KEPT_S, monotonic=time.monotonic)
+    )
+    consumer.resume(consumer.assignment())
+    assert one.flights(PLACE).keys == {}
+    one.close()
+    two.close()

@@ -1,0 +1,116 @@
+"""A compacted topic as a table: what was deleted is not there, however long its reader stood still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from bascule.core.errors import Unavailable
+from bascule.kafka.compacted import DELETIONS_KEPT_S, TableReader
+
+
+class Topic:
+    """Of one partition, with its consumer, and the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = time.time()
+        self.read: list[int] = []
+        self.reading: Callable[[], None] = lambda: None
+        self._records: dict[int, tuple[bytes, bytes | None]] = {}
+        self._end = self._next = 0
+        monkeypatch.setattr("bascule.kafka.compacted.Consumer", lambda _: self)
+        monkeypatch.setattr("bascule.kafka.compacted.AdminClient", lambda _: self)
+        monkeypatch.setattr("bascule.kafka.compacted.partition_offsets", self._offsets)
+        monkeypatch.setattr("bascule.kafka.compacted.time", SimpleNamespace(time=lambda: self.now_s, monotonic=time.monotonic))
+
+    def append(self, key: bytes, value: bytes | None) -> None:
+        self._records[self._end] = (key, value)
+        self._end += 1
+
+    def compact(self) -> None:
+        """The newest record of each key is left, and no deletion."""
+        newest = {key: offset for offset, (key, _) in self._records.items()}
+        self._records = {at: each for at, each in self._records.items() if newest[each[0]] == at and each[1] is not None}
+
+    def _offsets(self, _admin: object, _at: object, spec: OffsetSpec, _timeout_s: float) -> Mapping[int, int]:
+        return {0: self._end if isinstance(spec, type(OffsetSpec.latest())) else 0}
+
+    def assign(self, at: Sequence[TopicPartition]) -> None:
+        self._next = at[0].offset
+
+    def poll(self, _timeout_s: float) -> Any:
+        self.reading()
+        offset = next((each for each in self._records if each >= self._next), self._end)
+        key, value = self._records.get(offset, (b"", None))
+        self._next = min(offset + 1, self._end)
+        self.read.append(offset)
+        error = KafkaError(KafkaError._PARTITION_EOF) if offset == self._end else None
+        said = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value}
+        return SimpleNamespace(**{name: lambda each=each: each for name, each in said.items()})
+
+
+class Followed:
+    """A reader that has read two keys, and what it was told."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.state: dict[bytes, bytes | None] = {}
+        self.reader = TableReader({}, "table", [0], self.state.__setitem__, begin=self.state.clear)
+        topic.append(b"a", b"1")
+        topic.append(b"b", b"2")
+        assert self.keys() == [b"a", b"b"]
+
+    def keys(self) -> list[bytes]:
+        table = self.reader.read(10)
+        assert {key: value for key, value in self.state.items() if value is not None} == {key: each.value for key, each in table.items()}
+        return sorted(table)
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+    return Topic(monkeypatch)
+
+
+def test_a_reader_goes_on_where_it_stopped(topic: Topic) -> None:
+    followed = Followed(topic)
+    topic.append(b"a", None)
+    topic.now_s += DELETIONS_KEPT_S / 3
+    assert followed.keys() == [b"b"]
+    topic.append(b"c", b"3")
+    topic.now_s += DELETIONS_KEPT_S / 3
+    assert followed.keys() == [b"b", b"c"]
+    assert topic.read == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("by_offset", [False, True])
+def test_what_was_deleted_is_gone_though_the_deletion_was_compacted_away_meanwhile(topic: Topic, by_offset: bool) -> None:
+    followed = Followed(topic)
+    topic.append(b"a", None)
+    topic.append(b"c", b"3")
+    topic.compact()
+    topic.now_s += DELETIONS_KEPT_S + 1
+    if by_offset:
+        assert sorted(followed.reader.reach(0, 3, 10)) == [b"b", b"c"]
+    assert followed.keys() == [b"b", b"c"]
+
+
+def test_a_read_in_the_middle_of_which_the_process_stood_still_is_none(topic: Topic) -> None:
+    followed = Followed(topic)
+    topic.append(b"c", b"3")
+    topic.append(b"a", None)
+
+    def stand_still() -> None:
+        topic.reading = lambda: None
+        topic.now_s += DELETIONS_KEPT_S + 1
+        topic.append(b"d", b"4")
+        topic.compact()
+
+    topic.reading = stand_still
+    with pytest.raises(Unavailable, match="stood still"):
+        followed.reader.read(10)
+    assert followed.keys() == [b"b", b"c", b"d"]
