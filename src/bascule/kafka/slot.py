@@ -125,11 +125,13 @@ class Slot:
     def close(self) -> None:
         """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""
         with self._turn:
-            if self._next is not None:
-                with suppress(KafkaException, Unavailable):
-                    self._next.result(COORDINATOR_TIMEOUT_S)
-            self._next = self._spent = None
-            self._reader.close()
+            try:
+                if self._next is not None:
+                    with suppress(KafkaException, Unavailable, TimeoutError):  # in the last case it ends by itself
+                        self._next.result(COORDINATOR_TIMEOUT_S)
+            finally:
+                self._next = self._spent = None
+                self._reader.close()
 
     def _write(self, producer: Producer, outgoing: Sequence[Outgoing], refused: list[KafkaError]) -> None:
         def report(error: KafkaError | None, _message: object) -> None:
