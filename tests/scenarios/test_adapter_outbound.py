@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from tests.scenarios.adapter_topics import Watcher, create
 
 from bascule.adapter.outbound import ConnectionFactory, KafkaTransactions, PoolExhausted, PoolLimits, XaSends
@@ -15,6 +17,7 @@ from bascule.client import Message, Queue, Topic
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.jms.record import body_from_value, from_kafka_headers
+from bascule.kafka.slot import Slot
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.errors import NoTransaction, OutOfOrder
 from bascule.xa.kafka import KafkaResource
@@ -64,6 +67,29 @@ def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: 
             connection.send(topic, b"outside")
     assert watcher.wait(2) == ["one", "two"]
     factory.close()
+
+
+def test_a_commit_that_was_not_answered_is_not_repeated_though_another_factory_has_the_same_id(
+    kafka: EmbeddedKafka, topic: str, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic)) for _ in range(2))
+    write = Slot._write
+
+    def unanswered(*given: Any) -> None:
+        monkeypatch.setattr(Slot, "_write", write)
+        write(*given)
+        with two.connection() as other, other.transaction():
+            other.send(topic, b"two")
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(Slot, "_write", unanswered)
+    for value in (b"one", b"three"):
+        with one.connection() as connection, connection.transaction():
+            connection.send(topic, value)
+    watcher.wait(3)
+    assert sorted(watcher.look(1.0)) == ["one", "three", "two"]
+    for each in (one, two):
+        each.close()
 
 
 def test_sends_in_the_current_transaction_are_committed_with_its_rows_and_rolled_back_with_them(

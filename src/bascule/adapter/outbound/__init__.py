@@ -1,10 +1,11 @@
 """Messages out to Kafka: connection factories with a name, pooled connections, a Kafka and a JMS face."""
 
-from bascule.adapter.outbound.factory import Connection, ConnectionFactory, KafkaTransactions, XaSends
+from bascule.adapter.outbound.factory import CommitInDoubt, Connection, ConnectionFactory, KafkaTransactions, XaSends
 from bascule.adapter.outbound.pool import PoolClosed, PoolExhausted, PoolLimits, Taken
 from bascule.adapter.outbound.registry import Registry, bind, lookup, unbind
 
 __all__ = [
+    "CommitInDoubt",
     "Connection",
     "ConnectionFactory",
     "KafkaTransactions",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored
 from bascule.kafka.guards import Role, ensure
-from bascule.kafka.slot import Slot
+from bascule.kafka.slot import Refused, Slot
 from bascule.xa.errors import OutOfOrder
 
 if TYPE_CHECKING:
@@ -31,18 +32,26 @@ if TYPE_CHECKING:
     from bascule.xa.kafka import KafkaResource
     from bascule.xa.manager import TransactionManager
 
-#: For each transactional id the last transaction that it has committed: tells what became of one whose commit was not answered.
+#: Marks of transactions that are committed, and when (ms since the epoch): they tell what became of one whose commit was not answered. Each
+#: has a key of its own, so that nobody overwrites another's, whoever else has the same transactional id.
 COMMITTED_TOPIC = "bascule.outbound"
 COMMITTED_PARTITIONS = 8
+#: A connection deletes its last mark by the next one; what is as old was left by one that is gone.
+MARKS_KEPT_MS = 7 * 24 * 3_600_000
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+
+class CommitInDoubt(Unavailable):
+    """Whether the transaction was committed is not known. Do not simply repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactions:
     """Sends of a ``with connection.transaction()`` become visible at once, or not at all.
 
-    ``id`` begins the transactional ids; each process has its own by its host and ``instance``, and should keep it over restarts.
+    ``id`` begins the transactional ids; each process has its own by its host and ``instance``, and should keep it over restarts. Two
+    factories with the same ones double nothing, but get into each other's way: Kafka ends what the other has begun, and it begins anew.
     """
 
     id: str
@@ -108,8 +117,9 @@ class _InKafkaTransaction:
     def __init__(self, kafka: Mapping[str, Any], transactional_id: str) -> None:
         self._topics = Topics(kafka)
         ensure(kafka, COMMITTED_TOPIC, Role.TABLE, COMMITTED_PARTITIONS, TABLE_CONFIG)
-        self._key = transactional_id.encode()
-        self._partition = zlib.crc32(self._key) % COMMITTED_PARTITIONS
+        self._id = transactional_id
+        self._mark = b""
+        self._partition = zlib.crc32(transactional_id.encode()) % COMMITTED_PARTITIONS
         self._slot = Slot(kafka, transactional_id, COMMITTED_TOPIC, self._partition)
         self._gathered: list[Outgoing] | None = None
 
@@ -132,15 +142,31 @@ class _InKafkaTransaction:
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             raise OutOfOrder("commit: no transaction has begun")
-        mark = uuid.uuid4().bytes
+        if not gathered:
+            return
+        mark, tried = f"{self._id}#{uuid.uuid4().hex}".encode(), False
 
         def make(table: Mapping[bytes, Stored]) -> list[Outgoing]:
-            if (stored := table.get(self._key)) is not None and stored.value == mark:
+            nonlocal tried
+            if mark in table:
                 return []  # the first try, which nobody answered, has done it
-            return [*gathered, Outgoing(COMMITTED_TOPIC, self._key, mark, partition=self._partition)]
+            tried = True
+            return [*gathered, *self._marks(mark, table)]
 
-        if gathered:
+        try:
             self._slot.transact(make)
+        except Unavailable as error:
+            if not tried or isinstance(error, Refused):
+                raise
+            raise CommitInDoubt(f"the transaction may have been committed, or not: {error}") from error
+        self._mark = mark
+
+    def _marks(self, mark: bytes, table: Mapping[bytes, Stored]) -> list[Outgoing]:
+        """The mark, and the end of those that nobody asks for any more."""
+        now_ms = time.time_ns() // 1_000_000
+        over = [key for key, stored in table.items() if key == self._mark or int.from_bytes(stored.value, "big") < now_ms - MARKS_KEPT_MS]
+        marks = {mark: now_ms.to_bytes(8, "big"), **dict.fromkeys(over)}
+        return [Outgoing(COMMITTED_TOPIC, key, value, partition=self._partition) for key, value in marks.items()]
 
     def rollback(self) -> None:
         self._gathered = None
@@ -210,7 +236,10 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        """What is sent within is visible at once, at the end of the block, or never. Raises Refused, Unavailable."""
+        """What is sent within is visible at once, at the end of the block, or never.
+
+        Raises Refused, Unavailable: never; CommitInDoubt: one or the other.
+        """
         physical = self._open()
         physical.begin()
         try:

@@ -1,0 +1,111 @@
+"""Kafka transactions of connections, with a model of Kafka: what is in doubt is called so, and found out by the next try."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from bascule.adapter.outbound import CommitInDoubt, ConnectionFactory, KafkaTransactions
+from bascule.adapter.outbound.factory import COMMITTED_TOPIC, MARKS_KEPT_MS
+from bascule.core.errors import Unavailable
+from bascule.kafka.compacted import Outgoing, Stored
+from bascule.kafka.slot import Refused
+
+Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]
+
+
+class Kafka:
+    """What is stored. ``fail`` is called in place of the answer to a commit."""
+
+    def __init__(self) -> None:
+        self.table: dict[bytes, Stored] = {}
+        self.records: list[bytes | None] = []
+        self.fail: Callable[[Make], None] = lambda _: None
+        self.looked_at: list[str] = []
+
+    def transact(self, make: Make) -> None:
+        for record in make(dict(self.table)):
+            if record.topic != COMMITTED_TOPIC:
+                self.records.append(record.value)
+            elif record.value is None:
+                del self.table[record.key or b""]
+            else:
+                self.table[record.key or b""] = Stored(record.value, record.partition, 0)
+        self.fail(make)
+
+    def ensure(self, _settings: object, topic: str, *_: object) -> None:
+        self.looked_at.append(topic)
+
+    def prepare(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    kafka = Kafka()
+    monkeypatch.setattr("bascule.adapter.outbound.factory.Slot", lambda *_: kafka)
+    monkeypatch.setattr("bascule.adapter.outbound.factory.Topics", lambda _: kafka)
+    monkeypatch.setattr("bascule.adapter.outbound.factory.ensure", kafka.ensure)
+    return kafka
+
+
+def factory() -> ConnectionFactory:
+    return ConnectionFactory({}, transacted=KafkaTransactions("shop", instance="one"))
+
+
+def send(factory: ConnectionFactory, *values: bytes) -> None:
+    with factory.connection() as connection, connection.transaction():
+        for value in values:
+            connection.send("orders", value)
+
+
+def test_a_commit_that_was_not_answered_is_known_though_another_factory_has_the_same_id(kafka: Kafka) -> None:
+    one, two = factory(), factory()
+    send(two, b"1")
+
+    def unanswered(make: Make) -> None:
+        kafka.fail = lambda _: None
+        send(two, b"3")
+        send(two, b"4")
+        kafka.transact(make)
+
+    kafka.fail = unanswered
+    send(one, b"2")
+    assert kafka.records == [b"1", b"2", b"3", b"4"]
+
+
+def test_of_a_connection_one_mark_is_kept_and_of_those_that_are_gone_none_for_ever(kafka: Kafka) -> None:
+    old_ms = int(time.time() * 1000) - MARKS_KEPT_MS - 1000
+    kafka.table = {b"old": Stored(old_ms.to_bytes(8, "big"), 0, 0), b"young": Stored((old_ms + 60_000).to_bytes(8, "big"), 0, 0)}
+    connections = factory()
+    for _ in range(3):
+        send(connections, b"1")
+    assert len(kafka.table) == 2
+    assert b"young" in kafka.table
+
+
+def test_a_commit_in_doubt_is_called_so(kafka: Kafka) -> None:
+    def fail(_: Make) -> None:
+        raise Unavailable("Kafka did not commit")
+
+    kafka.fail = fail
+    with pytest.raises(CommitInDoubt, match="may have been committed"):
+        send(factory(), b"1")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_not_committed_for_certain_is_not_in_doubt(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    def transact(make: Make) -> None:
+        if refused:
+            make({})
+            raise Refused("too large")
+        raise Unavailable("no transaction can be started")
+
+    monkeypatch.setattr(kafka, "transact", transact)
+    with pytest.raises(Unavailable) as told:
+        send(factory(), b"1")
+    assert not isinstance(told.value, CommitInDoubt)
+    assert kafka.records == []
