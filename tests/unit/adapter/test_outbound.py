@@ -109,3 +109,9 @@ def test_what_was_not_committed_for_certain_is_not_in_doubt(kafka: Kafka, monkey
         send(factory(), b"1")
     assert not isinstance(told.value, CommitInDoubt)
     assert kafka.records == []
+
+
+def test_the_topic_of_marks_is_looked_at_once_by_each_factory(kafka: Kafka) -> None:
+    connections = factory()
+    with connections.connection(), connections.connection():
+        assert kafka.looked_at == [COMMITTED_TOPIC]

@@ -116,7 +116,6 @@ class _Plain:
 class _InKafkaTransaction:
     def __init__(self, kafka: Mapping[str, Any], transactional_id: str) -> None:
         self._topics = Topics(kafka)
-        ensure(kafka, COMMITTED_TOPIC, Role.TABLE, COMMITTED_PARTITIONS, TABLE_CONFIG)
         self._id = transactional_id
         self._mark = b""
         self._partition = zlib.crc32(transactional_id.encode()) % COMMITTED_PARTITIONS
@@ -300,6 +299,7 @@ class ConnectionFactory:
         """``kafka`` is for librdkafka; ``name`` is for messages."""
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._transacted = transacted
+        self._ensured = False
         self._pool: Pool[_Physical] = Pool(name, self._make, limits or PoolLimits())
 
     def connection(self) -> Connection:
@@ -319,6 +319,9 @@ class ConnectionFactory:
             case None:
                 return _Plain(self._kafka)
             case KafkaTransactions() as transactions:
+                if not self._ensured:
+                    ensure(self._kafka, COMMITTED_TOPIC, Role.TABLE, COMMITTED_PARTITIONS, TABLE_CONFIG)
+                    self._ensured = True
                 instance = transactions.instance or f"{socket.gethostname()}.{os.getpid()}"
                 return _InKafkaTransaction(self._kafka, f"{transactions.id}.{instance}.{number}")
             case xa:
