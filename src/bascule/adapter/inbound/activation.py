@@ -146,7 +146,8 @@ class Activation:
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
         """Ends it. What is at work is waited for, what waits is left in flight for the next start.
 
-        Gives the names of workers that are still in their endpoint after ``drain_s``; what they do counts in no transaction.
+        Gives the names of workers that are still in their endpoint after ``drain_s``. Their records stay in flight. One that returns later
+        may still commit, while the transaction manager is open and nobody has taken its partition over; nothing is done twice by that.
         """
         left = self._workers.stop(drain_s)
         self._stopping.set()
