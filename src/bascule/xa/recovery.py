@@ -98,6 +98,8 @@ def _done(decision: Decision, view: View) -> Step | None:
     if decision.outcome is Outcome.ROLLBACK:
         old = view.now_ms - decision.at_ms > ROLLBACK_KEPT_S * 1000
         return Step(Action.FORGET, "", xid, "rolled back long ago") if old else None
+    if not decision.resources:
+        return None  # then any resource may still have a branch of it
     for resource in decision.resources:
         if resource not in view.branches or any(each.gtrid == decision.gtrid for each in view.branches[resource]):
             return None
@@ -159,9 +161,10 @@ class Recoverer:
     def finish_now(self, xid: Xid, outcome: Outcome) -> Outcome:
         """The operator's word on a transaction's branches in all resources; what stands in the log already goes before it.
 
-        Returns what was done. Raises XaError when a branch cannot be finished.
+        Returns what was done. Raises XaError when a branch cannot be finished; recovery goes on with it.
         """
-        stands = self._log.decide(Decision(xid.gtrid, outcome, (), now_ms(), f"operator, {self._by}")).outcome
+        # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
+        stands = self._log.decide(Decision(xid.gtrid, outcome, tuple(self._resources), now_ms(), f"operator, {self._by}")).outcome
         for resource in self._resources.values():
             for each in resource.recover():
                 if each.gtrid == xid.gtrid:

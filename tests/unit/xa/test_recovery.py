@@ -142,6 +142,31 @@ def test_the_operator_finishes_a_transaction_in_all_resources(wanted: Outcome) -
     assert [store.committed for store in stores] == ([["work"], ["work"]] if wanted is Outcome.COMMIT else [[], []])
 
 
+def test_an_operators_commit_is_kept_until_the_resource_that_was_away_has_carried_it_out() -> None:
+    gtrid, away = new_gtrid("shop", 0), True
+
+    def watch(_point: str) -> None:
+        if away:
+            raise ResourceFailed("no route")
+
+    stores = [DurableBranches({branch(gtrid, name): ["work"]}) for name in ("one", "two")]
+    log = ModelLog()
+    operator = recoverer(log, ModelResource("one", stores[0]), ModelResource("two", stores[1], watch=watch))
+    with pytest.raises(ResourceFailed):
+        operator.finish_now(branch(gtrid, "one"), Outcome.COMMIT)
+    operator.run()
+    away = False
+    operator.run()
+    assert [(store.prepared, store.committed) for store in stores] == [({}, ["work"]), ({}, ["work"])]
+    operator.run()
+    assert log.durable.decisions == {}
+
+
+def test_a_commit_that_names_no_resources_is_not_forgotten() -> None:
+    named_none = decision(new_gtrid("shop", 0), resources=())
+    assert plan("shop", view({"db": []}, named_none), patient=False) == []
+
+
 def test_the_operator_cannot_go_against_what_the_log_says(durable: DurableBranches) -> None:
     gtrid = new_gtrid("shop", 0)
     durable.prepared[branch(gtrid, "db")] = ["work"]
