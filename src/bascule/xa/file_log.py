@@ -62,6 +62,9 @@ class FileLog:
             self._catch_up()
             if self._forgotten:
                 self._write([])
+            else:
+                with self._unbroken():
+                    os.fdatasync(self._file)  # whoever wrote the last lines may have died before that
             return LogState(dict(self._state.decisions), dict(self._state.heuristics))
 
     def record(self, heuristic: Heuristic) -> None:
@@ -109,29 +112,38 @@ class FileLog:
             return self._state
 
     def _write(self, lines: list[bytes]) -> None:
-        if self._broken is not None:
-            raise Unavailable(f"{self.path} could not be written before: {self._broken}; start again when that is mended")
         with self._mutex:
             forgotten, self._forgotten = self._forgotten, set()
         gone = [
             _line("-", json.dumps({"gtrid": gtrid.decode("latin-1")}).encode()) for gtrid in forgotten if gtrid in self._state.decisions
         ]
         data = b"".join([*gone, *lines])
-        try:
+        with self._unbroken():
             os.lseek(self._file, 0, os.SEEK_END)
             while data:
                 data = data[os.write(self._file, data) :]
             crash.point("xa.log.write.after")
             os.fdatasync(self._file)
             crash.point("xa.log.sync.after")
-        except OSError as error:
-            # After a failed sync the system may show what the disk does not have: nothing more is decided by this process.
-            self._broken = error
-            raise Unavailable(f"{self.path} cannot be written: {error}") from error
         self._catch_up()
         live = len(self._state.decisions) + len(self._state.heuristics)
         if self._lines - live > max(DEAD_LINES_MAX, live):
             self._compact()
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Around a sync, with what it is to sync. Raises Unavailable; after the first failure always."""
+        if self._broken is not None:
+            raise Unavailable(f"{self.path} could not be written before: {self._broken}; start again when that is mended")
+        try:
+            yield
+        except OSError as error:
+            # The system may show what the disk does not have, and the next sync would not say so: nobody is to read what was written
+            # here, and this process decides nothing more.
+            self._broken = error
+            with suppress(OSError):
+                os.ftruncate(self._file, self._read_to)
+            raise Unavailable(f"{self.path} cannot be written: {error}") from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -82,7 +82,7 @@ class DecisionLog(Protocol):
         """Stores it, and returns the decision that stands: the first that was stored for this transaction."""
 
     def read(self) -> LogState:
-        """All that had been stored when the call began."""
+        """All that had been stored when the call began; it is durable, for it is acted on."""
 
     def record(self, heuristic: Heuristic) -> None:
         """Stores it."""

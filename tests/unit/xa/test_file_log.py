@@ -158,7 +158,26 @@ def test_after_a_failed_sync_nothing_more_is_decided_by_this_process(path: Path,
             log.decide(decision(2))
     with pytest.raises(Unavailable, match="could not be written before"):
         log.decide(decision(3))
+    with pytest.raises(Unavailable, match="could not be written before"):
+        log.read()
+    # What could not be synced was taken back: the disk may not have it, and nobody would hear of that again.
+    assert FileLog(path).read().decisions == {b"shop/1": decision(1)}
     assert FileLog(path).decide(decision(3)) == decision(3)
+
+
+def test_what_another_process_did_not_come_to_sync_is_synced_before_anybody_acts_on_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_file: int) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as broken:
+        broken.setattr(file_log.os, "fdatasync", killed)
+        with pytest.raises(SystemExit):
+            FileLog(path).decide(decision(1))
+    synced = []
+    sync = os.fdatasync
+    monkeypatch.setattr(file_log.os, "fdatasync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file)))
+    assert FileLog(path).read().decisions == {b"shop/1": decision(1)}
+    assert synced == [path.stat().st_ino]
 
 
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
