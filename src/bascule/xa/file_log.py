@@ -163,10 +163,12 @@ class FileLog:
                 if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:
                     return
             self._close()  # another process has written it anew
-        new = not self.path.exists()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if new:
-            _sync_directory(self.path.parent)
+        try:
+            _sync_directory(self.path.parent)  # also for a file that was there: who made it may have died before this
+        except BaseException:
+            self._close()
+            raise
 
     def _close(self) -> None:
         if self._file >= 0:
@@ -205,9 +207,8 @@ class FileLog:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
-        _sync_directory(self.path.parent)
         self._close()
-        self._open()
+        self._open()  # which syncs the new name
         self._catch_up()
 
 

@@ -180,6 +180,20 @@ def test_what_another_process_did_not_come_to_sync_is_synced_before_anybody_acts
     assert synced == [path.stat().st_ino]
 
 
+def test_a_directory_that_another_process_did_not_come_to_sync_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_directory: Path) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as broken:
+        broken.setattr(file_log, "_sync_directory", killed)
+        with pytest.raises(SystemExit):
+            FileLog(path).decide(decision(1))
+    synced: list[Path] = []
+    monkeypatch.setattr(file_log, "_sync_directory", synced.append)
+    FileLog(path).decide(decision(1))
+    assert synced == [path.parent]
+
+
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="cannot be used"):
