@@ -78,6 +78,11 @@ class Workplace:
                 each.close()
 
 
+def ended(connection: Context) -> bool:
+    """Whether the connection of a context is gone for good: not only for as long as its broker is away."""
+    return connection._thread.core.error is not None
+
+
 class BranchContext(Context):
     """What an application works with in a branch. The transaction begins with the first message and ends with the branch."""
 

@@ -71,7 +71,7 @@ class Core:
         # The broker knows a repeated message by this id and the message's own, so it stays the same over reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
-        self.opened = False  # sessions may begin, and links attach
+        self.opened = False  # all sessions have sent their begin, others may, and links attach
         self.up = False
         self.ever_up = False
         self.generation = 0  # of connections that were up
@@ -185,13 +185,18 @@ class Core:
         yield from self.until(lambda: self.up, "connect", until_s)
 
     def open_session(self, mode: Acknowledge, until_s: float) -> Operation[SessionState]:
-        """A session, begun."""
+        """A session, begun. One that cannot be begun leaves nothing behind."""
         self.check()
         session = SessionState(self, mode)
-        self.sessions.append(session)
         if self.opened:
             session.restore()
-        yield from self.until(lambda: session.begun, "begin a session", until_s)
+        self.sessions.append(session)
+        try:
+            yield from self.until(lambda: session.begun or session.error is not None, "begin a session", until_s)
+            session.check()
+        except BaseException:
+            session.leave()
+            raise
         return session
 
     def shut(self) -> None:
@@ -222,9 +227,9 @@ class Core:
             host, port = other.get(Symbol("network-host")), other.get(Symbol("port"))
             if isinstance(host, str) and isinstance(port, int):
                 self.other_endpoints.append(Endpoint(host, port, str(other.get(Symbol("scheme"), "amqp")) == "amqps"))
-        self.opened = True
         for session in (self.own, *self.sessions):
             session.restore()
+        self.opened = True
 
     def _begun(self, event: events.SessionBegun) -> None:
         session: SessionState = event.session.context

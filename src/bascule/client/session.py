@@ -415,12 +415,16 @@ class SessionState(Transactions):
         finally:  # without a wait: a caller that was cancelled does not come back here
             for consumer in list(self.consumers):
                 consumer.accept_lazy()
-            self.closing = True
-            if self.begun:
-                self.engine.end()
-            if self in self.core.sessions:
-                self.core.sessions.remove(self)
-            if not self.core.sessions:
-                self.core.shut()
+            self.leave()
         if not self.core.sessions:
             yield from self.core.gone(until_s)
+
+    def leave(self) -> None:
+        """End, begun or not; the connection goes with its last session."""
+        self.closing = True
+        if self.core.opened:
+            self.engine.end()
+        if self in self.core.sessions:
+            self.core.sessions.remove(self)
+        if not self.core.sessions:
+            self.core.shut()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bascule.client import ConnectionFactory, ConnectionLost, Context, Message, TimedOut, TransactionRolledBack
-from bascule.client.branch import BranchContext, Workplace
+from bascule.client import ConnectionFactory, ConnectionLost, Context, Message, TransactionRolledBack
+from bascule.client.branch import BranchContext, Workplace, ended
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
 from bascule.xa.errors import (
@@ -249,9 +249,9 @@ class JmsResource:
         if connection is not None:
             try:
                 return Workplace(connection, self._consumers_max)
-            except TimedOut:
-                raise
             except BasculeError:
+                if not ended(connection):
+                    raise  # the broker is away, or takes no more sessions: others work on this connection
                 _close(connection)
         with self._connecting:
             if self._connection is connection:

@@ -13,7 +13,7 @@ from bascule.amqp.errors import INTERNAL_ERROR, AmqpError
 from bascule.amqp.events import Transferred
 from bascule.amqp.performatives import Error, Rejected
 from bascule.client import ConnectionLost, Message, MessageRefused, connect
-from bascule.client.branch import Workplace
+from bascule.client.branch import Workplace, ended
 
 
 def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_the_reason() -> None:
@@ -30,6 +30,12 @@ def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_
         pytest.raises(ConnectionLost, match="another's frame"),
     ):
         workplace.ask(Message())
+
+
+def test_a_connection_has_ended_when_it_is_not_made_again() -> None:
+    with server(obliging) as url, connect(url) as context:
+        assert not ended(context)
+    assert ended(context)
 
 
 def test_a_request_that_is_refused_is_not_carried_out() -> None:
