@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 from tests.scenarios.topics import Reader, create, produce
 
+from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.xa import Vote, Xid
 from bascule.xa import kafka as module
-from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid
+from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.xid import branch, new_gtrid
 
@@ -144,6 +146,29 @@ def test_a_branch_commits_in_one_phase(make: Make, kafka: EmbeddedKafka, topic: 
         resource.commit(xid, one_phase=True)
     assert resource.recover() == []
     assert committed(kafka, topic) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_a_commit_in_one_phase_tells_what_another_process_has_made_of_it(
+    make: Make, kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch, finish: str
+) -> None:
+    resource, other, xid = make("one"), make("two"), new_xid()
+    resource.start(xid, timeout_s=TIMEOUT_S).send(topic, b"paid")
+    resource.end(xid, success=True)
+    points: list[str] = []
+
+    def point(name: str) -> None:
+        points.append(name)
+        if points.count("slot.commit.before") == 1 and name == "slot.commit.before":
+            getattr(other, finish)(xid)  # which fences the transaction that is open here
+
+    monkeypatch.setattr(crash, "point", point)
+    with nullcontext() if finish == "commit" else pytest.raises(BranchRolledBack, match="another process"):
+        resource.commit(xid, one_phase=True)
+    assert points.count("slot.commit.before") == 2
+    assert resource.recover() == []
+    assert resource.started() == {}
+    assert committed(kafka, topic) == (["paid"] if finish == "commit" else [])
 
 
 def test_a_record_arrives_as_it_was_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:

@@ -1,7 +1,8 @@
 """Kafka as a resource. What a branch sends goes to a side topic at once, and to its own topics when the branch commits.
 
     side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
-    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know
+    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know;
+                 or, of a branch that another process has rolled back, that it was
 
 Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
 topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
@@ -100,6 +101,7 @@ class _Ending:
     xid: Xid
     outcome: Outcome
     messages: list[Outgoing] | None
+    one_phase: bool
     done: bool = False
     tried: bool = False
     error: BasculeError | None = None
@@ -177,7 +179,7 @@ class KafkaResource:
             self._branches.check(xid, Call.COMMIT_ONE_PHASE)
             if self._sent[xid].offsets:
                 self._store(xid)
-                self._finish(xid, Outcome.COMMIT)
+                self._finish(xid, Outcome.COMMIT, one_phase=True)
             self._gone(xid)
             return
         if self._branches.state(xid) is not State.NONE:
@@ -207,8 +209,9 @@ class KafkaResource:
     def started(self) -> dict[Xid, float]:
         """Branches that send and are not prepared, by their age in seconds."""
         now_s = time.time()
-        entries = {key.removesuffix(STARTED): stored for key, stored in self._table().items() if key.endswith(STARTED)}
-        return {Xid.parse(key.decode()): now_s - json.loads(stored.value)["at_ms"] / 1000 for key, stored in entries.items()}
+        entries = {key: stored for key, stored in self._table().items() if key.endswith(STARTED) and not _is_rolled_back(stored)}
+        ages_s = {key: now_s - json.loads(stored.value)["at_ms"] / 1000 for key, stored in entries.items()}
+        return {Xid.parse(key.removesuffix(STARTED).decode()): age_s for key, age_s in ages_s.items()}
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""
@@ -227,7 +230,7 @@ class KafkaResource:
         clients, sent = self._open(), self._sent[xid]
         size_bytes = clients.check(record)
         if not sent.offsets:
-            started = json.dumps({"at_ms": _now_ms(), "slot": self._slot_ids[sent.slot]}).encode()
+            started = _started(self._slot_ids[sent.slot], rolled_back=False)
             clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._log_partition(xid)))
         ours = [(XID_HEADER, _key(xid)), (TARGET_HEADER, json.dumps([record.topic, record.partition, record.timestamp_ms]).encode())]
         on_side = Outgoing(self._side, record.key, record.value, [*ours, *record.headers], self._side_partition)
@@ -255,11 +258,11 @@ class KafkaResource:
             self.rollback(xid)
             raise BranchRolledBack(f"{xid} was not prepared within {PREPARE_WITHIN_S:g} s", Code.XA_RBTIMEOUT)
 
-    def _finish(self, xid: Xid, outcome: Outcome) -> None:
+    def _finish(self, xid: Xid, outcome: Outcome, *, one_phase: bool = False) -> None:
         """Ends a prepared branch, together with others that wait for the same transactional id."""
         sent = self._sent.get(xid)
         slot = self._slot_ids[sent.slot] if sent else self._slot_of(xid)
-        mine = _Ending(xid, outcome, sent.messages if sent else None)
+        mine = _Ending(xid, outcome, sent.messages if sent else None, one_phase)
         clients = self._open()
         with self._lock:
             self._waiting.setdefault(slot, []).append(mine)
@@ -269,14 +272,14 @@ class KafkaResource:
                     batch = self._waiting.pop(slot)
                 self._end(slot, batch)
         if mine.error is not None:
-            if isinstance(mine.error, UnknownXid):
+            if isinstance(mine.error, UnknownXid | BranchRolledBack):
                 self._gone(xid)
             raise mine.error
 
     def _end(self, slot: str, batch: list[_Ending]) -> None:
         try:
             with self._open().slot(slot, own=slot in self._slot_ids) as at:
-                at.transact(lambda table: [record for each in batch for record in self._ended(each, table)])
+                at.transact(lambda table: [record for each in batch for record in self._ended(slot, each, table)])
         except Refused as error:
             if len(batch) > 1:  # it is one of them; the others shall not wait for it
                 for each in batch:
@@ -289,12 +292,14 @@ class KafkaResource:
         for each in batch:
             each.done = True
 
-    def _ended(self, each: _Ending, table: Mapping[bytes, Stored]) -> list[Outgoing]:
+    def _ended(self, slot: str, each: _Ending, table: Mapping[bytes, Stored]) -> list[Outgoing]:
         """The records that end a branch, given the log as it is now; none where it has ended."""
         each.error = None
         key = _key(each.xid)
         if (stored := table.get(key)) is None:
-            if not each.tried:
+            if each.one_phase and _is_rolled_back(table.get(key + STARTED)):
+                each.error = BranchRolledBack(f"another process took {each.xid} for left behind, and has rolled it back")
+            elif not each.tried:
                 each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
             return []
         each.tried = True  # if it is gone the next time, our own transaction has done it, or somebody else's after ours failed
@@ -305,10 +310,12 @@ class KafkaResource:
             except BasculeError as error:
                 each.error = error if isinstance(error, ResourceError) else ResourceFailed(f"{self.name}: {error}")
                 return []
+        # Its own process may be about to commit it in one phase, where no decision says what became of it.
+        told = _started(slot, rolled_back=True) if each.outcome is Outcome.ROLLBACK and each.xid not in self._sent else None
         return [
             *copies,
             Outgoing(self._log, key, None, partition=stored.partition),
-            Outgoing(self._log, key + STARTED, None, partition=stored.partition),
+            Outgoing(self._log, key + STARTED, told, partition=stored.partition),
         ]
 
     def _read_back(self, xid: Xid, prepared: Prepared) -> list[Outgoing]:
@@ -435,6 +442,14 @@ class _Clients:
 
 def _key(xid: Xid) -> bytes:
     return str(xid).encode()
+
+
+def _started(slot: str, *, rolled_back: bool) -> bytes:
+    return json.dumps({"at_ms": _now_ms(), "slot": slot, "rolled_back": rolled_back}).encode()
+
+
+def _is_rolled_back(started: Stored | None) -> bool:
+    return started is not None and bool(json.loads(started.value).get("rolled_back"))
 
 
 def _partition(name: str) -> int:
