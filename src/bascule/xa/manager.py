@@ -38,6 +38,8 @@ TIMEOUT_S = 60.0
 RECOVERY_INTERVAL_S = 30.0
 #: What could not be finished is tried again after this time, then after twice as long, up to the interval.
 FIRST_RETRY_S = 0.5
+#: In the background: a resource that hangs shall not keep the branches of the others waiting, and their locks.
+ANSWER_WITHIN_S = 10.0
 #: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
 RETRY_PAUSE_S = 0.05
 
@@ -183,9 +185,10 @@ class TransactionManager:
 
         return decorate
 
-    def recoverer(self) -> Recoverer:
-        """For one look or pass by hand."""
-        return Recoverer(self.name, self.log, list(self.resources.values()), by=self._by, patient=self._shared)
+    def recoverer(self, answer_within_s: float | None = None) -> Recoverer:
+        """For one look or pass by hand; for ``answer_within_s`` see Recoverer."""
+        resources = list(self.resources.values())
+        return Recoverer(self.name, self.log, resources, by=self._by, patient=self._shared, answer_within_s=answer_within_s)
 
     def _knows(self, resource: Resource[Any]) -> bool:
         return self.resources.get(resource.name) is resource
@@ -207,7 +210,7 @@ class TransactionManager:
             return set(self._live)
 
     def _recover(self) -> None:
-        recoverer = self.recoverer()
+        recoverer = self.recoverer(ANSWER_WITHIN_S)
         wait_s = self._interval_s
         retry_s = FIRST_RETRY_S
         while not self._closing:

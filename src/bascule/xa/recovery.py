@@ -9,11 +9,13 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError
-from bascule.xa.errors import BranchHeuristic, Code, UnknownXid
+from bascule.kafka.background import in_background
+from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, DecisionLog, Heuristic, LogState, Outcome
 from bascule.xa.resource import Resource
 from bascule.xa.xid import Xid, deadline_ms_of, manager_of
@@ -109,13 +111,28 @@ def _done(decision: Decision, view: View) -> Step | None:
 class Recoverer:
     """Carries plans out. Any number of them may be at work on the same branches."""
 
-    def __init__(self, manager: str, log: DecisionLog, resources: Collection[Resource[object]], *, by: str, patient: bool) -> None:
-        """``by`` stands in the decisions it makes; for ``patient`` see ``plan``."""
+    def __init__(
+        self,
+        manager: str,
+        log: DecisionLog,
+        resources: Collection[Resource[object]],
+        *,
+        by: str,
+        patient: bool,
+        answer_within_s: float | None = None,
+    ) -> None:
+        """``by`` stands in the decisions it makes; for ``patient`` see ``plan``.
+
+        ``answer_within_s``: a resource that lists its branches later than that counts as away, and nobody waits for it before it has
+        answered. None waits for each.
+        """
         self._manager = manager
         self._log = log
         self._resources = {resource.name: resource for resource in resources}
         self._by = by
         self._patient = patient
+        self._answer_within_s = answer_within_s
+        self._asked: dict[str, Future[Sequence[Xid]]] = {}
 
     def look(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
         """What would be done now. ``live`` gives what this process is at work on itself. Raises Unavailable without the log."""
@@ -125,7 +142,7 @@ class Recoverer:
         branches: dict[str, Sequence[Xid]] = {}
         for name, resource in self._resources.items():
             try:
-                branches[name] = resource.recover()
+                branches[name] = self._branches_of(resource)
             except BasculeError as error:
                 found.unreachable[name] = str(error)
         at_work.update(live())  # one that began since may be among the branches
@@ -146,6 +163,17 @@ class Recoverer:
                 done.failed[step] = str(error)
                 _log.warning("recovery: %s %s: %s", step.action, step.xid, error)
         return done
+
+    def _branches_of(self, resource: Resource[object]) -> Sequence[Xid]:
+        """What comes late is not used: the log was read too long before."""
+        if self._answer_within_s is None:
+            return resource.recover()
+        if (last := self._asked.get(resource.name)) is not None and not last.done():
+            raise ResourceFailed("no answer yet to the last question")
+        answer = self._asked[resource.name] = in_background(resource.recover, "bascule-xa-ask")
+        if not wait([answer], self._answer_within_s).done:
+            raise ResourceFailed(f"no answer within {self._answer_within_s:g} s")
+        return answer.result()
 
     def _take(self, step: Step) -> None:
         if step.action is Action.FORGET:

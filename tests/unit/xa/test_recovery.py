@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 
 from bascule.core.errors import Unavailable
@@ -94,6 +98,13 @@ def durable() -> DurableBranches:
     return DurableBranches()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def recoverer(log: ModelLog, *resources: ModelResource, patient: bool = False) -> Recoverer:
     return Recoverer("shop", log, resources, by="test", patient=patient)
 
@@ -109,6 +120,28 @@ def test_a_resource_that_is_down_does_not_hold_up_the_others_and_is_named(durabl
     assert done.unreachable == {"down": "XAER_RMFAIL: no route"}
     assert not done.finished
     assert durable.prepared == {}
+
+
+def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_said_late_is_not_used(durable: DurableBranches) -> None:
+    asked, goes_on = [], threading.Event()
+
+    def hang(point: str) -> None:
+        if point == "down.recover.after":
+            asked.append(point)
+            assert goes_on.wait(10)
+
+    xid, down = branch(new_gtrid("shop", 0), "down"), DurableBranches()
+    resources = (ModelResource("down", down, watch=hang), ModelResource("up", durable))
+    recovery = Recoverer("shop", ModelLog(), resources, by="test", patient=False, answer_within_s=0.1)
+    durable.prepared[branch(new_gtrid("shop", 0), "up")] = ["work"]
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer within 0.1 s"}
+    assert durable.prepared == {}
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer yet to the last question"}
+    down.prepared[xid] = ["work"]
+    goes_on.set()
+    wait_until(lambda: not recovery.run().unreachable)
+    assert down.prepared == {}
+    assert len(asked) == 2
 
 
 def test_nothing_is_done_without_the_log(durable: DurableBranches) -> None:

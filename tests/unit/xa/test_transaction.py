@@ -17,6 +17,7 @@ from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder,
 from bascule.xa.log import Outcome
 from bascule.xa.recovery import Action
 from bascule.xa.transaction import Status
+from bascule.xa.xid import branch, new_gtrid
 
 WAIT_S = 10.0
 
@@ -204,6 +205,25 @@ def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
     wait_until(lambda: not (one.durable.prepared or two.durable.prepared))
     assert one.durable.committed == committed
     assert bool(two.durable.committed) is bool(committed)
+
+
+def test_a_resource_that_hangs_does_not_hold_up_the_recovery_of_others(
+    log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hang(point: str) -> None:
+        if point == "one.recover.before":
+            assert goes_on.wait(2 * WAIT_S)
+
+    monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
+    with TransactionManager("shop", log, [one, two], recovery_interval_s=0.01):
+        one._watch = hang
+        two.durable.prepared[branch(new_gtrid("shop", 0), "two")] = ["b"]
+        try:
+            wait_until(lambda: not two.durable.prepared)
+        finally:
+            goes_on.set()
 
 
 def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: TransactionManager, one: ModelResource, down: Down) -> None:
