@@ -13,7 +13,7 @@ from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import HeuristicOutcome, TransactionManager, TransactionRolledBack, Vote, Xid
 from bascule.xa.database import DatabaseResource, DbapiResource
-from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceFailed, UnknownXid
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, DuplicateXid, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import branch, new_gtrid
@@ -106,6 +106,24 @@ def test_a_branch_that_wrote_nothing_votes_read_only(make: Make, table: str) -> 
     assert resource.prepare(xid) is Vote.READ_ONLY
     with pytest.raises(UnknownXid):
         resource.commit(xid)
+
+
+def test_notify_has_no_part_in_two_phases(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
+    resource, alone, with_a_row, one_phase = make(), new_xid(), new_xid(), new_xid()
+    for xid in (alone, with_a_row, one_phase):
+        handle, statement = resource.start(xid, timeout_s=TIMEOUT_S), f"NOTIFY {table}"
+        handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
+        if xid is with_a_row:
+            insert(handle, table, "one")
+        resource.end(xid, success=True)
+    with psycopg.connect(postgres.conninfo, autocommit=True) as listener:
+        listener.execute(f"LISTEN {table}")
+        assert resource.prepare(alone) is Vote.READ_ONLY
+        with pytest.raises(ResourceError, match="cannot PREPARE a transaction that has executed"):
+            resource.prepare(with_a_row)
+        assert list(listener.notifies(timeout=0.2)) == []
+        resource.commit(one_phase, one_phase=True)
+        assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [table]
 
 
 def test_a_branch_commits_in_one_phase(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
