@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bascule.broker.branches import ROLLBACKS, Branch
@@ -49,7 +48,7 @@ class Loader:
         self.snapshot = snapshot
         self.fence = Fence()
         self.offsets = OffsetMap()
-        self.announced: dict[str, None] = {}  # snapshots, in the order of their announcements
+        self.announced = False  # the snapshot: only then does it count
         self._live: dict[int, dict[int, Message]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
@@ -141,7 +140,7 @@ class Loader:
         group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
         message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         message.mid = mid
-        if send.delivery_time_ms:
+        if send.delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
             self._delayed[mid] = send.delivery_time_ms
         message.position = self.engine.next_position
         self.engine.next_position += 1
@@ -163,16 +162,14 @@ class Loader:
         engine = self.engine
         if op == Op.ACK:
             queue_id, mids = decode_ack(value, start, end)
-            live = self._live.get(queue_id, {})
+            live, known = self._live.get(queue_id, {}), self._counts.get(queue_id, {})
             for mid in mids:
+                known.pop(mid, None)
                 message = live.pop(mid, None)
                 if message is not None:
-                    engine.release(message)
-                    if not message.references:
-                        self._delayed.pop(mid, None)
+                    self._release(message)
         elif op == Op.COUNT:
-            queue_id, counts = decode_count(value, start, end)
-            self._counts.setdefault(queue_id, {}).update(counts)
+            self._count(*decode_count(value, start, end))
         elif op == Op.RESERVE:
             queue_id, mid = decode_reserve(value, start)
             queue = engine.addresses.queues.get(queue_id)
@@ -187,7 +184,8 @@ class Loader:
             partition, next_offset = decode_ingress(value, start)
             engine.ingress_positions[partition] = next_offset
         elif op == Op.SNAPSHOT:
-            self.announced[decode_json(value, start, end)["id"]] = None
+            if self.snapshot is not None and decode_json(value, start, end)["id"] == self.snapshot.id:
+                self.announced = True
         elif op == Op.PREPARED:
             branch = Branch.from_entry(entry(Op.PREPARED, value[start:end]))
             engine.branches.prepared[branch.xid] = branch
@@ -196,13 +194,27 @@ class Loader:
         else:
             raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
 
+    def _count(self, queue_id: int, counts: Iterable[tuple[int, int]]) -> None:
+        """Deliveries have failed: the time of these messages has come, in all their queues."""
+        known = self._counts.get(queue_id)
+        for mid, count in counts:
+            self._delayed.pop(mid, None)
+            if known is not None:  # else the queue was deleted meanwhile
+                known[mid] = count
+
+    def _release(self, message: Message) -> None:
+        self.engine.release(message)
+        if not message.references:
+            self._delayed.pop(message.mid, None)
+
     def _delete(self, queue_id: int) -> None:
         queue = self.engine.addresses.queues.get(queue_id)
         if queue is not None:
             queue.deleted = True
             self.engine.addresses.remove(queue)
+        self._counts.pop(queue_id, None)
         for message in self._live.pop(queue_id, {}).values():
-            self.engine.release(message)
+            self._release(message)
 
     def finish(self) -> None:
         """All records up to the epoch's start are applied: fill the queues. Raises DamagedRecord when bodies are missing."""
@@ -212,8 +224,6 @@ class Loader:
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine
         self._give_to_branches()
-        for mid in chain.from_iterable(self._counts.values()):
-            self._delayed.pop(mid, None)  # a delivery has failed: its time has come, in all its queues
         delayed: dict[Message, list[Queue]] = {}
         now_ms = engine.clock()
         for queue_id, live in self._live.items():
@@ -243,7 +253,7 @@ class Loader:
         branch = self.engine.branches.prepared.get(ended.xid)
         if branch is not None and ended.ending in ROLLBACKS:
             for queue_id, counts in branch.taken():
-                self._counts.setdefault(queue_id, {}).update((mid, count + 1) for mid, count in counts)
+                self._count(queue_id, ((mid, count + 1) for mid, count in counts))
         self.engine.branches.over(ended)
 
     def _give_to_branches(self) -> None:

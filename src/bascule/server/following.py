@@ -101,7 +101,7 @@ class Following:
                 reader.seek(loader.first_offset)
                 with _collector_off():
                     position = self._apply(reader, loader, loader.first_offset, lambda: high)
-                if snapshot is not None and snapshot.id not in loader.announced:
+                if snapshot is not None and not loader.announced:
                     log.warning("snapshot %s was never announced: not used", snapshot.id)
                     continue
                 base = f"snapshot {snapshot.id}" if snapshot is not None else "the beginning"

@@ -138,9 +138,9 @@ class BrokerInMemory:
         self.offsets: OffsetMap = loader.offsets
 
     def _load(self) -> Loader:
-        for name, data in reversed(self.snapshots.items()):
+        for data in reversed(self.snapshots.values()):
             loader = self.replay(data)
-            if name in loader.announced:
+            if loader.announced:
                 return loader
         return self.replay(None)
 

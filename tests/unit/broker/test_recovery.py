@@ -125,6 +125,30 @@ def test_a_load_from_a_snapshot_is_a_load_of_the_whole_journal(bench: Bench) -> 
     assert len(whole["s"]) == 1
 
 
+def test_a_standby_keeps_nothing_of_failed_deliveries_and_delays_that_are_over(bench: Bench) -> None:
+    standby = bench.broker.replay(None)
+    read = len(bench.broker.log.records)
+    for name in ("acknowledged", "dead", "deleted"):
+        bench.fill(name, to=name, delivery_delay_ms=10)
+    bench.fill("deleted before its time", to="deleted", delivery_delay_ms=1_000)
+    bench.now_ms += 10
+    bench.engine.tick()
+    for name, failures in (("acknowledged", 1), ("dead", 3), ("deleted", 1)):
+        receiver = bench.consumer(bench.queue(name))
+        for _ in range(failures):
+            bench.engine.give_back(receiver.consumer, receiver.messages[-1], failed=True)
+            bench.broker.settle()
+        if name == "acknowledged":
+            bench.acknowledge(receiver)
+    bench.engine.delete_queue(bench.queue("deleted"))
+    bench.broker.settle()
+    for offset, (_, value) in enumerate(bench.broker.log.records[read:], start=read):
+        standby.apply(offset, value)
+    assert sum(map(len, standby._live.values())) == 1, "the dead letter"
+    assert not any(standby._counts.values())
+    assert not standby._delayed
+
+
 def test_a_snapshot_that_was_never_announced_is_not_used(bench: Bench) -> None:
     bench.fill(1)
     bench.broker.take_snapshot()

@@ -94,12 +94,16 @@ def test_a_snapshot_between_the_time_of_a_message_and_its_delivery_does_not_call
     assert (bench.got(consumer), bench.counts(consumer)) == (["later"], [1])
 
 
-def test_a_failed_delivery_is_not_forgotten_by_a_broker_whose_clock_is_behind(bench: Bench) -> None:
+@pytest.mark.parametrize("snapshot_first", [False, True])
+def test_a_failed_delivery_is_not_forgotten_by_a_broker_whose_clock_is_behind(bench: Bench, snapshot_first: bool) -> None:
     for name in ("one", "two"):
         bench.subscription(name)
     bench.fill("later", to="t", delivery_time_ms=START_MS + SECOND)
     later(bench, SECOND)
     fail(bench, bench.consumer(bench.engine.addresses.subscriptions["one"]))
+    if snapshot_first:
+        bench.broker.take_snapshot()
+        bench.broker.settle()
     bench.now_ms -= SECOND
     bench.crash()
     one, two = (bench.consumer(bench.engine.addresses.subscriptions[name]) for name in ("one", "two"))

@@ -299,7 +299,7 @@ class Broker:
                     loader.apply(record.offset, record.value)
                 except ForeignRecord:
                     continue
-            if snapshot is None or snapshot.id in loader.announced:
+            if snapshot is None or loader.announced:
                 loader.finish()
                 return loader
         raise AssertionError("the whole journal is always a candidate")
