@@ -69,7 +69,7 @@ def purge(engine: Engine, queue: Queue, selector: Selector | None = None) -> Ite
 
 
 def move(engine: Engine, queue: Queue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
-    """Messages that wait go to another queue, as if sent there now: diverts of that address see them.
+    """Messages that wait go to another queue, as if sent there now: diverts of that address see them. What is delayed stays delayed.
 
     Raises InvalidInput, UnknownAddress, ResourceLimit.
     """
@@ -79,9 +79,10 @@ def move(engine: Engine, queue: Queue, address: str, selector: Selector | None =
 
     def act(message: Message) -> None:
         _check_room(target)
-        queue.take_out(message)
         copy = Message(engine.bodies.read(message), message.priority, message.expiry_ms, message.group)
-        engine.pass_on(queue, message, copy, address)
+        due_ms = queue.first_due_ms(message)
+        queue.take_out(message)
+        engine.pass_on(queue, message, copy, address, due_ms)
 
     return _steps(engine, queue, selector, act)
 

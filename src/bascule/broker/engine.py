@@ -268,11 +268,11 @@ class Engine(Destinations):
         self.pass_on(queue, message, Message(body, message.priority, 0, message.group), address)
         return True
 
-    def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, routing: Routing = Routing.ANYCAST) -> None:
-        """A copy goes to an address as the message, which has been taken out, leaves the queue: one record."""
+    def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, due_ms: int = 0) -> None:
+        """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
         body = copy.body
         assert body is not None
-        draft = Draft(copy, address, routing, body, message.journaled, "")
+        draft = Draft(copy, address, Routing.ANYCAST, body, message.journaled, "", (), due_ms)
         self.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
         self._put(draft, self.clock())
         self.gone(queue, message)

@@ -123,6 +123,13 @@ class Queue:
         count = self.counts.get(message.position)
         return int(-1 < message.mid <= self.recovered_mid) if count is None else count
 
+    def first_due_ms(self, message: Message) -> int:
+        """Until when its sender delays the message, 0 where it does not; ms since the epoch.
+
+        Not the time of a next try: that is one queue's alone, and no restart keeps it.
+        """
+        return 0 if self.counts.get(message.position) else self.delayed.get(message, 0)
+
     def expect(self, message: Message) -> None:
         """The message is decided for the queue, and comes when that is stored."""
         self.incoming += 1

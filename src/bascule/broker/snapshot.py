@@ -107,10 +107,8 @@ def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[in
 def stored_record(engine: Engine, message: Message, queue: Queue) -> bytes:
     """What the store keeps of a message: a record like that which brought it."""
     flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
-    # Not the time of a next try: that is one queue's alone, and no restart keeps it.
-    due_ms = 0 if queue.counts.get(message.position) else queue.delayed.get(message, 0)
     send = Send(
-        flags, queue.routing, message.priority, 0, message.expiry_ms, due_ms, queue.address, (queue.id,), (), (), None,
+        flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (), None,
         engine.bodies.read(message),
     )  # fmt: skip
     return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))

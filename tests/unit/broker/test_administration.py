@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,10 @@ from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.broker import administration
 from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
+from bascule.broker.engine import Engine
+from bascule.broker.message import Message
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.queue import Queue
 from bascule.core.destination import address_matches
 from bascule.core.errors import InvalidInput
 from bascule.jms.selector import compile_selector
@@ -82,6 +86,46 @@ def test_messages_moved_are_in_the_other_queue_and_only_there_whatever_was_store
     bench.crash(stored=len(bench.broker.in_flight))
     assert bench.waiting(bench.queue()) == []
     assert bench.waiting(bench.queue("other")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_delayed_message_that_is_moved_is_delivered_at_its_time_and_not_before(bench: Bench, crashed: bool) -> None:
+    bench.fill("later", delivery_time_ms=START_MS + 1_000)
+    assert done(bench, move(bench.engine, bench.queue(), "other")).done == 1
+    if crashed:
+        bench.crash()
+    receiver = bench.consumer(bench.queue("other"))
+    for by_ms, got in ((999, []), (1, ["later"])):
+        bench.now_ms += by_ms
+        bench.engine.tick()
+        bench.broker.settle()
+        assert bench.got(receiver) == got
+
+
+def test_a_message_that_waits_for_its_next_try_is_moved_without_the_pause() -> None:
+    bench = Bench(Policy(AddressSettings(redelivery_delay_ms=1_000)))
+    bench.fill("failed")
+    receiver = bench.consumer(credit=1)
+    bench.engine.give_back(receiver.consumer, receiver.messages[0], failed=True)
+    assert done(bench, move(bench.engine, bench.queue(), "other")).done == 1
+    assert bench.got(bench.consumer(bench.queue("other"))) == ["failed"]
+
+
+@pytest.mark.parametrize("action", [lambda engine, queue: move(engine, queue, "other"), return_dead_letters])
+def test_a_message_whose_bytes_cannot_be_read_stays_where_it_is(
+    bench: Bench, action: Callable[[Engine, Queue], Iterator[Progress]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(message: Message) -> bytes:
+        raise OSError("input/output error")
+
+    killed(bench, "a")
+    dead = bench.queue("DLQ")
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.engine.bodies, "read", fails)
+        with pytest.raises(OSError, match="input/output"):
+            done(bench, action(bench.engine, dead))
+    assert bench.waiting(dead) == ["a"]
+    assert done(bench, action(bench.engine, dead)).done == 1
 
 
 def test_a_queue_is_not_moved_into_itself(bench: Bench) -> None:
