@@ -197,7 +197,7 @@ def _put_into(engine: Engine, queue: Queue, message: Message, copy: Message, tar
     """A copy into one queue, past all routing, as the message leaves its queue: one record."""
     assert copy.body is not None
     engine.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
-    engine.put_into(target, Draft(copy, NOWHERE, target.routing, copy.body, message.journaled, ""))
+    engine.put_into(target, Draft(copy, NOWHERE, target.routing, copy.body, message.durable, ""))
     engine.gone(queue, message)
     engine.journaling.part()
     engine.journaling.close_if_full()

@@ -150,7 +150,8 @@ class Engine(Destinations):
 
     def _drop_oldest(self, queue: Queue) -> None:
         while queue.full():
-            oldest = min((message for message in queue.waiting() if message.mid < 0), key=lambda message: message.position, default=None)
+            volatile = (message for message in queue.waiting() if not message.durable)
+            oldest = min(volatile, key=lambda message: message.position, default=None)
             if oldest is None:
                 return
             queue.take_out(oldest)
@@ -203,6 +204,7 @@ class Engine(Destinations):
     def _decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
         message, address, routing = draft.message, draft.address, draft.routing
+        message.durable = draft.durable
         if draft.duplicate_ids and not self.windows.window(address).admit(draft.duplicate_ids, now_ms):
             self.counters.duplicates += 1
             return None
@@ -272,7 +274,7 @@ class Engine(Destinations):
         """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
         body = copy.body
         assert body is not None
-        draft = Draft(copy, address, Routing.ANYCAST, body, message.journaled, "", (), due_ms)
+        draft = Draft(copy, address, Routing.ANYCAST, body, message.durable, "", (), due_ms)
         self.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
         self._put(draft, self.clock())
         self.gone(queue, message)
@@ -282,6 +284,7 @@ class Engine(Destinations):
     def put_into(self, queue: Queue, draft: Draft) -> None:
         """A message into one queue, past all routing."""
         message = draft.message
+        message.durable = draft.durable
         queue.expect(message)
         if draft.durable and queue.durable:
             message.mid = self._journal_send(draft, Target.of(draft.address, (queue.id,)), (), self.clock())
@@ -437,7 +440,7 @@ class Engine(Destinations):
             queues = tuple(queue for queue in queues if queue.wants("", send.body))
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids(queues), diverts=taken)
-        message.mid = self.journaling.add_send(send_entry(decided), send.duplicate_ids)
+        message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
         self.counters.messages_in += 1

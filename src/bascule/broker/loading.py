@@ -139,7 +139,7 @@ class Loader:
     def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
         group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
         message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
-        message.mid = mid
+        message.mid, message.durable = mid, True
         if send.delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
             self._delayed[mid] = send.delivery_time_ms
         message.position = self.engine.next_position

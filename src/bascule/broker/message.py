@@ -26,16 +26,17 @@ class BodyStore(Protocol):
 class Message:
     """One message, shared by all queues that hold it.
 
-    ``mid`` is its journal identity, -1 where it is not journaled. ``position`` is the order of arrival, which queues keep.
-    ``body`` is None while the body is in the body store.
+    ``mid`` is its journal identity, -1 where it is not journaled, which a ``durable`` one may not be either (docs/adr/0002).
+    ``position`` is the order of arrival, which queues keep. ``body`` is None while the body is in the body store.
     """
 
     __slots__ = (
-        "body", "expiry_ms", "group", "handle", "mid", "position", "priority", "references", "size_bytes",
+        "body", "durable", "expiry_ms", "group", "handle", "mid", "position", "priority", "references", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0, group: str | None = None) -> None:
         self.mid = -1
+        self.durable = False  # JMSDeliveryMode PERSISTENT
         self.position = -1
         self.body: bytes | None = body
         self.size_bytes = len(body)
@@ -44,11 +45,6 @@ class Message:
         self.expiry_ms = expiry_ms
         self.group = group  # JMSXGroupID
         self.references = 0  # queues that still hold it
-
-    @property
-    def journaled(self) -> bool:
-        """Whether a crash keeps it."""
-        return self.mid >= 0
 
 
 class Bodies:

@@ -1,6 +1,11 @@
 """Which topic messages are journaled (docs/adr/0002)."""
 
+import pytest
+from tests.unit.broker.conftest import Bench
+
 from bascule.broker.addresses import Diverts
+from bascule.broker.administration import move, return_dead_letters
+from bascule.broker.policy import DROP, AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 
@@ -62,3 +67,36 @@ def test_a_message_on_a_queue_always_waits_for_the_journal() -> None:
     made.send("orders", message_bytes("order"), sender, "token")
     assert sender.answers == []
     assert appended(made) == 1
+
+
+@pytest.mark.parametrize("how", ["rejected", "expired", "returned"])
+def test_what_becomes_of_it_later_in_a_queue_is_journaled_as_it_is_persistent(bench: Bench, how: str) -> None:
+    bench.use(Diverts((), (), ()))
+    watch = bench.subscription("watch", durable=False)
+    bench.fill("news", to="t", ttl_ms=1_000)
+    bench.fill("gossip", to="t", ttl_ms=1_000, durable=False)
+    if how == "expired":
+        bench.now_ms += 1_000
+        bench.engine.tick()
+    else:
+        receiver = bench.consumer(watch)
+        for message in receiver.messages:
+            bench.engine.reject(receiver.consumer, message)
+    name = "ExpiryQueue" if how == "expired" else "DLQ"
+    if how == "returned":
+        for action in (return_dead_letters(bench.engine, bench.queue(name)), move(bench.engine, watch, name)):
+            list(action)
+    bench.broker.settle()
+    assert len(bench.waiting(bench.queue(name))) == 2
+    bench.crash()
+    assert bench.waiting(bench.queue(name)) == ["news"]
+
+
+def test_a_full_subscription_refuses_it_where_non_persistent_ones_give_way() -> None:
+    bench = Bench(Policy(AddressSettings(max_messages=2, when_full=DROP)))
+    bench.use(Diverts((), (), ()))
+    watch = bench.subscription("watch", durable=False)
+    bench.fill("gossip", to="t", durable=False)
+    bench.fill("old", "new", "newest", to="t")
+    assert bench.waiting(watch) == ["old", "new"]
+    assert [token for token, error in bench.sender.answers if error] == ["newest"]
