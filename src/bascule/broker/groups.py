@@ -24,12 +24,13 @@ class Groups:
     A group is a consumer's from the first message that it gets. A consumer whose selector does not want a message has no claim to it.
     """
 
-    __slots__ = ("_parked", "_queue_ready", "holders")
+    __slots__ = ("_parked", "_places", "_queue_ready", "holders")
 
     def __init__(self, ready: Ready) -> None:
         self._queue_ready = ready
         self.holders: dict[int, Consumer] = {}
         self._parked: dict[Consumer, Ready] = {}
+        self._places: dict[int, Ready] = {}  # of what has been put aside, by position
 
     def peek(self, consumer: Consumer) -> Message | None:
         """The next message that the consumer may have; what stands before it and is another's is put aside for that one."""
@@ -59,13 +60,11 @@ class Groups:
         if own is None:
             own = self._parked[holder] = Ready()
         own.insert(message)
+        self._places[message.position] = own
 
     def take(self, consumer: Consumer, message: Message) -> None:
         """The consumer gets the message that a peek returned, and with it the group."""
-        own = self._parked.get(consumer)
-        if own is not None and own.peek() is message:
-            own.take(message)
-        else:
+        if not self.remove(message):
             self._queue_ready.take(message)
         if message.group is not None:
             self.holders.setdefault(hash(message.group) % BUCKETS, consumer)
@@ -80,20 +79,23 @@ class Groups:
         self.holders = {bucket: holder for bucket, holder in self.holders.items() if holder is not consumer}
         own = self._parked.pop(consumer, None)
         if own is not None and own.count:
-            self._queue_ready.put_back(list(own))
+            waiting = list(own)
+            for message in waiting:
+                del self._places[message.position]
+            self._queue_ready.put_back(waiting)
 
     def remove(self, message: Message) -> bool:
         """Take a message out that has been put aside; False where it has not."""
-        for own in self._parked.values():
-            if any(other is message for other in own):
-                own.take(message)
-                return True
-        return False
+        own = self._places.pop(message.position, None)
+        if own is None:
+            return False
+        own.take(message)
+        return True
 
     @property
     def count(self) -> int:
         """How many have been put aside."""
-        return sum(own.count for own in self._parked.values())
+        return len(self._places)
 
     def parked(self) -> Iterator[Message]:
         """All that has been put aside."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.unit.broker.conftest import Bench
 
 from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.ready import Ready
 from bascule.testing.broker import Receiver
 
 
@@ -111,6 +113,29 @@ def test_what_was_put_aside_is_in_snapshots_and_in_the_queues_count(bench: Bench
     bench.broker.settle()
     bench.crash()
     assert bench.waiting(bench.queue()) == [1, 2, 3]
+
+
+def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = bench.consumer(credit=1), bench.consumer(credit=1), bench.consumer(credit=0)
+    bench.fill("a", group="a")
+    bench.fill("b", group="b")
+    for _ in range(100):
+        bench.fill("a", group="a", ttl_ms=10)
+        bench.fill("b", group="b", ttl_ms=10)
+    bench.broker.give(third, 1)
+    bench.broker.settle()
+    assert (len(first.received), len(second.received), len(third.received)) == (1, 1, 0)
+    queue = bench.queue()
+    assert queue.groups is not None
+    assert queue.groups.count == 200
+    bench.fill(*["c"] * 100, ttl_ms=10)
+    seen = []
+    each = Ready.__iter__
+    monkeypatch.setattr(Ready, "__iter__", lambda ready: (seen.append(message) or message for message in each(ready)))
+    bench.now_ms += 10_000
+    bench.engine.tick()
+    assert queue.waiting_count == 0
+    assert len(seen) <= 2 * 300  # to see what has expired, and what has not
 
 
 def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:
