@@ -405,6 +405,17 @@ class Engine(Destinations):
 
     # -- ingress -----------------------------------------------------------------------------------------------------
 
+    def lacks_room(self, sends: list[tuple[Send, bool]]) -> Queue | None:
+        """A queue to which one of these goes and that stays full, or None: they are to wait in Kafka, neither refused nor dropped."""
+        for address, routing in {(send.address, Routing(send.routing)) for send, _ in sends}:
+            route = self.addresses.route(address, routing)
+            for queue in route.queues if route.limited else ():
+                if queue.settings.when_full == DROP:
+                    self._drop_oldest(queue)
+                if queue.full():
+                    return queue
+        return None
+
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
 
@@ -433,13 +444,14 @@ class Engine(Destinations):
         if not route.queues and not keep:
             return
         group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
-        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
+        expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
         taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
         queues = () if taken else route.queues
         if route.filtered:
             queues = tuple(queue for queue in queues if queue.wants("", send.body))
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
-        decided = send._replace(flags=flags, timestamp_ms=now_ms, queues=durable_ids(queues), diverts=taken)
+        decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
         message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
         for queue in queues:
             queue.expect(message)

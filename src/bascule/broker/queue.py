@@ -67,7 +67,7 @@ class Queue:
         self.incoming = 0  # messages decided for it and not stored yet
         self.incoming_bytes = 0
         self.consumers: list[Consumer] = []
-        self.blocked: list[Callable[[], None]] = []  # called when a full queue has room again
+        self.blocked: list[Callable[[], object]] = []  # called when a full queue has room again
         self.owner: object = None  # of a temporary queue: who alone may consume from it
         self.turn = 0
         self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: Bytes taken in one journal record: they are atomic with the position behind them.
 CHUNK_BYTES = 256 * 1024
-#: Chunks on their way into the journal before reading pauses.
+#: Chunks that wait for room, or are on their way into the journal, before reading pauses.
 CHUNKS_MAX = 8
 #: How long the reader waits for records before it looks whether it should end.
 READ_S = 0.1
@@ -35,11 +36,18 @@ class IngressTail:
         self._partition = partition
         self._engine = engine
         self._loop = loop
-        self.failure = ""  # why it stands still
+        self._failure = ""
+        self._waits = ""
+        self._read: deque[Chunk] = deque()  # and not taken yet
         self._ending = threading.Event()
         self._room = threading.Semaphore(CHUNKS_MAX)
         self._thread = threading.Thread(target=self._run, name="ingress-tail", daemon=True)
         self._thread.start()
+
+    @property
+    def failure(self) -> str:
+        """Why it stands still, or waits; "" while all is well."""
+        return self._failure or self._waits
 
     def _run(self) -> None:
         position = self._engine.ingress_positions.get(self._partition, 0)
@@ -48,18 +56,18 @@ class IngressTail:
             try:
                 reader.seek(position)
                 while not self._ending.is_set():
-                    self.failure = ""
+                    self._failure = ""
                     for next_offset, sends in self._chunks(reader):
                         self._hand_over(next_offset, sends)
                         position = next_offset
             except Unavailable as error:
-                self.failure = str(error)
+                self._failure = str(error)
                 log.warning("ingress: %s; reading on from offset %d", error, position)
                 self._ending.wait(1.0)
             except (BasculeError, RuntimeError) as error:
                 # Nothing is passed over silently: the tail stands still here until somebody looks.
-                self.failure = f"ingress {self._topic} stands still at offset {position}: {error}"
-                log.error("%s", self.failure)
+                self._failure = f"ingress {self._topic} stands still at offset {position}: {error}"
+                log.error("%s", self._failure)
                 return
             finally:
                 reader.close()
@@ -98,13 +106,28 @@ class IngressTail:
         while not self._room.acquire(timeout=READ_S):
             if self._ending.is_set():
                 return
-        self._loop.call_soon_threadsafe(self._take_in, next_offset, sends)
+        self._loop.call_soon_threadsafe(self._gather, (next_offset, sends))
 
-    def _take_in(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
-        if not self._ending.is_set():
+    def _gather(self, chunk: Chunk) -> None:
+        self._read.append(chunk)
+        if len(self._read) == 1:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """In order, as far as the queues have room: one that is full holds up what is behind its messages, too."""
+        self._waits = ""
+        while self._read and not self._ending.is_set():
+            next_offset, sends = self._read[0]
+            full = self._engine.lacks_room(sends)
+            if full is not None:
+                self._waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
+                # Not at once: a queue gets room in the middle of records that must stay whole.
+                full.blocked.append(lambda: self._loop.call_soon(self._take_in))
+                return
             crash.point("ingress.take.before")
             self._engine.take_in(self._partition, next_offset, sends)
             crash.point("ingress.take.after")
+            self._read.popleft()
             self._engine.journaling.then(self._room.release)
 
     def close(self) -> None:

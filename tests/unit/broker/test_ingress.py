@@ -3,11 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import Bench
+from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.policy import BLOCK, REJECT, AddressSettings, Policy
+from bascule.broker.policy import DROP as DROP_OLDEST
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag, Source
 
@@ -108,3 +110,32 @@ def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_d
     with pytest.raises(ResourceLimit, match="3 ingress messages before offset 3"):
         bench.engine.take_in(0, 3, [(taken(bench, number), KEEP) for number in range(3)])
     assert bench.engine.ingress_positions == {}
+
+
+def test_the_owner_has_a_say_in_how_long_messages_from_kafka_live() -> None:
+    bench = Bench(Policy(AddressSettings(expiry_ms=5_000, expiry_max_ms=8_000), (("free", {"expiry_ms": 0, "expiry_max_ms": 0}),)))
+    long = taken(bench, "long")._replace(expiry_ms=START_MS + 60_000)
+    bench.engine.take_in(0, 3, [(taken(bench, "none"), KEEP), (long, KEEP), (long._replace(address="free"), KEEP)])
+    bench.broker.settle()
+    for _ in range(2):
+        assert [message.expiry_ms - START_MS for message in bench.queue().ready] == [5_000, 8_000]
+        assert [message.expiry_ms - START_MS for message in bench.queue("free").ready] == [60_000]
+        bench.crash()
+
+
+@pytest.mark.parametrize("policy", [Policy(AddressSettings(max_messages=2, when_full=when)) for when in (BLOCK, REJECT, DROP_OLDEST)])
+def test_a_full_queue_is_named_to_whom_brings_it_messages_from_kafka(bench: Bench) -> None:
+    sends = [(taken(bench, "x", to=to), KEEP) for to in ("missing", "q")]
+    bench.fill(1)
+    assert bench.engine.lacks_room(sends) is None
+    bench.fill(2)
+    assert bench.engine.lacks_room(sends) is bench.queue()
+    bench.acknowledge(bench.consumer(credit=1))
+    assert bench.engine.lacks_room(sends) is None
+
+
+def test_non_persistent_messages_make_room_for_those_from_kafka_where_the_owner_says_so() -> None:
+    bench = Bench(Policy(AddressSettings(max_messages=2, when_full=DROP_OLDEST)))
+    bench.fill("old", "new", durable=False)
+    assert bench.engine.lacks_room([(taken(bench, "x"), KEEP)]) is None
+    assert bench.waiting(bench.queue()) == ["new"]
