@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.matching import wants
@@ -20,6 +21,10 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 #: 0.2 us for each message: the pause grows with the depth, so that it stays below a hundredth of the time.
 SWEEP_MS = 1_000
 SWEEP_MESSAGES_PER_MS = 50
+#: Of a queue, so much goes in one turn because it has expired: a million messages must not hold up all others for longer than a session.
+#: A message counts as its bytes and some more, so that 5,000 small ones are enough (a tenth of a second).
+EXPIRED_BYTES = 8 << 20
+EXPIRED_OVERHEAD_BYTES = 1600
 
 #: Why a message left its queue for another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
@@ -281,7 +286,15 @@ class Deliveries:
         queue.sweep_at_ms = 0
         now_ms = self.clock()
         waiting = queue.waiting()
-        for message in [message for message in waiting if 0 < message.expiry_ms <= now_ms]:
+        expired_bytes = 0
+        for message in waiting:
+            if not 0 < message.expiry_ms <= now_ms:
+                continue
+            if expired_bytes > EXPIRED_BYTES:
+                queue.sweep_at_ms = now_ms
+                self._in_another_turn(self._sweep, queue, now_ms)
+                return
+            expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
             queue.take_out(message)
             self._expire(queue, message)
         following = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
@@ -289,6 +302,10 @@ class Deliveries:
             pause_ms = max(SWEEP_MS, len(waiting) // SWEEP_MESSAGES_PER_MS)
             queue.sweep_at_ms = max(following, now_ms + pause_ms)
             self.schedule.at(queue.sweep_at_ms, self._sweep, queue, queue.sweep_at_ms)
+
+    def _in_another_turn(self, action: Callable[..., None], *arguments: Any) -> None:
+        """When what this one has decided is stored."""
+        self.journaling.then(self.schedule.at, self.clock(), action, *arguments)
 
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
@@ -308,7 +325,7 @@ class Deliveries:
         messages_out = self.counters.messages_out
         while True:
             if not self._hand_out(queue, consumers):
-                return  # goes on when the reservation is stored
+                return
             groups = queue.groups
             if groups is None or not any(self._may_take(consumer) and groups.waits_for(consumer) for consumer in consumers):
                 break
@@ -326,9 +343,9 @@ class Deliveries:
         return consumer.port.credit > 0 and (not held_max or len(consumer.unacked) < held_max)
 
     def _hand_out(self, queue: Queue, consumers: list[Consumer]) -> bool:
-        """In turns, until no consumer can take more; False when the next message needs a reservation first."""
+        """In turns, until no consumer can take more; False when it goes on later: the next message needs a reservation, or many expired."""
         ready, groups, held_max = queue.ready, queue.groups, queue.settings.prefetch_max
-        idle = 0
+        idle = expired_bytes = 0
         while idle < len(consumers):
             consumer = consumers[queue.turn % len(consumers)]
             queue.turn += 1
@@ -346,6 +363,10 @@ class Deliveries:
                 continue
             idle = 0
             if message.expiry_ms and message.expiry_ms <= self.clock():
+                if expired_bytes > EXPIRED_BYTES:
+                    self._in_another_turn(self.wake, queue)
+                    return False
+                expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
                 queue.take_out(message)
                 self._expire(queue, message)
                 continue

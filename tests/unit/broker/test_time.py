@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.amqp.types import Timestamp, ULong
+from bascule.broker import delivery
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
@@ -216,6 +218,31 @@ def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(be
     assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-EXPIRATION") == Timestamp(START_MS + 10 * SECOND)
     bench.crash()
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
+
+
+@pytest.mark.parametrize("expiry_address", ["ExpiryQueue", ""])
+@pytest.mark.parametrize("consumed", [False, True])
+def test_of_many_that_expire_together_some_go_in_each_turn(monkeypatch: pytest.MonkeyPatch, expiry_address: str, consumed: bool) -> None:
+    monkeypatch.setattr(delivery, "EXPIRED_BYTES", 10 * delivery.EXPIRED_OVERHEAD_BYTES)
+    bench = bench_with(expiry_address=expiry_address)
+    bench.fill(*range(25), ttl_ms=SECOND)
+    bench.fill("fresh")
+    bench.now_ms += SECOND
+    receiver = bench.broker.attach(bench.queue(), 30) if consumed else None
+    turns = [bench.engine.counters.expired]
+    while turns[-1] < 25:
+        if receiver is None:
+            bench.engine.tick()
+        bench.broker.settle()
+        if receiver is not None:
+            bench.engine.tick()
+        turns.append(bench.engine.counters.expired)
+    # Both who looks for them and who hands out come across them.
+    assert max(after - before for before, after in pairwise(turns)) <= (20 if consumed else 10)
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ([] if consumed else ["fresh"])
+    assert receiver is None or bench.got(receiver) == ["fresh"]
+    assert bench.waiting(bench.queue("ExpiryQueue")) == (list(range(25)) if expiry_address else [])
 
 
 def test_what_has_expired_once_does_not_expire_again(bench: Bench) -> None:
