@@ -150,8 +150,7 @@ class Engine(Destinations):
 
     def _drop_oldest(self, queue: Queue) -> None:
         while queue.full():
-            volatile = (message for message in queue.waiting() if not message.durable)
-            oldest = min(volatile, key=lambda message: message.position, default=None)
+            oldest = queue.oldest_volatile()
             if oldest is None:
                 return
             queue.take_out(oldest)

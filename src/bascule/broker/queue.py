@@ -173,6 +173,12 @@ class Queue:
             return list(self.ready)
         return sorted((*self.ready, *self.groups.parked()), key=lambda message: (-message.priority, message.position))
 
+    def oldest_volatile(self) -> Message | None:
+        """The non-persistent message that has waited longest."""
+        put_aside = self.groups.parked() if self.groups is not None else ()
+        volatile = (*self.ready.volatile(), *(message for message in put_aside if not message.durable))
+        return min(volatile, key=lambda message: message.position, default=None)
+
     def take_out(self, message: Message) -> None:
         """Of those that wait, or wait for their time: it is on its way elsewhere."""
         if message in self.delayed:

@@ -100,6 +100,13 @@ class Ready:
                 line.popleft()
         return None
 
+    def volatile(self) -> Iterator[Message]:
+        """Of each priority the non-persistent message that came first."""
+        for line in self.lines:
+            found = next((message for message in line or () if not message.durable and message.position not in self.stale), None)
+            if found is not None:
+                yield found
+
     def take(self, message: Message) -> None:
         """The message that a peek returned is taken."""
         self.count -= 1
