@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,7 +78,10 @@ def _pairs(column: tuple[Any, ...], kind: pa.DataType) -> list[Any]:
 
 
 def _moment(timestamp_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC) if timestamp_ms else None
+    """None where the message has none, or one outside the years 1 to 9999 (an expiry that means never)."""
+    with suppress(ValueError, OverflowError):
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC) if timestamp_ms else None
+    return None
 
 
 def _text(value: str | bytes) -> str:

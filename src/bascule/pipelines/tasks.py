@@ -94,7 +94,11 @@ class DivertTask:
         reason = self.failed.get((divert.name, taken.offset))
         if reason is not None:
             raise BadRecord(f"the transformation failed: {reason}")
-        return made.get((divert.name, taken.offset, taken.index), [])
+        records = made.get((divert.name, taken.offset, taken.index))
+        if records is None:
+            # Left out by the transformation, or without a row for it: then this says why.
+            message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
+        return records or []
 
 
 def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]) -> pa.RecordBatch:

@@ -1,0 +1,60 @@
+"""What transformations are given, and what the writer makes of what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from bascule.amqp.types import Symbol
+from bascule.core.destination import Routing
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.jms.sections import DATA, PROPERTIES, section_bytes
+from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
+from bascule.kafka.positions import Position
+from bascule.pipelines.carry import Claim
+from bascule.pipelines.divert import DivertEngine, JournalReader, Record
+from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask
+
+UPPER = Divert("upper", "orders", "out", select=("upper(text) AS value",))
+START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
+#: Typed as text, and none: the broker, which reads no bodies, takes it.
+NO_TEXT = section_bytes(PROPERTIES, [None] * 6 + [Symbol("text/plain")]) + section_bytes(DATA, b"\xff")
+
+
+def text(body: str, expiration_ms: int = 0) -> bytes:
+    return encode_message(JmsMessage(message_id=f"ID:{body}", body_kind="text", body=body, timestamp_ms=1, expiration_ms=expiration_ms))
+
+
+def journal(*bodies: bytes) -> bytes:
+    sends = (Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, "orders", (), (), (), None, body) for body in bodies)
+    return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
+
+
+def rows(value: bytes) -> pa.Table:
+    batch = pa.RecordBatch.from_pydict({"offset": [1], "key": [DATA_KEY], "value": [value]})
+    return pa.Table.from_batches(RowsTask(UPPER)(iter([batch])))
+
+
+def written(value: bytes, made: dict[tuple[str, int, int], list[Record]], task: DivertTask | None = None) -> Sequence[tuple[str, bytes]]:
+    """Topics and values."""
+    task = task or DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,))
+    engine = DivertEngine("bridge", ("journal", 0), "dead")
+    transformed = partial(task._transformed, made)
+    found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
+    return [(output.topic, output.value) for taken in found for _, output in engine.outputs(taken, transformed)]
+
+
+@pytest.mark.parametrize("expiration_ms", [2**63 - 1, -(2**63), 253_402_300_800_000])
+def test_a_message_that_expires_when_no_calendar_reaches_has_a_row(expiration_ms: int) -> None:
+    assert rows(journal(text("never", expiration_ms)))["expiration"].to_pylist() == [None]
+
+
+def test_a_message_that_a_transformation_cannot_be_given_is_dead_lettered_and_one_that_it_leaves_out_is_not() -> None:
+    value = journal(text("left out"), NO_TEXT, text("kept"))
+    assert rows(value)["index"].to_pylist() == [0, 2]
+    made = {("upper", 1, 2): [Record(None, False, None, b"KEPT", {})]}
+    assert written(value, made) == [("dead", NO_TEXT), ("out", b"KEPT")]
