@@ -109,4 +109,5 @@ def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage:
         "exception.class.name": type(error).__name__,
         "exception.message": str(error),
     }
-    return [(f"__connect.errors.{name}", value.encode()) for name, value in said.items()]
+    # An error may quote half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+    return [(f"__connect.errors.{name}", value.encode(errors="backslashreplace")) for name, value in said.items()]

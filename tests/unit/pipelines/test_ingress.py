@@ -79,6 +79,12 @@ def test_a_value_that_does_not_fit_is_dead_lettered_as_it_was(body: str, value: 
         engine(dead_letter_topic=None, body=body).output(RECORD._replace(value=value))
 
 
+def test_an_error_that_quotes_what_utf_8_cannot_hold_is_told_all_the_same() -> None:
+    output = engine(body="map").output(RECORD._replace(value=b'{"\\ud800": 1}', headers=[("jms.body", b"map")]))
+    assert output is not None
+    assert b"\\ud800" in (dict(output.headers)["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
+
+
 def test_a_tombstone_is_an_empty_message_that_says_so() -> None:
     message = decode_message(sent(RECORD._replace(value=None)).body)
     assert message.body is None
