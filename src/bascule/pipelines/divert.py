@@ -32,7 +32,7 @@ from bascule.journal.records import (
 )
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Headers, Output
-from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, target_topic
+from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, said_by, target_topic
 from bascule.pipelines.spec import Divert
 
 STATE_KEY = b"S"
@@ -181,7 +181,7 @@ class DivertEngine:
     def __init__(
         self, bridge_id: str, journal: tuple[str, int], dead_letter_topic: str | None, own_topics: frozenset[str] = frozenset()
     ) -> None:
-        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises its error.
+        """``journal`` is topic and partition. Without a dead-letter topic a message that cannot be carried raises BadRecord.
 
         ``own_topics`` are Bascule's, in which no message may end.
         """
@@ -219,10 +219,10 @@ class DivertEngine:
         return output._replace(key=key, value=record.value, headers=headers)
 
     def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
-        """The message as its sender encoded it, for the dead-letter topic. Raises ``error`` where there is none."""
+        """The message as its sender encoded it, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops."""
         crash.point("divert.dead_letter")
         if self._dead_letter_topic is None:
-            raise error
+            raise BadRecord(said_by(error)) from None
         marks: Headers = [
             self._origin,
             (ID_HEADER, taken.identity.encode()),

@@ -21,7 +21,7 @@ from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.kafka.transactional import Headers, Output
-from bascule.pipelines.mapping import ORIGIN_HEADER, BadRecord, error_headers
+from bascule.pipelines.mapping import ORIGIN_HEADER, BadRecord, error_headers, said_by
 from bascule.pipelines.spec import Ingress
 
 UNBOUND_HEADER = "unbound"
@@ -52,7 +52,7 @@ class IngressEngine:
     """Kafka records to JMS messages for one ingress."""
 
     def __init__(self, ingress: Ingress, bridge_id: str, ingress_topic: str, dead_letter_topic: str | None) -> None:
-        """Without a dead-letter topic a record that cannot be carried raises its error."""
+        """Without a dead-letter topic a record that cannot be carried raises BadRecord."""
         self._ingress = ingress
         self._own = (ORIGIN_HEADER, bridge_id.encode())
         self._ingress_topic = ingress_topic
@@ -70,10 +70,10 @@ class IngressEngine:
         return Output(self._ingress_topic, None, value, self._headers, 0)
 
     def dead_letter(self, record: KafkaRecord, stage: str, error: Exception) -> Output:
-        """The record as it was, for the dead-letter topic. Raises ``error`` where there is none."""
+        """The record as it was, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops."""
         crash.point("ingress.dead_letter")
         if self._dead_letter_topic is None:
-            raise error
+            raise BadRecord(said_by(error)) from None
         said = error_headers(self._ingress.name, record.topic, record.partition, record.offset, stage, error)
         headers = [(name, value or b"") for name, value in record.headers]
         return Output(self._dead_letter_topic, record.key, record.value or b"", [*headers, self._own, *said], record.timestamp_ms)

@@ -99,7 +99,7 @@ def _short_key(choice: str, short: Direct) -> bytes | None:
 
 def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException) -> Headers:
     """Why a record is in the dead-letter topic, under the names of Kafka Connect."""
-    said = {
+    facts = {
         "topic": topic,
         "partition": str(partition),
         "offset": str(offset),
@@ -107,7 +107,11 @@ def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage:
         "task.id": str(partition),
         "stage": stage,
         "exception.class.name": type(error).__name__,
-        "exception.message": str(error),
+        "exception.message": said_by(error),
     }
-    # An error may quote half of a surrogate pair, which JSON can hold and UTF-8 cannot.
-    return [(f"__connect.errors.{name}", value.encode(errors="backslashreplace")) for name, value in said.items()]
+    return [(f"__connect.errors.{name}", value.encode()) for name, value in facts.items()]
+
+
+def said_by(error: BaseException) -> str:
+    """An error's text as UTF-8 can hold it: it may quote half of a surrogate pair, which JSON can hold."""
+    return str(error).encode(errors="backslashreplace").decode()

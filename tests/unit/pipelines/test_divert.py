@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from bascule.core.destination import Routing
@@ -22,6 +24,7 @@ from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
 from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Divert
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
@@ -173,11 +176,13 @@ def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
     assert (output.topic, output.value) == ("dead", b"\x00garbage")
 
 
-def test_without_a_dead_letter_topic_the_error_stops() -> None:
+@pytest.mark.parametrize("one", [send(address="no/topic"), send()._replace(body=b"\x00garbage")], ids=["no topic", "no message"])
+def test_without_a_dead_letter_topic_the_error_stops(one: Send) -> None:
     reader = JournalReader(START, [Divert("d", "#")])
-    (taken,) = reader.take(1, b"D", data(1, send(address="no/topic")))
-    with pytest.raises(BadRecord):
+    (taken,) = reader.take(1, b"D", data(1, one))
+    with pytest.raises(BadRecord) as stopped:
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
+    assert is_fatal(short("".join(traceback.format_exception(stopped.value))))
 
 
 def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord, property_name
 from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Ingress
 
 RECORD = KafkaRecord("topic.a", 3, 42, 1_700_000_000_000, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")])
@@ -75,7 +78,7 @@ def test_a_value_that_does_not_fit_is_dead_lettered_as_it_was(body: str, value: 
     headers = dict(output.headers)
     assert reason in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
     assert headers["plain"] == b"p"
-    with pytest.raises(BadRecord if body == "map" else Exception):
+    with pytest.raises(BadRecord):
         engine(dead_letter_topic=None, body=body).output(RECORD._replace(value=value))
 
 
@@ -83,6 +86,24 @@ def test_an_error_that_quotes_what_utf_8_cannot_hold_is_told_all_the_same() -> N
     output = engine(body="map").output(RECORD._replace(value=b'{"\\ud800": 1}', headers=[("jms.body", b"map")]))
     assert output is not None
     assert b"\\ud800" in (dict(output.headers)["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("record", "target"),
+    [
+        (RECORD._replace(value=b"\xff"), "to"),
+        (RECORD._replace(headers=[("jms.int.size", b"much")]), "to"),
+        (RECORD, "${header:to}"),
+        (RECORD._replace(value=b'{"\\ud800": 1}', headers=[("jms.body", b"map")]), "to"),
+    ],
+    ids=["no text", "no number", "no header", "half a surrogate pair"],
+)
+def test_without_a_dead_letter_topic_a_record_that_cannot_be_carried_stops_the_pipeline(record: KafkaRecord, target: str) -> None:
+    with pytest.raises(BadRecord) as stopped:
+        engine(None, target=target, body="map" if b"{" in (record.value or b"") else "text").output(record)
+    said = "".join(traceback.format_exception(stopped.value))
+    assert is_fatal(short(said))
+    assert said.encode()
 
 
 def test_a_tombstone_is_an_empty_message_that_says_so() -> None:
