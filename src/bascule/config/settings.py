@@ -19,6 +19,7 @@ from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
+from bascule.core.topics import own_topics
 
 MIB = 1 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
@@ -209,7 +210,7 @@ class Journal(Section):
 
     def owns(self, topic: str) -> bool:
         """Whether a topic is one of Bascule's own (the dead-letter topic is the user's)."""
-        return topic in {self.topic(name) for name in ("journal", "snapshots", "store", "positions", "ingress")}
+        return topic in own_topics(self.prefix)
 
 
 class Kafka(Section):
@@ -365,6 +366,8 @@ class Settings(BaseSettings):
         for position, divert in enumerate(self.divert):
             if self.journal.owns(divert.to):
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
+            if divert.to == self.dead_letter_topic:
+                raise located(("divert", position, "to"), f"{divert.to!r} is for what no divert can carry (pipelines.dead_letter_topic)")
         for position, ingress in enumerate(self.ingress):
             for topic in ingress.topics:
                 if self.journal.owns(topic):

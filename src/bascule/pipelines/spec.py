@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bascule.core.destination import Routing
+from bascule.core.topics import own_topics
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -111,8 +112,8 @@ class Pipelines:
 
     @property
     def own_topics(self) -> frozenset[str]:
-        """Bascule's own topics, which no divert may write and no ingress read."""
-        return frozenset(f"{self.prefix}.{name}" for name in ("journal", "snapshots", "store", "positions", "ingress"))
+        """Topics that no message's address may name to a divert, and no pattern to an ingress: Bascule's own, and the dead letters."""
+        return own_topics(self.prefix) | {self.dead_letter_topic}
 
     def transactional_id(self, position_key: str) -> str:
         """The one transactional id that may move a position."""

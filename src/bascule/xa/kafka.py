@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.topics import XA_PREFIX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, trim
 from bascule.kafka.history import TopicHistory
@@ -36,7 +37,6 @@ from bascule.xa.log import Outcome
 from bascule.xa.resource import Branches, Call, State, Vote
 from bascule.xa.xid import Xid
 
-PREFIX = "bascule.xa"
 #: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
 PARTITIONS = 16
 SIDE_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "unclean.leader.election.enable": "false"}
@@ -134,7 +134,7 @@ class KafkaBranch:
 class KafkaResource:
     """A Kafka cluster. Safe for threads; topics ``PREFIX.side`` and ``PREFIX.log`` are created by the first branch."""
 
-    def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = PREFIX, instance: str | None = None) -> None:
+    def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = XA_PREFIX, instance: str | None = None) -> None:
         """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""
         self.name = name
         self._kafka = {**CLIENT_SETTINGS, **kafka}

@@ -13,18 +13,17 @@ from typing import Any
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.topics import DECISIONS
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
 from bascule.xa.log import Decision, Entry, Heuristic, LogState, decode, encode
 from bascule.xa.xid import Xid
 
-TOPIC = "bascule.xa.decisions"
-
 
 class KafkaLog:
     """A decision log for managers on any number of machines. The topic is created by the first call."""
 
-    def __init__(self, kafka: Mapping[str, Any], *, topic: str = TOPIC) -> None:
+    def __init__(self, kafka: Mapping[str, Any], *, topic: str = DECISIONS) -> None:
         """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic

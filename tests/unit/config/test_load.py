@@ -154,6 +154,8 @@ ERRORS = [
     (f"{DIVERT}to = '${{rest}}'", "to: ${rest} is what a '#' at the end of `from` stands for, and the only one"),
     (f"{DIVERT}to = 'k/${{address}}'", """must be a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'"""),
     (f"{DIVERT}to = 'bascule.journal'", """divert["delayed"].to = "bascule.journal": 'bascule.journal' is one of Bascule's own topics"""),
+    (f"{DIVERT}to = 'bascule.xa.decisions'", "'bascule.xa.decisions' is one of Bascule's own topics"),
+    (f"{DIVERT}to = 'bascule.dead-letter'", "'bascule.dead-letter' is for what no divert can carry (pipelines.dead_letter_topic)"),
     (f"{DIVERT}key = 'header:x'", "must be message-id, correlation-id, group-id, none or property:NAME"),
     (f"{DIVERT}key = 'property:a-b'", "must be message-id, correlation-id, group-id, none or property:NAME"),
     (f"{DIVERT}start = 'yesterday'", "must be 'earliest', 'latest' or a timestamp such as '2026-01-31T08:00:00Z'"),

@@ -7,6 +7,7 @@ import traceback
 import pytest
 
 from bascule.core.destination import Routing
+from bascule.core.topics import DECISIONS, OUTBOUND
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import (
     HEADER_SIZE,
@@ -23,9 +24,9 @@ from bascule.journal.records import (
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
-from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.mapping import BadRecord, target_topic
 from bascule.pipelines.queries import is_fatal, short
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import Divert, Pipelines
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 
@@ -229,3 +230,10 @@ def test_a_topic_is_named_after_the_address_or_the_rest_of_it(source: str, targe
 def test_an_address_cannot_name_a_topic_that_is_none_or_not_the_users(address: str) -> None:
     (output,) = outputs(Divert("d", "kafka.reply.#", "${rest}"), send(address=address))
     assert output.topic == "dead"
+
+
+@pytest.mark.parametrize("name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead"])
+def test_no_message_and_no_pattern_names_a_topic_of_bascules(name: str) -> None:
+    own = Pipelines("bridge", {}, prefix="orders", dead_letter_topic="orders.dead").own_topics
+    with pytest.raises(BadRecord, match="one of Bascule's own"):
+        target_topic("${address}", name, own=own)

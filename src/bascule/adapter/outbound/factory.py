@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.topics import OUTBOUND
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored
 from bascule.kafka.guards import Role, ensure
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Marks of transactions that are committed, and when (ms since the epoch): they tell what became of one whose commit was not answered. Each
 #: has a key of its own, so that nobody overwrites another's, whoever else has the same transactional id.
-COMMITTED_TOPIC = "bascule.outbound"
+COMMITTED_TOPIC = OUTBOUND
 COMMITTED_PARTITIONS = 8
 #: A connection deletes its last mark by the next one; what is as old was left by one that is gone.
 MARKS_KEPT_MS = 7 * 24 * 3_600_000
