@@ -22,6 +22,9 @@ from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.rows import arrow_batch, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 
+#: A message's place in the journal: the offset of its record, and its index there.
+Message = tuple[int, int]
+OFFSET_MAX = 2**63 - 1
 #: What a task reports; Spark needs some row, nobody reads it but the driver's progress.
 REPORT_SCHEMA = "records long, written long"
 
@@ -49,7 +52,7 @@ class DivertTask:
     """Journal rows to target topics, for all diverts that share a position.
 
     Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
-    ``failed`` are journal offsets on which a divert's transformation failed, and why. What exclusive diverts took that are not configured
+    ``failed`` says by divert and message on what a transformation failed, and why. What exclusive diverts took that are not configured
     is dead-lettered by who answers for it: one that stands ``elsewhere`` (all of them are known to the common position) for itself.
     """
 
@@ -57,7 +60,7 @@ class DivertTask:
     claim: Claim
     diverts: tuple[Divert, ...]
     elsewhere: frozenset[str] = frozenset()
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Takes the rows of one journal partition in order."""
@@ -91,10 +94,10 @@ class DivertTask:
         return name not in self.elsewhere if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
     def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
-        reason = self.failed.get((divert.name, taken.offset))
-        if reason is not None:
-            raise BadRecord(f"the transformation failed: {reason}")
-        records = made.get((divert.name, taken.offset, taken.index))
+        key = (divert.name, taken.offset, taken.index)
+        if key in self.failed:
+            raise BadRecord(f"the transformation failed: {self.failed[key]}")
+        records = made.get(key)
         if records is None:
             # Left out by the transformation, or without a row for it: then this says why.
             message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
@@ -114,10 +117,14 @@ def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]
 class RowsTask:
     """Journal rows to message rows for one divert's transformation: at least those of the messages that it takes.
 
-    The fence is not asked here; the writer asks it, and lets go what does not count.
+    Of these the ``first`` to the ``last`` (by offset and index) that are not in ``without``. The fence is not asked here; the writer asks
+    it, and lets go what does not count.
     """
 
     divert: Divert
+    without: frozenset[Message] = frozenset()
+    first: Message = (0, 0)
+    last: Message = (OFFSET_MAX, 0)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One batch of message rows for each of journal rows."""
@@ -136,6 +143,9 @@ class RowsTask:
             return
         sends = (decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND)
         for index, send in enumerate(sends):
+            message = (offset, index)
+            if message in self.without or not self.first <= message <= self.last:
+                continue
             if choice.wants(send, frozenset(), {}):
                 with suppress(BasculeError, ValueError):  # the writer decodes it as well, and dead-letters it
                     yield message_row(send, offset, header.epoch, header.sequence, index, self.divert.key)

@@ -34,14 +34,16 @@ def journal(*bodies: bytes) -> bytes:
     return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
 
 
-def rows(value: bytes) -> pa.Table:
+def rows(value: bytes, task: RowsTask | None = None) -> pa.Table:
     batch = pa.RecordBatch.from_pydict({"offset": [1], "key": [DATA_KEY], "value": [value]})
-    return pa.Table.from_batches(RowsTask(UPPER)(iter([batch])))
+    return pa.Table.from_batches((task or RowsTask(UPPER))(iter([batch])))
 
 
-def written(value: bytes, made: dict[tuple[str, int, int], list[Record]], task: DivertTask | None = None) -> Sequence[tuple[str, bytes]]:
+def written(
+    value: bytes, made: dict[tuple[str, int, int], list[Record]], failed: dict[tuple[str, int, int], str] | None = None
+) -> Sequence[tuple[str, bytes]]:
     """Topics and values."""
-    task = task or DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,))
+    task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
     engine = DivertEngine("bridge", ("journal", 0), "dead")
     transformed = partial(task._transformed, made)
     found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
@@ -58,3 +60,12 @@ def test_a_message_that_a_transformation_cannot_be_given_is_dead_lettered_and_on
     assert rows(value)["index"].to_pylist() == [0, 2]
     made = {("upper", 1, 2): [Record(None, False, None, b"KEPT", {})]}
     assert written(value, made) == [("dead", NO_TEXT), ("out", b"KEPT")]
+
+
+def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_record_alone() -> None:
+    bodies = [text(str(number)) for number in range(4)]
+    value = journal(*bodies)
+    assert rows(value, RowsTask(UPPER, frozenset({(1, 1)})))["index"].to_pylist() == [0, 2, 3]
+    assert rows(value, RowsTask(UPPER, first=(1, 1), last=(1, 2)))["index"].to_pylist() == [1, 2]
+    made = {("upper", 1, index): [Record(None, False, None, b"good", {})] for index in (0, 2, 3)}
+    assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]

@@ -1,0 +1,46 @@
+"""How the messages are found on which a transformation fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bascule.pipelines.tasks import OFFSET_MAX, Message
+from bascule.pipelines.transforming import BAD_AT_ONCE, first_bad
+
+#: Each journal record holds so many.
+PER_RECORD = 5
+MESSAGES = [(offset, index) for offset in range(100) for index in range(PER_RECORD)]
+
+
+class Failing:
+    """A transformation that fails on some messages, and now and then for a reason that passes."""
+
+    def __init__(self, *bad: Message, passing: int = 0) -> None:
+        self.bad, self.passing, self.runs = frozenset(bad), passing, 0
+
+    def __call__(self, messages: Sequence[Message]) -> str | None:
+        self.runs += 1
+        if self.passing:
+            self.passing -= 1
+            return "a worker was killed"
+        return next((f"unlucky {each}" for each in messages if each in self.bad), None)
+
+
+def test_the_messages_themselves_are_found_and_not_their_neighbours_in_the_record() -> None:
+    failing = Failing((7, 2), (7, 4), (99, 0))
+    assert first_bad(MESSAGES, failing) == ({each: f"unlucky {each}" for each in ((7, 2), (7, 4), (99, 0))}, OFFSET_MAX)
+    assert failing.runs < 60
+
+
+def test_a_fault_that_passes_is_no_messages_own() -> None:
+    for passing in range(1, 10):  # down to the leaf, where it fails once
+        assert first_bad(MESSAGES, Failing(passing=passing))[0] == {}
+    assert first_bad([], Failing(passing=1)) == ({}, OFFSET_MAX)
+
+
+def test_of_very_many_bad_ones_the_first_are_found_record_by_record() -> None:
+    failing = Failing(*MESSAGES)
+    bad, end = first_bad(MESSAGES, failing)
+    assert list(bad) == [each for each in MESSAGES if each[0] <= end]
+    assert BAD_AT_ONCE <= len(bad) < BAD_AT_ONCE + PER_RECORD
+    assert failing.runs < 4 * len(bad)
