@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -368,4 +369,12 @@ def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge)
     message = decode_message(sends[0].body)
     assert (message.body, message.destination, message.destination_kind) == ("AA is late by 90", "late", "queue")
     assert message.properties == {"carrier": "AA", "dep_delay": "90"}
+
+    # Without its checkpoint it would begin again, and write what it has written.
+    shutil.rmtree(bridge.directory / "checkpoint")
+    job.start()
+    assert job.wait(60)
+    assert "PositionLost: writer 'late' belongs to the query with the id" in (bridge.directory / "job.log").read_text()
+    reader.poll()
+    assert len(reader.seen) == len(sends)
     reader.close()

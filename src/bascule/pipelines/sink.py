@@ -2,18 +2,16 @@
 
 Exactly once, because the batch's messages and the number of the next batch are one Kafka transaction: a batch that Spark repeats after
 a crash finds its number taken and writes nothing. That holds as long as the query keeps its checkpoint, which gives a repeated batch
-the same rows under the same number; the writer knows the query by the id in the checkpoint and refuses another one.
+the same rows under the same number; the writer knows the query by the id that Spark keeps there and refuses another one.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
@@ -29,15 +27,18 @@ from bascule.pipelines.ingress import UNBOUND_HEADER
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 
+#: The property of a task that names its query, the same as long as the checkpoint is.
+_QUERY_ID = "sql.streaming.queryId"
 _ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
 _NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded(WriterCommitMessage):
-    """A task's messages, as values for ``bascule.ingress``."""
+    """A task's messages, as values for ``bascule.ingress``, and the id of its query."""
 
     values: tuple[bytes, ...]
+    query: str
 
 
 class DestinationWriter(DataSourceStreamWriter):
@@ -56,15 +57,20 @@ class DestinationWriter(DataSourceStreamWriter):
         self._address, self._routing, self._kind = lowered.get("address"), _ROUTINGS[routing], routing
         self._unbound = lowered.get("unbound", "keep")
         self._prefix, self._bridge = lowered.get("prefix", "bascule"), lowered.get("bridge", "bascule")
-        self._checkpoint = lowered.get("checkpointlocation", "")
         self._kafka = dict(kafka)
 
     def write(self, iterator: Iterator[Row]) -> Encoded:
         """Encodes a task's rows. Raises InvalidInput for one that is no JMS message."""
-        return Encoded(tuple(self._encoded(row.asDict()) for row in iterator))
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY_ID) if context else None
+        if not query:
+            raise InvalidInput("Spark does not say which streaming query this is, by which the writer knows what it has written")
+        return Encoded(tuple(self._encoded(row.asDict()) for row in iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Writes the batch, unless it has been written. Raises PositionLost when the checkpoint is not the one of before."""
+        encoded = [message for message in messages if isinstance(message, Encoded)]
+        query = encoded[0].query  # an empty batch has a task, too
         if batchId == 0:
             # A job of its own may run where no pipeline ever has.
             Positions(Pipelines(self._bridge, self._kafka, prefix=self._prefix), "").prepare_topics()
@@ -72,23 +78,14 @@ class DestinationWriter(DataSourceStreamWriter):
         writer = TransactionalWriter(self._kafka, f"{self._prefix}.{self._bridge}.{key}", f"{self._prefix}.positions", key)
         try:
             before = writer.current()
-            query = self._query_id()
             if before is None and batchId > 0:
                 raise PositionLost(f"writer {self._id!r} has no position, though its query comes to batch {batchId}: it was lost")
-            if before is not None and before.topic_id != query:
-                raise PositionLost(
-                    f"writer {self._id!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
-                    " restore the checkpoint, or give the writer another id"
-                )
-            if before is not None and batchId < before.offset:
-                return
+            if before is not None:
+                self._check(before, query, batchId)
+                if batchId < before.offset:
+                    return
             headers: Any = [(UNBOUND_HEADER, self._unbound.encode())]
-            outputs = [
-                Output(f"{self._prefix}.ingress", None, value, headers)
-                for message in messages
-                if isinstance(message, Encoded)
-                for value in message.values
-            ]
+            outputs = [Output(f"{self._prefix}.ingress", None, value, headers) for message in encoded for value in message.values]
             after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1)
             crash.point("sink.commit.before")
             writer.write(outputs, before, after)
@@ -99,13 +96,17 @@ class DestinationWriter(DataSourceStreamWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing has been written."""
 
-    def _query_id(self) -> str:
-        location = urlparse(self._checkpoint)
-        metadata = Path(location.path, "metadata")
-        if location.scheme not in ("", "file") or not metadata.exists():
-            # Not to be read from here (a cluster's file system): its place stands for it.
-            return self._checkpoint
-        return str(json.loads(metadata.read_text())["id"])
+    def _check(self, before: Position, query: str, batch: int) -> None:
+        if before.topic_id != query:
+            raise PositionLost(
+                f"writer {self._id!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
+                " restore the checkpoint, or give the writer another id"
+            )
+        if batch < before.offset - 1:
+            raise PositionLost(
+                f"writer {self._id!r} has written batch {before.offset - 1}, and is given batch {batch}: Spark repeats the last one only,"
+                " so the checkpoint is an older one: restore the newest, or give the writer another id"
+            )
 
     def _encoded(self, row: dict[str, Any]) -> bytes:
         address = row.get("address") or self._address

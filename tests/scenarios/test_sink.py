@@ -1,0 +1,36 @@
+"""A Spark job's writer on a real Kafka, given batches as Spark gives them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+from tests.scenarios.topics import Reader
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import PositionLost
+from bascule.pipelines.sink import DestinationWriter, Encoded
+
+TEXTS = StructType([StructField("value", StringType())])
+
+
+def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repeat_is_refused(
+    kafka: EmbeddedKafka, topic_prefix: str
+) -> None:
+    options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
+
+    def write(batch: int, query: str = "first") -> None:
+        writer = DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS)
+        writer.commit([Encoded((f"{query} {batch}".encode(),), query), Encoded((), query)], batch)
+
+    for batch in (0, 0, 1, 2, 2):
+        write(batch)
+    with pytest.raises(PositionLost, match="has written batch 2, and is given batch 1"):
+        write(1)
+    for batch in (0, 2, 3):
+        with pytest.raises(PositionLost, match="belongs to the query with the id 'first', this checkpoint is 'second'"):
+            write(batch, "second")
+    write(3)
+    with closing(Reader(kafka.bootstrap, f"{topic_prefix}.ingress")) as reader:
+        assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]
