@@ -143,6 +143,7 @@ class Bridge:
             for writer in carry._kept.writers.values():
                 writer.close()
             carry._kept.writers.clear()
+            carry._kept.targets = None
 
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType
 
 from bascule.core.errors import InvalidInput, Unavailable
 
@@ -24,8 +24,20 @@ CLUSTER_DEFAULT = -1
 _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
+#: Kafka could create the topic, and its ACLs or its policy do not allow it.
+_DENIALS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION)
+
+
 class TopicMissing(InvalidInput):
     """A topic that must exist does not."""
+
+
+class Denied(Unavailable):
+    """Kafka does not let this client create ``topic``, or write to it."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic!r} {reason}")
+        self.topic = topic
 
 
 class Topics:
@@ -80,7 +92,7 @@ class Topics:
         return found
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
-        """Creates a topic; false when it was there. Raises Unavailable, or InvalidInput for a name or setting that Kafka refuses."""
+        """Creates a topic; false when it was there. Raises Unavailable, Denied, InvalidInput for a name or setting that Kafka refuses."""
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
         try:
             self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
@@ -90,8 +102,26 @@ class Topics:
                 return False
             if code in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR):
                 raise InvalidInput(f"topic {topic!r} cannot be created: {error.args[0].str()}") from error
+            if code in _DENIALS:
+                raise Denied(topic, f"cannot be created: {error}") from error
             raise Unavailable(f"topic {topic!r} cannot be created: {error}") from error
         return True
+
+    def check_writable(self, topic: str) -> None:
+        """Raises Denied for a topic that this client may not write to: in a transaction Kafka would not name it. Raises Unavailable."""
+        asked = TopicCollection([topic])
+        try:
+            described = self._admin.describe_topics(asked, include_authorized_operations=True, request_timeout=ADMIN_TIMEOUT_S)
+            allowed = described[topic].result().authorized_operations
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return  # has just been created
+            if code in _DENIALS:
+                raise Denied(topic, f"may not be described: {error}") from error
+            raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
+        if allowed and AclOperation.WRITE not in allowed:
+            raise Denied(topic, "may not be written: Kafka's ACLs do not allow it")
 
     def await_visible(self, topics: Iterable[str]) -> None:
         """Return when Kafka shows topics that have just been created. Raises Unavailable."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
-from bascule.kafka.admin import TopicMissing, Topics
+from bascule.kafka.admin import Denied, TopicMissing, Topics
 from bascule.kafka.positions import Position, PositionLost, PositionTaken
 from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable
 from bascule.pipelines.mapping import BadRecord
@@ -21,7 +21,7 @@ _COLLECT_AFTER = 1_000_000
 #: Records are handed to Kafka's client so many at a time while the transaction fills: what is left at its end takes no time to speak of.
 _AHEAD_RECORDS = 500
 
-#: Says what to write in place of a record that Kafka refuses.
+#: Says what to write in place of a record that Kafka refuses; raises what it is given where that is not the record's fault.
 Fallback = Callable[[Exception], Output]
 
 
@@ -48,19 +48,21 @@ class Claim:
 
 
 class Targets:
-    """Target topics, created on first use. A topic in use is not asked for again."""
+    """Target topics, created and looked at on first use. A topic in use is not asked for again."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._topics = Topics(pipelines.kafka)
         self._partitions = pipelines.target_partitions
         self._replication_factor = pipelines.replication_factor
         self._there: set[str] = set()
+        self._in_use: set[str] = set()
 
     def ensure(self, topic: str) -> None:
-        """Raises BadRecord when Kafka refuses the name, TopicMissing when topics are not to be created."""
-        if topic in self._there:
+        """Raises BadRecord when Kafka refuses the name, Denied, TopicMissing when topics are not to be created."""
+        if topic in self._in_use:
             return
-        self._there.update(self._topics.partitions())
+        if topic not in self._there:
+            self._there.update(self._topics.partitions())
         if topic not in self._there:
             if self._partitions < 1:
                 raise TopicMissing(f"target topic {topic!r} does not exist (pipelines.target_partitions = 0: it is not created)")
@@ -69,6 +71,8 @@ class Targets:
             except InvalidInput as error:
                 raise BadRecord(str(error)) from error
             self._there.add(topic)
+        self._topics.check_writable(topic)
+        self._in_use.add(topic)
 
 
 @dataclass(slots=True)
@@ -139,7 +143,7 @@ class Carrier:
         """A record to write in the transaction of the source record at hand."""
         try:
             self._targets.ensure(output.topic)
-        except BadRecord as error:
+        except (BadRecord, Denied) as error:
             output = fallback(error)
             self._targets.ensure(output.topic)
         self._outputs.append(output)
