@@ -13,19 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
+from confluent_kafka.admin import AdminClient
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position
 from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
 from bascule.server.housekeeping import Housekeeping, Pin
 from bascule.testing.broker import BrokerInMemory
 from bascule.testing.journal import SyntheticJournal, text_message
+from bascule.testing.system import wait_for
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,6 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
         return type("Frame", (), {"writeStream": type("Writer", (), {"format": lambda _, __: Stream(rows, task)})()})()
 
     def stream(_: object, pipelines: Pipelines, start: dict[tuple[str, int], int], *, committed: bool) -> Rows:
-        assert not committed
         return Rows(pipelines, next(iter(start.values())))
 
     def part(_: object, pipelines: Pipelines, topic: str, partition: int, start: int, end: int) -> Rows:
@@ -102,6 +104,7 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(driver, "spark_session", lambda _: Session())
     patch.setattr(driver, "journal_rows", lambda rows: rows)
+    patch.setattr(driver, "ingress_rows", lambda rows: rows)
     patch.setattr(driver, "kafka_stream", stream)
     patch.setattr(driver, "kafka_range", part)
     patch.setattr(driver, "TransformingBatch", batch)
@@ -127,13 +130,26 @@ class Bridge:
             self.journal.send(text_message(text), diverts=taken_by, flags=flags)
         self.journal.flush()
 
+    def renew(self) -> None:
+        """Another journal of the same name."""
+        admin, name = AdminClient(self.pipelines.kafka), self.pipelines.journal_topic
+        admin.delete_topics([name])[name].result()
+        wait_for(lambda: name not in self.topics.partitions(), "the journal to be deleted")
+        self.topics.create(name, 1, {})
+        wait_for(lambda: self.topics.ids([name]), "the new journal")
+        self.journal.sequence = 0
+
+    def trim(self, before: int) -> None:
+        """Deletes the journal's records before an offset."""
+        trim(self.pipelines.kafka, self.pipelines.journal_topic, {0: before})
+
     def end(self) -> int:
         return TopicHistory(self.pipelines.kafka, self.pipelines.journal_topic, 0).latest()
 
     @contextmanager
-    def running(self, *diverts: Divert) -> Iterator[Running]:
-        """A driver with these diverts."""
-        found = driver.Driver(replace(self.pipelines, diverts=diverts))
+    def running(self, *diverts: Divert, ingresses: tuple[Ingress, ...] = ()) -> Iterator[Running]:
+        """A driver with these diverts, and ingresses whose queries take no batch."""
+        found = driver.Driver(replace(self.pipelines, diverts=diverts, ingresses=ingresses))
         try:
             found.start()
             yield Running(self, found)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 from pyspark.errors import PySparkException
@@ -24,13 +25,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
-from bascule.kafka.positions import APART, COMMON, Position, position_key
+from bascule.kafka.positions import APART, COMMON, Position, PositionLost, position_key
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
-from bascule.pipelines.registry import DivertPlan, joined
+from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import Ingress, Pipelines, from_settings
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask
@@ -87,9 +89,8 @@ class Driver:
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
                 check(divert, self._session)
-        plan = self._positions.take_diverts(self.pipelines.diverts, journal_id) if journal_id else None
-        if plan is not None:
-            self._start_diverts(plan)
+        if journal_id:
+            self._start_diverts(journal_id)
         for name, ingress in self._ingresses.items():
             self._add(f"ingress:{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
         self._refresh_due_s = time.monotonic() + REFRESH_S
@@ -150,11 +151,20 @@ class Driver:
                 raise Unavailable(f"there is no topic {topic!r}: the broker creates it; is it running on this Kafka, with this prefix?")
             time.sleep(POLL_S)
 
-    def _start_diverts(self, plan: DivertPlan) -> None:
+    def _start_diverts(self, journal_id: str) -> None:
+        try:
+            plan = self._positions.take_diverts(self.pipelines.diverts, journal_id)
+        except (PositionLost, DamagedRecord, NewerRecord) as error:
+            self._add(COMMON, partial(_stopped, error))
+            return
+        if plan is None:
+            return
         self._apart, self._parked = set(plan.apart), frozenset(plan.parked)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
             self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
+        for name, loss in plan.lost.items():
+            self._add(f"{APART}{name}", partial(_stopped, loss))
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
@@ -334,6 +344,11 @@ def _scratch_base(pipelines: Pipelines) -> str | None:
         return pipelines.checkpoint_dir
     # Written for each batch and never read again: memory will do.
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _stopped(error: BasculeError) -> NoReturn:
+    """Of a pipeline that cannot start: it is shown among the others, and they go on."""
+    raise error
 
 
 def _journal_offset(reached: Mapping[tuple[str, int], int]) -> int | None:

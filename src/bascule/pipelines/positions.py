@@ -61,6 +61,7 @@ class _Journal:
     topic: str
     topic_id: str
     history: TopicHistory
+    first: int
     end: int
 
     def position(self, offset: int) -> Position:
@@ -68,8 +69,20 @@ class _Journal:
         return journal_position(self.topic, self.topic_id, JOURNAL_PARTITION, offset, self.history)
 
     def taken_since(self, position: Position | None) -> dict[str, int]:
-        """Where what exclusive diverts took begins, behind a position."""
-        return taken_since(position, self.history, self.end)
+        """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one."""
+        return taken_since(position if position is not None and position.topic_id == self.topic_id else None, self.history, self.end)
+
+    def what_is_left(self, own: Mapping[str, Position], diverts: tuple[Divert, ...]) -> tuple[dict[str, Position], dict[str, PositionLost]]:
+        """Where diverts stand that stand elsewhere, and why those of them that are enabled cannot go on from there.
+
+        One that is not configured any more answers for what is left of the journal: what it took in it nobody knows.
+        """
+        losses = {name: loss for name, at in own.items() if (loss := _loss(f"{APART}{name}", at, self.topic_id, self.first)) is not None}
+        removed = losses.keys() - {divert.name for divert in diverts}
+        for name in removed:
+            log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
+        left = {name: replace(self.position(self.first), exclusive=(name,)) for name in removed}
+        return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
 
 class Positions:
@@ -126,7 +139,7 @@ class Positions:
 
         One transaction under the common transactional id writes it all. It compares the common position only: the others have been given
         names that nobody else knows, after the common one, so a driver that starts meanwhile makes it fail. None when there is nothing
-        to do: no divert, and nothing left of earlier ones. Raises PositionLost, PositionMoved.
+        to do: no divert, and nothing left of earlier ones. Raises PositionLost, of the common position alone, and PositionMoved.
         """
         topic = self.pipelines.journal_topic
         history = TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
@@ -139,12 +152,15 @@ class Positions:
                 {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
             )
             own = {name: found for name, key in kept.items() if (found := self._taken(key)) is not None}
-            self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, [found for found in (common, *own.values()) if found], history)
+            self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, common, history)
+            journal = _Journal(topic, topic_id, history, history.earliest(), end)
 
             def has_begun(name: str) -> bool:
                 return name in begun and self._stored(begun[name]) is not None
 
-            plan = self._plan(diverts, common, own, has_begun, _Journal(topic, topic_id, history, end))
+            own, lost = journal.what_is_left(own, diverts)
+            fit = tuple(replace(divert, enabled=divert.enabled and divert.name not in lost) for divert in diverts)
+            plan = self._plan(fit, common, own, has_begun, journal)
             if plan is None:
                 return None
             configured = {divert.name for divert in diverts}
@@ -156,7 +172,7 @@ class Positions:
             common_writer.write([], common, plan.common, others)
             self._held |= {self.common_key, *map(self.own_key, plan.apart)}
             crash.point("driver.take.after")
-            return None if plan.common.vacant else plan
+            return None if plan.common.vacant else replace(plan, lost=lost)
 
     def _plan(
         self, diverts: tuple[Divert, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
@@ -284,7 +300,7 @@ class Positions:
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
         found = self._taken(position_key(pipeline, *source))
-        self._check(pipeline, *source, topic_id, [found] if found else [], TopicHistory(self.pipelines.kafka, *source))
+        self._check(pipeline, *source, topic_id, found, TopicHistory(self.pipelines.kafka, *source))
         crash.point("driver.source.after")
         return found
 
@@ -320,22 +336,30 @@ class Positions:
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, [position_partition(key)])) as reader:
             return reader.read().get(key)
 
-    def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: list[Position], history: TopicHistory) -> None:
-        if not found:
-            seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
-            if seen >= 0:
-                raise PositionLost(
-                    f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"
-                    f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
-                    " the group to begin anew"
-                )
+    def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory) -> None:
+        if found is not None:
+            loss = _loss(pipeline, found, topic_id, history.earliest())
+            if loss is not None:
+                raise loss
             return
-        first = history.earliest()
-        for position in found:
-            if position.topic_id != topic_id:
-                raise PositionLost(f"topic {topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
-            if position.offset < first and not position.vacant:
-                raise PositionLost(
-                    f"pipeline {pipeline!r} stands at offset {position.offset} of {topic}-{partition}, whose records begin at {first}:"
-                    " those between were deleted before they were taken"
-                )
+        seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
+        if seen >= 0:
+            raise PositionLost(
+                f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"
+                f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
+                " the group to begin anew"
+            )
+
+
+def _loss(pipeline: str, at: Position, topic_id: str, first: int) -> PositionLost | None:
+    """Why a pipeline cannot go on from where it stands; None when it can, and where nobody wants to."""
+    if at.vacant:
+        return None
+    if at.topic_id != topic_id:
+        return PositionLost(f"topic {at.topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
+    if at.offset < first:
+        return PositionLost(
+            f"pipeline {pipeline!r} stands at offset {at.offset} of {at.topic}-{at.partition}, whose records begin at {first}:"
+            " those between were deleted before they were taken"
+        )
+    return None

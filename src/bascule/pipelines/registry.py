@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bascule.journal.fence import Fence
 from bascule.journal.records import DamagedRecord, ForeignRecord, Kind, decode_header
 from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position
+from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 
@@ -23,13 +23,15 @@ class DivertPlan:
     """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
 
     ``apart`` are enabled diverts that still have to reach the common position, and removed ones that answer for what they took until they
-    are there; ``parked`` are disabled ones that keep theirs; ``new`` is where those begin that were not known before.
+    are there; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
+    those begin that were not known before.
     """
 
     common: Position
     apart: dict[str, Position]
     parked: dict[str, Position]
     new: dict[str, Position]
+    lost: Mapping[str, PositionLost] = field(default_factory=dict)
 
 
 def plan_diverts(

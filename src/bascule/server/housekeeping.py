@@ -274,6 +274,8 @@ class Housekeeping:
         place = self.place
         if common is not None and not common.vacant:
             return {}
+        if common is not None and common.topic_id != Topics(place.kafka).ids([place.topic]).get(place.topic):
+            common = None  # in an earlier journal of the same name
         if common not in self._taken:  # it changes with an epoch, and with the position
             history = TopicHistory(place.kafka, place.topic, place.partition)
             self._taken = {common: taken_since(common, history, history.latest())}

@@ -1,0 +1,98 @@
+"""What one divert has not read is gone: the others go on, and so do the ingresses; what is left of it is answered for."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scenarios.sparkless import Bridge, without_spark
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import COMMON
+from bascule.pipelines.spec import Divert, Ingress
+
+
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    without_spark(monkeypatch)
+    return Bridge(kafka, topic_prefix)
+
+
+@pytest.fixture
+def plain(bridge: Bridge) -> Divert:
+    """A divert that has read what there is, beside ``x``, which is put aside and has lost its first message."""
+    plain = bridge.divert("plain")
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    bridge.send("lost", "left", taken_by=["x"])
+    with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
+        bridge.send("1")
+        running.settle()
+    bridge.trim(2)
+    return plain
+
+
+@pytest.fixture
+def ingress(bridge: Bridge) -> Ingress:
+    topic = f"{bridge.pipelines.prefix}-in"
+    bridge.topics.create(topic, 1, {})
+    return Ingress("in", "queue", (topic,))
+
+
+def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plain: Divert) -> None:
+    with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
+        bridge.send("2")
+        running.settle()
+    assert bridge.carried("plain") == ["lost", "left", "1", "2"]
+    assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
+
+
+def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: Divert) -> None:
+    with bridge.running(plain) as running:
+        bridge.send("2")
+        running.settle()
+        assert list(running.driver.queries) == [COMMON]
+    assert bridge.carried("plain") == ["lost", "left", "1", "2"]
+    assert bridge.dead() == ["x: left"]
+    assert bridge.positions.own_key("x") not in bridge.stored()
+
+
+def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridge: Bridge, plain: Divert) -> None:
+    with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+        bridge.send("2")
+        running.batch(COMMON)
+        running.driver.poll()
+        said = running.driver.queries["divert:x"].stopped
+        assert said is not None
+        assert said.startswith("PositionLost: pipeline 'divert:x' stands at offset 1 of ")
+    assert bridge.carried("plain") == ["lost", "left", "1", "2"]
+    assert bridge.carried("x") == bridge.dead() == []
+    assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
+
+
+def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: Divert, ingress: Ingress) -> None:
+    bridge.send("2")
+    bridge.trim(bridge.end())
+    with bridge.running(plain, ingresses=(ingress,)) as running:
+        said = running.driver.queries[COMMON].stopped
+        assert said is not None
+        assert said.startswith("PositionLost: pipeline 'diverts' stands at offset ")
+        assert running.query("ingress:in").isActive
+
+
+def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge: Bridge, ingress: Ingress) -> None:
+    bridge.journal.start_epoch()
+    bridge.send(*map(str, range(10)))
+    with bridge.running(bridge.divert("last")) as running:
+        running.settle()
+    with bridge.running() as running:
+        running.settle()
+    assert bridge.stored()[bridge.positions.common_key].vacant
+    bridge.renew()
+    began = bridge.journal.start_epoch(["x"])
+    bridge.send("1", taken_by=["x"])
+    assert bridge.pins() == {"divert:x": began}
+    with bridge.running(ingresses=(ingress,)) as running:
+        assert list(running.driver.queries) == ["ingress:in"]
+    with bridge.running(bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1"]
