@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
+from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import MESSAGES, Run, carry
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal
 
@@ -18,7 +19,7 @@ from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.positions import Position, PositionTaken
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import LATEST, Pipelines, Start
+from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
 
 RECORDS = 3
 
@@ -148,3 +149,17 @@ def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(so
     with pytest.raises(PositionTaken, match="'ingress:in' is held by 'second"):
         source.take(first, 3)
     assert source.stored() == taken
+
+
+def test_an_ingress_that_ran_before_its_topic_was_there_reads_it_from_its_first_record(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(kafka, topic_prefix)
+    ingress = Ingress("in", "queue", (f"{topic_prefix}-in",), start=Start(LATEST))
+    with bridge.running(ingresses=(ingress,)) as running:
+        assert running.query("ingress:in") is None
+    source = Source(kafka, topic_prefix)
+    with bridge.running(ingresses=(ingress,)) as running:
+        assert running.query("ingress:in").isActive
+    assert [position.offset for position in source.stored().values()] == [0, 0]

@@ -228,12 +228,13 @@ class Driver:
         pipeline = f"ingress:{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
-        if not sources:
-            log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
-            return None
+        # Without a topic, too: from now on it is known, and what it finds later counts from the first record on.
         positions = self._positions.take_sources(pipeline, sources, ingress.start)
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
         self._claims[pipeline] = claims
+        if not sources:
+            log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
+            return None
         offsets = {(at.topic, at.partition): at.offset for at in positions}
         frame = kafka_stream(self._spark, self.pipelines, offsets, committed=True)
         return self._pooled(pipeline, ingress_rows(frame), IngressTask(self.pipelines, claims, ingress)).writeStream.format("noop")
