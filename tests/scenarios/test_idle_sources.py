@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from confluent_kafka import OFFSET_END, Producer
-from tests.scenarios.test_positions import delete_records
+from tests.scenarios.test_positions import delete, delete_records
 
+from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position, PositionLost, position_key
-from bascule.pipelines.positions import Positions
+from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
 
 PIPELINE = "ingress:in"
@@ -100,3 +102,28 @@ def test_a_position_that_another_driver_has_taken_stays(source: Source) -> None:
     position = source.carry(source.take("first"), RECORDS)
     source.take("second")
     assert source.pass_over(position) == RECORDS
+
+
+def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, away = f"{source.topic}-gone", f"{source.topic}-away"
+    for topic in (gone, away):
+        source.topics.create(topic, 1, {})
+    source.topics.await_visible([gone, away])
+    source.put()
+    sources = {(topic, 0): topic_id for topic, topic_id in source.topics.ids([gone, away, source.topic]).items()}
+    positions = source.positions.take_sources(PIPELINE, sources, Start(EARLIEST))
+    claims = [source.positions.claim(position_key(PIPELINE, at.topic, 0), at) for at in positions]
+    source.carry(next(at for at in positions if at.topic == source.topic), RECORDS)
+    delete(source.pipelines.kafka["bootstrap.servers"], gone)
+    ask = Positions._next_record
+
+    def next_record(positions: Positions, position: Position) -> int:
+        if position.topic == away:
+            raise Unavailable("its leader is away")
+        return ask(positions, position)
+
+    monkeypatch.setattr(Positions, "_next_record", next_record)
+    began_s = time.monotonic()
+    assert [claim.topic for claim in source.positions.pass_over(claims)] == [source.topic]
+    assert time.monotonic() - began_s < IDLE_TIMEOUT_S
+    assert source.positions.stored()[source.key].offset == source.end()

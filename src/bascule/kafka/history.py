@@ -70,10 +70,11 @@ def passing(error: KafkaError) -> bool:
 
 
 class TopicHistory:
-    """Offsets and records of one partition. Raises Unavailable when Kafka does not answer."""
+    """Offsets and records of one partition. Raises Unavailable when Kafka does not answer for ``timeout_s``."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int) -> None:
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float = READ_TIMEOUT_S) -> None:
         self._kafka = dict(kafka)
+        self._timeout_s = timeout_s
         self._admin = AdminClient(self._kafka)
         self._at = TopicPartition(topic, partition)
 
@@ -117,7 +118,7 @@ class TopicHistory:
             consumer.close()
 
     def _between(self, consumer: Consumer, start: int, end: int) -> Iterator[Message]:
-        deadline = time.monotonic() + READ_TIMEOUT_S
+        deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             # No more than there can be: the client would wait for them.
             for message in consumer.consume(max(1, min(1000, end - start)), 0.5):
@@ -139,11 +140,11 @@ class TopicHistory:
                     raise Unavailable(f"{self._at.topic}-{self._at.partition} is not readable: {failure.str()}")
                 else:
                     continue
-                deadline = time.monotonic() + READ_TIMEOUT_S
+                deadline = time.monotonic() + self._timeout_s
         raise Unavailable(f"{self._at.topic}-{self._at.partition} could not be read up to offset {end}")
 
     def _offset(self, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> int:
-        return partition_offsets(self._admin, [self._at], spec, READ_TIMEOUT_S, isolation)[self._at.partition]
+        return partition_offsets(self._admin, [self._at], spec, self._timeout_s, isolation)[self._at.partition]
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:

@@ -250,8 +250,7 @@ class Driver:
         if not new:
             return
         try:
-            self._positions.pass_over(new)
-            self._passed |= {claim.key: end for claim, end in new.items()}
+            self._passed |= {claim.key: new[claim] for claim in self._positions.pass_over(new)}
         except Unavailable as error:
             log.warning("positions of idle sources stay behind the ends of transactions this time", error=str(error))
 

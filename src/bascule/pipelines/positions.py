@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from functools import partial
 import structlog
 
 from bascule.core import crash
+from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import taken_since
@@ -235,18 +236,18 @@ class Positions:
             writer.write([], before, after, others)
         return after
 
-    def pass_over(self, claims: Iterable[Claim]) -> None:
+    def pass_over(self, claims: Collection[Claim]) -> list[Claim]:
         """Moves positions of idle sources past what is no record: ends of transactions, and what was rolled back.
 
         Else a retention that deletes these would leave a position before the first offset, as if records had been lost.
-        Raises Unavailable.
+        Returns those that it could look at: not where the topic is gone, or Kafka does not answer. Raises Unavailable.
         """
         stored = self.stored(IDLE_TIMEOUT_S)
-        for claim in claims:
-            found = stored.get(claim.key)
-            if found is not None and found.owner == claim.owner and (end := self._next_record(found)) > found.offset:
-                with suppress(PositionMoved):  # then it is not idle
-                    self.move(claim.key, found, replace(found, offset=end), {})
+        ids = self.topics.ids({claim.topic for claim in claims})
+        there = [claim for claim in claims if ids.get(claim.topic) == claim.topic_id]
+        with ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
+            passed = pool.map(self._pass_over, there, [stored.get(claim.key) for claim in there])
+            return [claim for claim, done in zip(there, passed, strict=True) if done]
 
     def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
         """All positions as they stand, without taking any."""
@@ -308,9 +309,19 @@ class Positions:
         topic, partition = source
         return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
 
+    def _pass_over(self, claim: Claim, found: Position | None) -> bool:
+        try:
+            if found is not None and found.owner == claim.owner and (end := self._next_record(found)) > found.offset:
+                with suppress(PositionMoved):  # then it is not idle
+                    self.move(claim.key, found, replace(found, offset=end), {})
+        except Unavailable as error:
+            log.warning("the position of an idle source stays behind the ends of transactions this time", key=claim.key, error=str(error))
+            return False
+        return True
+
     def _next_record(self, position: Position) -> int:
         """Where the next record is or will be."""
-        history = TopicHistory(self.pipelines.kafka, position.topic, position.partition)
+        history = TopicHistory(self.pipelines.kafka, position.topic, position.partition, IDLE_TIMEOUT_S)
         end = history.stable()
         if end <= position.offset or history.earliest() > position.offset:  # nothing is there, or nobody knows what was
             return position.offset

@@ -12,7 +12,7 @@ from bascule.pipelines.carry import Claim
 from bascule.pipelines.driver import Driver, run_pipelines
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import PipelineStopped, Query
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import Ingress, Pipelines
 
 TAKEN = "PositionTaken: 'ingress:a/a/0' is held by 'b.1', another driver of the bridge: this one stops"
 BAD = "BadRecord: no JSON"
@@ -68,7 +68,7 @@ def test_a_driver_ends_when_nothing_can_go_on_or_another_has_taken_over(
 def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = Claim("ingress:in/t/0", "t", "id", 0, "driver.1")
     passed: list[Claim] = []
-    monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims))
+    monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims) or list(claims))
     monkeypatch.setattr(Driver, "_mirror", lambda _: None)
     monkeypatch.setattr(module, "MIRROR_S", 0)
     driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
@@ -82,3 +82,12 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
         passed.clear()
     assert looks == [[], [], [claim], [], [], [claim]]
     assert query.stopped == BAD
+
+
+def test_an_ingress_whose_topics_are_gone_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_matching", lambda *_: {})
+    monkeypatch.setattr(Positions, "take_sources", lambda *_: [])
+    driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    driver._claims["ingress:in"] = (Claim("ingress:in/t/0", "t", "id", 0, "driver.1"),)
+    assert driver._ingress_frame(Ingress("in", "queue", ("t",))) is None
+    assert driver._claims == {"ingress:in": ()}
