@@ -114,6 +114,25 @@ def test_what_one_took_that_is_removed_while_it_is_behind_the_others_is_dead_let
     assert sorted(bridge.dead()) == [f"x: {number}" for number in ("2", "3", "4", "5") if number != "3" or away == "apart"]
 
 
+def test_what_one_took_that_is_removed_while_all_others_are_disabled_is_dead_lettered(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    bridge.send("2", taken_by=["x"])
+    with bridge.running(bridge.divert("plain", enabled=False)) as running:
+        running.settle()
+    assert bridge.dead() == ["x: 2"]
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("plain", enabled=False)) as running:
+        running.settle()
+    with bridge.running(bridge.divert("plain", enabled=False)) as running:
+        assert running.query(COMMON) is None
+    with bridge.running(bridge.divert("plain")) as running:
+        running.settle()
+    assert bridge.carried("plain") == ["1", "2"]
+
+
 def test_one_that_is_removed_while_it_is_behind_and_added_again_goes_on_where_it_was(bridge: Bridge) -> None:
     plain, taking = bridge.divert("plain"), bridge.divert("x", exclusive=True)
     bridge.journal.start_epoch(["x"])

@@ -66,6 +66,7 @@ class Driver:
         self._session: SparkSession | None = None
         self._apart: set[str] = set()
         self._parked: frozenset[str] = frozenset()
+        self._removed: frozenset[str] = frozenset()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
@@ -159,7 +160,7 @@ class Driver:
             return
         if plan is None:
             return
-        self._apart, self._parked = set(plan.apart), frozenset(plan.parked)
+        self._apart, self._parked, self._removed = set(plan.apart), frozenset(plan.parked), plan.removed
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
             self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
@@ -168,7 +169,7 @@ class Driver:
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
-        if key == self._positions.common_key and self._diverts and not position.members and not self._apart:
+        if key == self._positions.common_key and self._diverts and not (position.members or self._apart or self._removed):
             return None  # all are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))

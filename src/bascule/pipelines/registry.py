@@ -24,13 +24,14 @@ class DivertPlan:
 
     ``apart`` are enabled diverts that still have to reach the common position, and removed ones that answer for what they took until they
     are there; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
-    those begin that were not known before.
+    those begin that were not known before; ``removed`` took what the common position has still to answer for.
     """
 
     common: Position
     apart: dict[str, Position]
     parked: dict[str, Position]
     new: dict[str, Position]
+    removed: frozenset[str] = frozenset()
     lost: Mapping[str, PositionLost] = field(default_factory=dict)
 
 
