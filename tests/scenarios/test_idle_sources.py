@@ -7,14 +7,16 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from tests.scenarios.test_positions import delete, delete_records
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import LagMirror, TopicHistory
 from bascule.kafka.positions import Position, PositionLost, position_key
+from bascule.kafka.transactional import PositionMoved
+from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
 
@@ -64,7 +66,7 @@ class Source:
 
     def pass_over(self, position: Position) -> int:
         """A driver finds it idle; where the position stands after that."""
-        self.positions.pass_over([self.positions.claim(self.key, position)])
+        self.positions.pass_over({self.positions.claim(self.key, position): None})
         return self.positions.stored()[self.key].offset
 
 
@@ -93,8 +95,47 @@ def test_no_record_is_passed_over(source: Source, taken: int) -> None:
     assert source.pass_over(position) == (RECORDS + 1 if taken else 0)
     delete_records(source.pipelines.kafka["bootstrap.servers"], source.topic, OFFSET_END)
     assert source.pass_over(source.positions.stored()[source.key]) < source.end()
-    with pytest.raises(PositionLost, match="deleted before they were taken"):
+    shown = LagMirror(source.pipelines.kafka, source.positions.group(PIPELINE))
+    shown._consumer.commit(offsets=[TopicPartition(source.topic, 0, 2)], asynchronous=False)
+    shown.close()
+    with pytest.raises(PositionLost, match=r"deleted before they were taken\. Its consumer group .* had come to offset 2"):
         source.take("second")
+
+
+def test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle(source: Source) -> None:
+    source.put()
+    position = source.carry(source.take("first"), RECORDS)
+    claim = source.positions.claim(source.key, position)
+    with Carrier(source.pipelines, claim, held_position(source.pipelines, claim)) as task:
+        assert source.pass_over(position) == source.end()
+        source.put()
+        for offset in range(RECORDS + 1, 2 * RECORDS + 1):
+            task.reach(offset + 1)
+        task.commit()
+    assert source.positions.stored()[source.key].offset == 2 * RECORDS + 1
+
+
+@pytest.mark.parametrize("offset", [RECORDS - 1, RECORDS + 2])
+def test_a_task_ends_where_the_position_is_not_between_what_it_knew_and_its_first_record(source: Source, offset: int) -> None:
+    source.put()
+    source.put()
+    position = source.carry(source.take("first"), RECORDS)
+    claim = source.positions.claim(source.key, position)
+    with Carrier(source.pipelines, claim, held_position(source.pipelines, claim)) as task:
+        source.carry(position, offset)
+        task.reach(RECORDS + 2)
+        task.reach(RECORDS + 3)
+        with pytest.raises(PositionMoved):
+            task.commit()
+    assert source.positions.stored()[source.key].offset == offset
+
+
+def test_of_what_has_come_to_its_end_nothing_is_asked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.put()
+    position = source.carry(source.take("first"), source.end())
+    monkeypatch.setattr(Positions, "_next_record", lambda *_: pytest.fail("it is asked"))
+    claim = source.positions.claim(source.key, position)
+    assert source.positions.pass_over({claim: source.end()}) == [claim]
 
 
 def test_a_position_that_another_driver_has_taken_stays(source: Source) -> None:
@@ -124,6 +165,6 @@ def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(sour
 
     monkeypatch.setattr(Positions, "_next_record", next_record)
     began_s = time.monotonic()
-    assert [claim.topic for claim in source.positions.pass_over(claims)] == [source.topic]
+    assert [claim.topic for claim in source.positions.pass_over(dict.fromkeys(claims))] == [source.topic]
     assert time.monotonic() - began_s < IDLE_TIMEOUT_S
     assert source.positions.stored()[source.key].offset == source.end()

@@ -12,7 +12,7 @@ from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.kafka.admin import Denied, TopicMissing, Topics
 from bascule.kafka.positions import Position, PositionLost, PositionTaken
-from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable
+from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.spec import Limits, Pipelines
 
@@ -129,6 +129,7 @@ class Carrier:
         self.position = position
         self.begun_at = position.offset
         self._reached = self.position.offset
+        self._first = -1
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -152,6 +153,8 @@ class Carrier:
 
     def reach(self, offset: int) -> None:
         """A source record is complete and ``offset`` is the next one to take; commits when the transaction is full."""
+        if self._reached == self.position.offset:
+            self._first = offset - 1
         self._reached = offset
         count = len(self._outputs)
         if (
@@ -177,10 +180,22 @@ class Carrier:
                 break
             except Unwritable as refused:
                 self._replace(refused)
+            except PositionMoved as moved:
+                self.position = self._passed_over(moved)
         crash.point("task.transaction.after")
         self.position = after
         self.written += len(self._outputs)
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
+
+    def _passed_over(self, moved: PositionMoved) -> Position:
+        """Where the driver, which took the source for idle, has moved the position: up to the first record at hand and no further.
+
+        Raises what it is given where something else has happened.
+        """
+        found, known = moved.found, self.position
+        if found is None or not known.offset < found.offset <= self._first or replace(known, offset=found.offset) != found:
+            raise moved
+        return found
 
     def _replace(self, refused: Unwritable) -> None:
         for place, fault in refused.faults.items():

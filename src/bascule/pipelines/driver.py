@@ -48,6 +48,8 @@ POLL_S = 0.25
 #: New topics and partitions of an ingress are looked for this often.
 REFRESH_S = 10.0
 MIRROR_S = 5.0
+#: A source is idle whose batches end where they ended so long ago.
+IDLE_S = 1.0
 #: The broker creates the journal; when both start together, the pipelines wait for it.
 JOURNAL_TIMEOUT_S = 120.0
 #: A divert that catches up joins the others when it is so near: they stand still while it takes the rest.
@@ -76,6 +78,7 @@ class Driver:
         self._mirrors: dict[str, LagMirror] = {}
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
+        self._idle_due_s = 0.0
 
     def start(self) -> None:
         """Takes all positions over and starts the queries. Raises BasculeError."""
@@ -112,6 +115,8 @@ class Driver:
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
+        if now >= self._idle_due_s:
+            self._idle_due_s = now + IDLE_S
             before, self._ended = self._ended, self._ends()
             self._pass_over({claim: end for claim, end in self._ended.items() if end is not None and before.get(claim) == end})
 

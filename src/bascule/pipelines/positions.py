@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -237,18 +237,21 @@ class Positions:
             writer.write([], before, after, others)
         return after
 
-    def pass_over(self, claims: Collection[Claim]) -> list[Claim]:
+    def pass_over(self, ends: Mapping[Claim, int | None]) -> list[Claim]:
         """Moves positions of idle sources past what is no record: ends of transactions, and what was rolled back.
 
-        Else a retention that deletes these would leave a position before the first offset, as if records had been lost.
+        Else a retention that deletes these would leave a position before the first offset, as if records had been lost. ``ends`` are those
+        of the last finished batches; None where there was none.
         Returns those that it could look at: not where the topic is gone, or Kafka does not answer. Raises Unavailable.
         """
         stored = self.stored(IDLE_TIMEOUT_S)
-        ids = self.topics.ids({claim.topic for claim in claims})
-        there = [claim for claim in claims if ids.get(claim.topic) == claim.topic_id]
+        found = {claim: at for claim in ends if (at := stored.get(claim.key)) is not None and at.owner == claim.owner}
+        behind = {claim: at for claim, at in found.items() if at.offset != ends[claim]}
+        ids = self.topics.ids({claim.topic for claim in behind})
+        there = {claim: at for claim, at in behind.items() if ids.get(claim.topic) == claim.topic_id}
         with ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
-            passed = pool.map(self._pass_over, there, [stored.get(claim.key) for claim in there])
-            return [claim for claim, done in zip(there, passed, strict=True) if done]
+            passed = dict(zip(there, pool.map(self._pass_over, there, there.values()), strict=True))
+        return [claim for claim in ends if claim not in behind or passed.get(claim)]
 
     def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
         """All positions as they stand, without taking any."""
@@ -310,11 +313,11 @@ class Positions:
         topic, partition = source
         return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
 
-    def _pass_over(self, claim: Claim, found: Position | None) -> bool:
+    def _pass_over(self, claim: Claim, at: Position) -> bool:
         try:
-            if found is not None and found.owner == claim.owner and (end := self._next_record(found)) > found.offset:
+            if (record := self._next_record(at)) > at.offset:
                 with suppress(PositionMoved):  # then it is not idle
-                    self.move(claim.key, found, replace(found, offset=end), {})
+                    self.move(claim.key, at, replace(at, offset=record), {})
         except Unavailable as error:
             log.warning("the position of an idle source stays behind the ends of transactions this time", key=claim.key, error=str(error))
             return False
@@ -349,12 +352,13 @@ class Positions:
             return reader.read().get(key)
 
     def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory) -> None:
-        if found is not None:
-            loss = _loss(pipeline, found, topic_id, history.earliest())
-            if loss is not None:
-                raise loss
+        loss = _loss(pipeline, found, topic_id, history.earliest()) if found is not None else None
+        if found is not None and loss is None:
             return
         seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
+        if loss is not None:
+            # It decides nothing: who reads this can see whether more was deleted than ends of transactions.
+            raise PositionLost(f"{loss}. Its consumer group {self.group(pipeline)!r} had come to offset {seen}") if seen >= 0 else loss
         if seen >= 0:
             raise PositionLost(
                 f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"

@@ -70,7 +70,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
     passed: list[Claim] = []
     monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims) or list(claims))
     monkeypatch.setattr(Driver, "_mirror", lambda _: None)
-    monkeypatch.setattr(module, "MIRROR_S", 0)
+    monkeypatch.setattr(module, "IDLE_S", 0)
     driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), stopped=BAD)
     driver._claims["ingress:in"] = (claim,)
