@@ -8,6 +8,7 @@ from tests.scenarios.sparkless import Bridge, without_spark
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import COMMON
 from bascule.pipelines.spec import EARLIEST, Start
+from bascule.pipelines.tasks import UnknownDivert
 
 
 @pytest.fixture
@@ -47,6 +48,34 @@ def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_knew_it(bri
         running.settle()
     assert bridge.carried("x") == ["1"]
     assert bridge.dead() == []
+
+
+def test_what_one_takes_of_which_running_pipelines_have_not_been_told_waits_until_they_are(bridge: Bridge) -> None:
+    plain = bridge.divert("plain")
+    bridge.journal.start_epoch()
+    with bridge.running(plain) as running:
+        running.settle()
+        bridge.journal.start_epoch(["x"])
+        bridge.send("1", taken_by=["x"])
+        with pytest.raises(UnknownDivert, match="'x' of which these pipelines have not been told"):
+            running.batch()
+    with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    assert bridge.carried("plain") == bridge.carried("x") == ["1"]
+    assert bridge.dead() == []
+
+
+def test_what_one_takes_under_a_broker_that_has_not_been_told_of_its_removal_is_dead_lettered(bridge: Bridge) -> None:
+    plain = bridge.divert("plain")
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    with bridge.running(plain) as running:
+        running.settle()
+        bridge.journal.start_epoch(["x"])
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    assert bridge.dead() == ["x: 1"]
 
 
 def test_one_that_is_disabled_before_the_pipelines_knew_it_carries_what_it_took_when_it_is_enabled(bridge: Bridge) -> None:

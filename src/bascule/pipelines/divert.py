@@ -78,8 +78,8 @@ class Taken:
 class JournalReader:
     """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
 
-    def __init__(self, position: Position, diverts: Sequence[Divert], answers: Callable[[str], bool] = lambda _: False) -> None:
-        """What another exclusive divert took is wanted in its name, as a fault, where this position ``answers`` for that one."""
+    def __init__(self, position: Position, diverts: Sequence[Divert], answers: Callable[[str, int], bool] = lambda *_: False) -> None:
+        """What another exclusive divert took in an epoch is wanted in its name, as a fault, where this position ``answers`` for it."""
         self._answers = answers
         self.fence = Fence(position.epoch, position.sequence)
         self.exclusive = frozenset(position.exclusive)
@@ -123,7 +123,7 @@ class JournalReader:
 
     def _removed(self, send: Send, faults: dict[str, Exception]) -> list[Divert]:
         there = {choice.divert.name for choice in self._diverts}
-        names = [name for name in send.diverts if name not in there and self._answers(name)]
+        names = [name for name in send.diverts if name not in there and self._answers(name, self.fence.epoch)]
         faults |= {name: BadRecord(f"the exclusive divert {name!r} took it, and is not configured any more") for name in names}
         return [Divert(name, send.address, "") for name in names]
 

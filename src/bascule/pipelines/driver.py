@@ -35,7 +35,7 @@ from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import Ingress, Pipelines, from_settings
-from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask
+from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 
@@ -67,8 +67,7 @@ class Driver:
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._session: SparkSession | None = None
         self._apart: set[str] = set()
-        self._parked: frozenset[str] = frozenset()
-        self._removed: frozenset[str] = frozenset()
+        self._known = Known()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
@@ -165,7 +164,7 @@ class Driver:
             return
         if plan is None:
             return
-        self._apart, self._parked, self._removed = set(plan.apart), frozenset(plan.parked), plan.removed
+        self._apart, self._known = set(plan.apart), Known(frozenset(plan.parked), plan.removed, plan.end)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
             self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
@@ -174,7 +173,7 @@ class Driver:
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
-        if key == self._positions.common_key and self._diverts and not (position.members or self._apart or self._removed):
+        if key == self._positions.common_key and self._diverts and not (position.members or self._apart or self._known.removed):
             return None  # all are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
@@ -185,7 +184,8 @@ class Driver:
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
         members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
-        return DivertTask(self.pipelines, self._positions.claim(key, position), members, self._parked | self._apart)
+        known = replace(self._known, elsewhere=self._known.elsewhere | self._apart)
+        return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:
         for name in sorted(self._apart):

@@ -209,7 +209,8 @@ class Positions:
             {name: replace(position, owner=owner) for name, position in plan.apart.items()},
             {name: replace(position, owner="") for name, position in plan.parked.items()},
             plan.new,
-            frozenset(taken.keys() - configured),
+            frozenset({*own, *taken} - configured),
+            journal.end,
         )
 
     def take_sources(self, pipeline: str, sources: Mapping[Source, str], start: Start) -> list[Position]:

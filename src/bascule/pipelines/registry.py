@@ -24,7 +24,7 @@ class DivertPlan:
 
     ``apart`` are enabled diverts that still have to reach the common position, and removed ones that answer for what they took until they
     are there; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
-    those begin that were not known before; ``removed`` took what the common position has still to answer for.
+    those begin that were not known before; ``removed`` took what the common position may have to answer for, before ``end``.
     """
 
     common: Position
@@ -32,6 +32,7 @@ class DivertPlan:
     parked: dict[str, Position]
     new: dict[str, Position]
     removed: frozenset[str] = frozenset()
+    end: int = 0
     lost: Mapping[str, PositionLost] = field(default_factory=dict)
 
 

@@ -47,19 +47,45 @@ def _dead_letter_topic(pipelines: Pipelines) -> str | None:
     return None if pipelines.stop_on_error else pipelines.dead_letter_topic
 
 
+class UnknownDivert(BasculeError):
+    """The broker applies an exclusive divert that these pipelines have not been told of. It passes when they are started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a driver has found of exclusive diverts when it started: those that stand ``elsewhere``, those that are ``removed``.
+
+    What began in the journal at ``end`` or later it has not seen.
+    """
+
+    elsewhere: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    end: int = 0
+
+    def answers(self, name: str, epoch: int) -> bool:
+        """Whether the common position answers for what one took in an epoch, of which no member is. Raises UnknownDivert."""
+        if name in self.elsewhere:
+            return False
+        if epoch >= self.end and name not in self.removed:
+            raise UnknownDivert(
+                f"the broker applies an exclusive divert {name!r} of which these pipelines have not been told: start them again, with it"
+            )
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class DivertTask:
     """Journal rows to target topics, for all diverts that share a position.
 
     Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
     ``failed`` says by divert and message on what a transformation failed, and why. What exclusive diverts took that are not configured
-    is dead-lettered by who answers for it: one that stands ``elsewhere`` (all of them are known to the common position) for itself.
+    is dead-lettered by who answers for it: one that stands elsewhere for itself, as the common position knows (``known``).
     """
 
     pipelines: Pipelines
     claim: Claim
     diverts: tuple[Divert, ...]
-    elsewhere: frozenset[str] = frozenset()
+    known: Known = Known()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,8 +116,8 @@ class DivertTask:
                     carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
             carrier.reach(offset + 1)
 
-    def _answers(self, name: str) -> bool:
-        return name not in self.elsewhere if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
+    def _answers(self, name: str, epoch: int) -> bool:
+        return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
     def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
         key = (divert.name, taken.offset, taken.index)

@@ -114,7 +114,7 @@ def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_
 
 
 def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() -> None:
-    reader = JournalReader(START, [Divert("y", "nowhere")], "x".__eq__)
+    reader = JournalReader(START, [Divert("y", "nowhere")], lambda name, epoch: (name, epoch) == ("x", 0))
     reader.take(0, b"E", epoch_start("x"))
     (taken,) = reader.take(1, b"D", data(1, send(diverts=("x",))))
     ((divert, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken)
