@@ -36,6 +36,24 @@ def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for
     assert bridge.dead() == []
 
 
+@pytest.mark.parametrize("vacant", [False, True])
+def test_a_new_one_carries_what_is_left_of_an_epoch_whose_start_is_trimmed(bridge: Bridge, vacant: bool) -> None:
+    if vacant:
+        bridge.journal.start_epoch()
+        for diverts in ([bridge.divert("last")], []):
+            with bridge.running(*diverts) as running:
+                running.settle()
+    began = bridge.journal.start_epoch(["x"])
+    bridge.send("trimmed", "1", taken_by=["x"])
+    bridge.journal.start_epoch(["x"])
+    bridge.send("2", taken_by=["x"])
+    bridge.trim(began + 2)
+    with bridge.running(bridge.divert("plain"), bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    assert bridge.carried("x") == ["1", "2"]
+    assert bridge.carried("plain") == bridge.dead() == []
+
+
 def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_knew_it(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("0")

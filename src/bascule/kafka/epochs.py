@@ -7,10 +7,11 @@ that it ended.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 
 from confluent_kafka import Message
 
-from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, entries
+from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, decode_send, entries
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position
 
@@ -29,6 +30,22 @@ def taken_since(common: Position | None, history: TopicHistory, end: int) -> dic
         for name in epochs[start]:
             since.setdefault(name, max(start, common.offset if common else 0))
     return since
+
+
+def first_marks(common: Position | None, history: TopicHistory, end: int) -> dict[str, int]:
+    """Where, of an epoch whose start is trimmed, what each exclusive divert took begins: what ``taken_since`` finds where somebody knows.
+
+    Reads the journal up to the first start that is there.
+    """
+    start = max(history.earliest(), common.offset if common else 0)
+    found: dict[str, int] = {}
+    for record in history.records(start, min(exclusive_diverts(history, start, end), default=end)):
+        value = _value(record)
+        with suppress(ForeignRecord):
+            if decode_header(value).kind is Kind.DATA:
+                sends = (decode_send(value, at, to) for op, at, to in entries(value) if op == Op.SEND)
+                found |= {name: record.offset() or 0 for send in sends for name in send.diverts if name not in found}
+    return found
 
 
 def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, Collection[str]]:

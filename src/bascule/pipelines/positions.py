@@ -15,7 +15,7 @@ from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
-from bascule.kafka.epochs import taken_since
+from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import RECORD_BYTES, Role, guard
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import (
@@ -70,8 +70,13 @@ class _Journal:
         return journal_position(self.topic, self.topic_id, JOURNAL_PARTITION, offset, self.history)
 
     def taken_since(self, position: Position | None) -> dict[str, int]:
-        """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one."""
-        return taken_since(position if position is not None and position.topic_id == self.topic_id else None, self.history, self.end)
+        """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one.
+
+        Where nobody has answered for it, the marks themselves say it of an epoch whose start is trimmed.
+        """
+        known = position if position is not None and position.topic_id == self.topic_id else None
+        unknown = first_marks(known, self.history, self.end) if known is None or known.vacant else {}
+        return taken_since(known, self.history, self.end) | unknown
 
     def what_is_left(self, own: Mapping[str, Position], diverts: tuple[Divert, ...]) -> tuple[dict[str, Position], dict[str, PositionLost]]:
         """Where diverts stand that stand elsewhere, and why those of them that are enabled cannot go on from there.
@@ -82,7 +87,7 @@ class _Journal:
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
             log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
-        left = {name: replace(self.position(self.first), exclusive=(name,)) for name in removed}
+        left = {name: replace(self.position(self.first), exclusive=(name,), members=(name,)) for name in removed}
         return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
 
@@ -180,9 +185,11 @@ class Positions:
         journal: _Journal,
     ) -> DivertPlan | None:  # fmt: skip
         """The plan under a name of this run. What exclusive diverts took for which nobody stands is looked up in the journal."""
+        common = None if stored is None or stored.vacant else stored
+        if not diverts and common is None:
+            return None
         configured = {divert.name for divert in diverts}
         taken = journal.taken_since(stored)
-        common = None if stored is None or stored.vacant else stored
         # One that stood apart and is not configured any more still answers for what it took; for all others it is the common position.
         own = {name: at for name, at in own.items() if name in configured or name in taken or name in journal.taken_since(at)}
         unclaimed = taken.keys() - {*own, *(common.members if common else ())}
