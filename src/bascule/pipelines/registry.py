@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bascule.journal.fence import Fence
-from bascule.journal.records import DamagedRecord, ForeignRecord, Kind, decode_header
+from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
 from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position, PositionLost
@@ -16,6 +16,8 @@ from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 #: A dead broker's records can follow a new epoch's start only as far as it had appends in flight. A reader that starts in the middle
 #: looks so many records back to know the epoch in force; it is more than a broker ever has in flight.
 LOOK_BACK_RECORDS = 10_000
+#: And so many ahead, where it does not find that epoch's start.
+LOOK_AHEAD_RECORDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +111,18 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
         return Position(topic, topic_id, partition, offset, epoch=-1, sequence=0)
     fence = Fence(epoch=-1, sequence=-1)
     exclusive: tuple[str, ...] = ()
-    for message in history.records(max(first, offset - LOOK_BACK_RECORDS), offset):
-        at, key, value = message.offset(), message.key(), message.value()
-        assert at is not None
-        try:
-            header = journal_header(_octets(key), _octets(value))
-        except ForeignRecord:
-            continue
+    for at, header, value in _headers(history, max(first, offset - LOOK_BACK_RECORDS), offset):
         if header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
             # Begun among records of a dead broker, perhaps: the newer epoch counts.
             fence.epoch, fence.sequence = header.epoch, -1
         if fence.admits(at, header) and header.kind is Kind.EPOCH:
-            exclusive = exclusive_of(_octets(value) or b"")
+            exclusive = exclusive_of(value)
+    if fence.epoch < first:
+        # Its start is trimmed: records of a dead broker may stand before the first one of the epoch in force.
+        ahead = _headers(history, offset, min(offset + LOOK_AHEAD_RECORDS, history.latest()))
+        newest = max((header.epoch for _, header, _ in ahead if header.kind is not Kind.EPOCH and header.epoch < first), default=-1)
+        if newest > fence.epoch:
+            fence.epoch, fence.sequence = newest, -1
     if fence.epoch >= 0 and fence.epoch < offset - LOOK_BACK_RECORDS and fence.epoch >= first:
         for message in history.records(fence.epoch, fence.epoch + 1):
             value = _octets(message.value()) or b""
@@ -128,6 +130,18 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
                 raise DamagedRecord(f"offset {fence.epoch} is no epoch start, though records name it as their epoch")
             exclusive = exclusive_of(value)
     return Position(topic, topic_id, partition, offset, epoch=fence.epoch, sequence=fence.sequence, exclusive=exclusive)
+
+
+def _headers(history: TopicHistory, start: int, end: int) -> Iterator[tuple[int, Header, bytes]]:
+    """Offset, header and value of the records that are a journal's."""
+    for record in history.records(start, end):
+        at, key, value = record.offset(), _octets(record.key()), _octets(record.value())
+        assert at is not None
+        try:
+            header = journal_header(key, value)
+        except ForeignRecord:
+            continue
+        yield at, header, value or b""
 
 
 def _octets(value: str | bytes | None) -> bytes | None:

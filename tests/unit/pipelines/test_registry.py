@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from bascule.core.destination import Routing
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, encode_record, json_entry, send_entry
 from bascule.kafka.positions import Position
-from bascule.pipelines.registry import joined, plan_diverts
+from bascule.pipelines.divert import JournalReader
+from bascule.pipelines.registry import joined, journal_position, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.testing.journal import text_message
 
 AT = Position("journal", "id", 0, 100, epoch=5, sequence=90)
 
@@ -93,3 +101,53 @@ def test_joining_keeps_the_fence_that_knows_more() -> None:
     just_begun = replace(AT, epoch=-1, sequence=-1, members=("a",))
     after = joined(just_begun, replace(AT, members=("b",)))
     assert (after.epoch, after.sequence, after.members) == (5, 90, ("a", "b"))
+
+
+class Record:
+    """As Kafka's client gives it."""
+
+    def __init__(self, offset: int, kind: Kind, value: bytes) -> None:
+        self._fields = (offset, KEY_OF_KIND[kind], value)
+
+    def offset(self) -> int:
+        return self._fields[0]
+
+    def key(self) -> bytes:
+        return self._fields[1]
+
+    def value(self) -> bytes:
+        return self._fields[2]
+
+
+class History:
+    """Two epochs, 0 and 3; of the first one two records stand behind the start of the second."""
+
+    def __init__(self, first: int) -> None:
+        start = json_entry(Op.EPOCH, {"exclusive": []})
+        send = send_entry(Send(1, Routing.ANYCAST, 4, 0, 0, 0, "a", (1,), (), (), None, text_message("1")))
+        kinds = [(Kind.EPOCH, 0, 0), (Kind.DATA, 0, 1), (Kind.DATA, 0, 2), (Kind.EPOCH, 0, 0)]
+        kinds += [(Kind.DATA, 0, 3), (Kind.DATA, 0, 4), (Kind.DATA, 3, 3), (Kind.DATA, 3, 4)]
+        self.first = first
+        self.all = [
+            Record(offset, kind, encode_record(kind, epoch, sequence, start if kind is Kind.EPOCH else send))
+            for offset, (kind, epoch, sequence) in enumerate(kinds)
+        ]
+
+    def earliest(self) -> int:
+        return self.first
+
+    def latest(self) -> int:
+        return len(self.all)
+
+    def records(self, start: int, end: int) -> Iterator[Record]:
+        assert end <= self.latest(), "it would wait for the rest"
+        return iter(self.all[max(start, self.first) : end])
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_who_begins_in_the_middle_takes_nothing_of_a_dead_broker(first: int) -> None:
+    history: Any = History(first)
+    for offset in range(first, 9):
+        reader = JournalReader(journal_position("journal", "id", 0, offset, history), [Divert("all", "#")])
+        taken = [each.offset for record in history.all[offset:] for each in reader.take(record.offset(), record.key(), record.value())]
+        assert taken == [at for at in (1, 2, 6, 7) if at >= offset]
