@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import MESSAGES, Run, carry
-from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal
+from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
@@ -149,6 +149,32 @@ def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(so
     with pytest.raises(PositionTaken, match="'ingress:in' is held by 'second"):
         source.take(first, 3)
     assert source.stored() == taken
+
+
+def test_an_ingress_goes_on_though_the_record_that_it_is_known_is_gone(source: Source) -> None:
+    for name in ("before", "first"):
+        assert source.take(Positions(source.pipelines, name)) == [RECORDS, RECORDS]
+    forget(source.pipelines.kafka["bootstrap.servers"], source.pipelines.prefix, "ingress:in")
+    source.grow(3)
+    assert source.take(source.drivers[1], 3) == [RECORDS, RECORDS, 0]
+
+
+def test_a_driver_that_stood_still_before_it_had_all_sources_takes_none_from_its_successor(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = source.drivers
+    source.take(Positions(source.pipelines, "before"))
+    take = Positions._take_source
+
+    def take_later(positions: Positions, pipeline: str, partition: tuple[str, int], topic_id: str) -> Position | None:
+        if positions is first and partition == (source.topic, 0):
+            source.take(second)
+        return take(positions, pipeline, partition, topic_id)
+
+    monkeypatch.setattr(Positions, "_take_source", take_later)
+    with pytest.raises(PositionTaken, match="is held by 'second"):
+        source.take(first)
+    assert all(position.owner.startswith("second") for position in source.stored().values())
 
 
 def test_an_ingress_that_ran_before_its_topic_was_there_reads_it_from_its_first_record(

@@ -138,6 +138,25 @@ def test_a_driver_that_was_replaced_takes_no_divert_back(first: Run, second: Run
         assert second.positions.read(key).offset == taken.offset
 
 
+def test_a_driver_that_stood_still_before_it_had_all_positions_does_not_stop_its_successor(
+    first: Run, second: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third, take = Run(first.journal, "third"), Positions._take
+    late = [second.late]
+
+    def take_later(positions: Positions, writer: TransactionalWriter, *arguments: Any) -> Position | None:
+        if positions is second.positions and writer.key in late:
+            late.clear()
+            third.take()
+        return take(positions, writer, *arguments)
+
+    monkeypatch.setattr(Positions, "_take", take_later)
+    with pytest.raises(PositionTaken, match="another driver of the bridge"):
+        second.take()
+    assert third.stored(third.late).owner.startswith("third")
+    assert third.positions.read(third.late).offset == 0
+
+
 def test_of_two_drivers_that_start_at_once_one_has_the_diverts(first: Run, second: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     third = Run(first.journal, "third")
     at(monkeypatch, "driver.take.before", third.take)

@@ -92,7 +92,11 @@ class _Journal:
 
 
 class Positions:
-    """The positions of one bridge, as one driver run (``owner``) takes them over. A position's own owner is the run and which try of it."""
+    """The positions of one bridge, as one driver run (``owner``) takes them over.
+
+    A position's own owner is the run, which try of it, and the generation: one more than that of the owner before in the position taken
+    first, the common one or an ingress's own. A run that stood still after that takes nothing else from its successor.
+    """
 
     def __init__(self, pipelines: Pipelines, owner: str) -> None:
         self.pipelines = pipelines
@@ -100,6 +104,7 @@ class Positions:
         self.topics = Topics(pipelines.kafka)
         self._tries = itertools.count(1)
         self._held: set[str] = set()
+        self._generations: dict[str, int] = {}
 
     def prepare_topics(self) -> None:
         """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
@@ -152,12 +157,12 @@ class Positions:
         # First of all: what a broker takes that begins while this looks around lies behind it.
         end = history.latest()
         with closing(self.writer(self.common_key)) as common_writer:
-            common = self._take(common_writer)
+            common = self._take(common_writer, self.common_key)
             keys = self._seen_keys()
             kept, begun = (
                 {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
             )
-            own = {name: found for name, key in kept.items() if (found := self._taken(key)) is not None}
+            own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
             self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, common, history)
             journal = _Journal(topic, topic_id, history, history.earliest(), end)
 
@@ -210,7 +215,7 @@ class Positions:
         if not diverts and not taken and not plan.apart:
             # Nothing of earlier diverts is left: there is no more to answer for.
             return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
-        owner = self._name()
+        owner = self._name(self.common_key)
         return DivertPlan(
             replace(plan.common, owner=owner),
             {name: replace(position, owner=owner) for name, position in plan.apart.items()},
@@ -227,10 +232,10 @@ class Positions:
         the ingress's own transactional id adds those that are new, and says that it is known. Raises PositionLost, PositionTaken.
         """
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
-            known = self._take(leader)
+            known = self._take(leader, pipeline)
             found = dict(zip(sources, pool.map(partial(self._take_source, pipeline), sources, sources.values()), strict=True))
             begin = Start(EARLIEST) if known or any(found.values()) else start
-            owner = self._name()
+            owner = self._name(pipeline)
             taken = {
                 position_key(pipeline, *source): replace(position or self._beginning(source, sources[source], begin), owner=owner)
                 for source, position in found.items()
@@ -268,8 +273,8 @@ class Positions:
             return reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
-        """A position of this run as it stands now; only who is told of this reading can move it. Raises PositionLost, PositionTaken."""
-        found = self._taken(key)
+        """Diverts' position of this run as it is now; only who is told of this reading can move it. Raises PositionLost, PositionTaken."""
+        found = self._taken(key, self.common_key)
         if found is None:
             raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.positions_topic!r}")
         return found
@@ -287,32 +292,37 @@ class Positions:
         """The key of the position at which a divert once began."""
         return position_key(f"{BEGUN}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
 
-    def _name(self) -> str:
-        return f"{self.owner}.{next(self._tries)}"
+    def _name(self, leader: str) -> str:
+        return f"{self.owner}.{next(self._tries)}.{self._generations[leader]}"
 
-    def _taken(self, key: str) -> Position | None:
+    def _taken(self, key: str, leader: str) -> Position | None:
         with closing(self.writer(key)) as writer:
-            return self._take(writer)
+            return self._take(writer, leader)
 
-    def _take(self, writer: TransactionalWriter) -> Position | None:
+    def _take(self, writer: TransactionalWriter, leader: str) -> Position | None:
         """The position under a new name: to be fenced does not stop a task that lives on, to find another name does.
 
-        What this run has held once it does not take from its successor: else the two would stop each other in turn.
+        ``leader`` is the key of the position taken first. What this run has held once, and what a later generation holds, it does not
+        take from its successor: else the two would stop each other in turn.
         """
         while True:
             found = writer.current()
+            if writer.key == leader and leader not in self._held:
+                self._generations[leader] = _generation(found) + 1
             if found is None or found.vacant:
                 return found  # nobody works from it
-            if writer.key in self._held and found.owner.partition(".")[0] != self.owner:
+            # The first generation knows of none before it: the position taken first may have been deleted by hand.
+            later = writer.key in self._held or _generation(found) >= self._generations[leader] > 1
+            if later and found.owner.partition(".")[0] != self.owner:
                 raise PositionTaken(f"{writer.key!r} is held by {found.owner!r}, another driver of the bridge: this one stops")
-            taken = replace(found, owner=self._name())
+            taken = replace(found, owner=self._name(leader))
             with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts
                 writer.write([], found, taken)
                 self._held.add(writer.key)
                 return taken
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
-        found = self._taken(position_key(pipeline, *source))
+        found = self._taken(position_key(pipeline, *source), pipeline)
         self._check(pipeline, *source, topic_id, found, TopicHistory(self.pipelines.kafka, *source))
         crash.point("driver.source.after")
         return found
@@ -373,6 +383,12 @@ class Positions:
                 f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
                 " the group to begin anew"
             )
+
+
+def _generation(found: Position | None) -> int:
+    """Of a position's owner; of one that has none, 0."""
+    parts = found.owner.split(".") if found is not None else []
+    return int(parts[2]) if len(parts) > 2 else 0
 
 
 def _loss(pipeline: str, at: Position, topic_id: str, first: int) -> PositionLost | None:
