@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bascule.embedded.kafka import DataInUse, EmbeddedKafka, serves
 from bascule.embedded.process import NotStarted, PortInUse
+from bascule.kafka.history import TopicHistory
 
 
 def produce(kafka: EmbeddedKafka, topic: str, values: list[bytes]) -> None:
@@ -55,6 +56,17 @@ def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(dat
     assert not serves(port)
     with EmbeddedKafka(data_dir, port=port, fsync=True) as again:
         assert read(again, "t", 3) == [b"1", b"2", b"3"]
+
+
+def test_who_has_asked_for_offsets_before_kafka_died_is_answered_when_it_is_back(data_dir: Path) -> None:
+    """Not when the client looks at the topic's leader anew by itself, which takes it minutes."""
+    with EmbeddedKafka(data_dir) as kafka:
+        produce(kafka, "t", [b"one"])
+        history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, "t", 0, timeout_s=30)
+        assert history.latest() == 1
+        kafka.kill()
+        kafka.start()
+        assert history.latest() == 1
 
 
 def test_a_record_of_64_mib_is_taken(kafka: EmbeddedKafka, topic_prefix: str) -> None:

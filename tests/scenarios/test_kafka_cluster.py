@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 from tests.scenarios.test_guards import Hand, refused
 
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
+from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Role, guard
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import POSITION_PARTITIONS
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
@@ -173,3 +176,31 @@ def test_with_two_of_three_nodes_it_goes_on_and_with_one_every_send_waits_until_
     load.goes_on()
     load.whole()
     judge(load)
+
+
+def test_a_transaction_that_is_committed_while_a_partition_has_no_leader_is_there_when_it_has_one_again(
+    cluster: EmbeddedCluster, topic_prefix: str
+) -> None:
+    """Kafka 4.3 and 4.4 forget it: whoever reads what is committed waits for its end for ever (docs/adr/0011)."""
+    kafka, node = {"bootstrap.servers": cluster.bootstrap}, cluster.nodes[2]
+    topics = Topics(kafka)
+    topics.create(topic_prefix, len(cluster.nodes), {}, replication_factor=1)
+    topics.await_visible([topic_prefix])
+    admin = AdminClient(kafka)
+
+    def leaders() -> dict[int, int]:
+        return {at.leader: number for number, at in admin.list_topics(topic_prefix, timeout=NODE_S).topics[topic_prefix].partitions.items()}
+
+    partition = leaders()[3]
+    producer = Producer({**kafka, "transactional.id": topic_prefix})
+    producer.init_transactions(NODE_S)
+    producer.begin_transaction()
+    producer.produce(topic_prefix, b"committed", partition=partition)
+    assert producer.flush(NODE_S) == 0
+    node.kill()
+    wait_for(lambda: -1 in leaders(), "a partition without a leader")
+    producer.commit_transaction(NODE_S)
+    node.start()
+    history = TopicHistory(kafka, topic_prefix, partition)
+    wait_for(lambda: history.stable() == history.latest() > 0, "the end of the transaction", NODE_S)
+    assert [record.value() for record in history.records(0, history.latest(), committed=True)] == [b"committed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -62,6 +63,8 @@ def partition_offsets(
             if not passing(error.args[0]) or time.monotonic() > deadline:
                 raise Unavailable(f"{at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
             time.sleep(_RETRY_S)
+            with suppress(KafkaException):  # the client goes on asking by the leader epoch of its last look, for minutes
+                admin.list_topics(at[0].topic, timeout=timeout_s)
 
 
 def passing(error: KafkaError) -> bool:
