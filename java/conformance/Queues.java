@@ -485,8 +485,7 @@ final class Queues extends Suite {
             Case.nothing(other);
         });
         it("group.several-are-spread-and-each-is-kept-together", c -> {
-            MessageConsumer first = c.connect().createSession().createConsumer(c.queue());
-            MessageConsumer second = c.connect().createSession().createConsumer(c.queue());
+            MessageConsumer first = ready(c), second = ready(c);
             sendGroups(c, 24, "g0", "g1", "g2", "g3");
             List<String> one = groupsOf(first), two = groupsOf(second);
             Check.equal(24, one.size() + two.size());
@@ -513,6 +512,14 @@ final class Queues extends Suite {
             c.send(c.queue(), "without");
             Case.getsJust(free, "without");
         });
+    }
+
+    /** A consumer whose credit has come to the broker: what its session asked for afterwards is answered. */
+    static MessageConsumer ready(Case c) throws JMSException {
+        Session session = c.connect().createSession();
+        MessageConsumer consumer = session.createConsumer(c.queue());
+        session.createProducer(c.queue()).close();
+        return consumer;
     }
 
     static void sendGroups(Case c, int count, String... groups) throws JMSException {

@@ -56,8 +56,10 @@ class Topics:
         deadline_s = time.monotonic() + REACH_TIMEOUT_S
         while True:
             try:
-                self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic()))
-                return
+                # One that has just stood still knows no broker at first, not even itself; the client would wait for its controller in vain.
+                if self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic())).brokers:
+                    return
+                raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
             except KafkaException as error:
                 # A connection that breaks is reported at once.
                 if time.monotonic() < deadline_s:
