@@ -13,7 +13,6 @@ import pytest
 
 from bascule.cli.main import main
 
-
 #: A line of librdkafka's.
 CLIENT_LOG = re.compile(r"%\d\|\d+\.\d+\|")
 
