@@ -70,6 +70,7 @@ class Targets:
                 self._topics.create(topic, self._partitions, {}, replication_factor=self._replication_factor)
             except InvalidInput as error:
                 raise BadRecord(str(error)) from error
+            self._topics.await_visible([topic])  # else Kafka does not say yet who may write it
             self._there.add(topic)
         self._topics.check_writable(topic)
         self._in_use.add(topic)
