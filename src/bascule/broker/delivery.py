@@ -264,6 +264,12 @@ class Deliveries:
         if not self.move(queue, message, queue.settings.expiry_address, EXPIRED):
             self.gone(queue, message)
 
+    def _expire_waiting(self, queue: Queue, message: Message) -> int:
+        """Of one that waits in its queue; returns what it counts as, in bytes."""
+        queue.take_out(message)
+        self._expire(queue, message)
+        return message.size_bytes + EXPIRED_OVERHEAD_BYTES
+
     def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
         """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
 
@@ -294,9 +300,7 @@ class Deliveries:
                 queue.sweep_at_ms = now_ms
                 self._in_another_turn(self._sweep, queue, now_ms)
                 return
-            expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
-            queue.take_out(message)
-            self._expire(queue, message)
+            expired_bytes += self._expire_waiting(queue, message)
         following = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
         if following:
             pause_ms = max(SWEEP_MS, len(waiting) // SWEEP_MESSAGES_PER_MS)
@@ -366,9 +370,7 @@ class Deliveries:
                 if expired_bytes > EXPIRED_BYTES:
                     self._in_another_turn(self.wake, queue)
                     return False
-                expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
-                queue.take_out(message)
-                self._expire(queue, message)
+                expired_bytes += self._expire_waiting(queue, message)
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 if message.mid > queue.reserving_mid:

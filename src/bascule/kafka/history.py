@@ -64,7 +64,7 @@ def partition_offsets(
                 raise Unavailable(f"{at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
             time.sleep(_RETRY_S)
             with suppress(KafkaException):  # the client goes on asking by the leader epoch of its last look, for minutes
-                admin.list_topics(at[0].topic, timeout=timeout_s)
+                admin.list_topics(at[0].topic, timeout=max(_RETRY_S, deadline - time.monotonic()))
 
 
 def passing(error: KafkaError) -> bool:
