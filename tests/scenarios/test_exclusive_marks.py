@@ -17,6 +17,15 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
     return Bridge(kafka, topic_prefix)
 
 
+def leave_the_second(bridge: Bridge) -> None:
+    """Of two messages that the exclusive divert "x" took, it has carried "1"."""
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(bridge.divert("x", exclusive=True)) as running:
+        bridge.send("1", taken_by=["x"])
+        running.settle()
+    bridge.send("2", taken_by=["x"])
+
+
 def test_a_new_one_carries_what_the_broker_took_before_the_pipelines_started_for_the_first_time(bridge: Bridge) -> None:
     bridge.journal.start_epoch()
     bridge.send("before")
@@ -119,11 +128,7 @@ def test_what_one_took_that_was_removed_before_the_pipelines_knew_it_is_dead_let
 
 
 def test_what_one_took_before_it_was_renamed_is_dead_lettered_though_it_is_the_only_one(bridge: Bridge) -> None:
-    bridge.journal.start_epoch(["x"])
-    with bridge.running(bridge.divert("x", exclusive=True)) as running:
-        bridge.send("1", taken_by=["x"])
-        running.settle()
-    bridge.send("2", taken_by=["x"])
+    leave_the_second(bridge)
     bridge.journal.start_epoch(["y"])
     bridge.send("3", taken_by=["y"])
     with bridge.running(bridge.divert("y", exclusive=True)) as running:
@@ -215,11 +220,7 @@ def test_one_that_is_removed_and_added_again_at_once_is_where_the_others_are(bri
 
 
 def test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_then_nothing_is_read_any_more(bridge: Bridge) -> None:
-    bridge.journal.start_epoch(["x"])
-    with bridge.running(bridge.divert("x", exclusive=True)) as running:
-        bridge.send("1", taken_by=["x"])
-        running.settle()
-    bridge.send("2", taken_by=["x"])
+    leave_the_second(bridge)
     with bridge.running() as running:
         running.settle()
     bridge.journal.start_epoch()
