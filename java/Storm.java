@@ -90,7 +90,6 @@ public final class Storm {
         final Role role;
         final boolean transacted, sender, resend = Boolean.parseBoolean(options.get("resend"));
         final int batch = number("batch", 10), rate = number("rate", 0);
-        final AtomicInteger interruptions = new AtomicInteger();
         final String subscription;
         volatile boolean connected;
         long begun;
@@ -202,7 +201,6 @@ public final class Storm {
 
         /** Receives up to a batch and, for a move, sends it on; one transaction. */
         boolean take() throws Exception {
-            int interruptionsBefore = interruptions.get();
             List<String> ids = new ArrayList<>(), redelivered = new ArrayList<>();
             try {
                 for (Message message; ids.size() < batch && (message = consumer.receive(200)) != null; ) {
@@ -211,13 +209,8 @@ public final class Storm {
                     if (to != null) producer.send(message(message.getStringProperty("storm_id")));
                 }
                 if (ids.isEmpty()) return false;
-                if (interruptions.get() != interruptionsBefore) {
-                    session.rollback(); // some acknowledgements may have gone to the connection that is no more
-                    operation("receive", ids, redelivered, Outcome.fail, null);
-                } else {
-                    session.commit();
-                    operation("receive", ids, redelivered, Outcome.ok, null);
-                }
+                session.commit();
+                operation("receive", ids, redelivered, Outcome.ok, null);
             } catch (JMSException error) {
                 abandon();
                 operation("receive", ids, redelivered, surelyRolledBack(error) ? Outcome.fail : Outcome.indeterminate, error);
@@ -270,7 +263,6 @@ public final class Storm {
 
         @Override public void onConnectionInterrupted(URI uri) {
             connected = false;
-            interruptions.incrementAndGet();
             event("interrupted", null);
         }
 

@@ -11,9 +11,14 @@ from bascule.testing.qpid import Connection
 from bascule.testing.system import System
 
 Connect = Callable[..., Connection]
+CONFIG = """
+[[address]]
+match = "full.#"
+max_messages = 1
+"""
 
 
 @pytest.fixture(scope="session")
 def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(kafka.bootstrap, tmp_path_factory.mktemp("scenarios"), prefix="scenarios") as running:
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("scenarios"), prefix="scenarios", config=CONFIG) as running:
         yield running

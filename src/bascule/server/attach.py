@@ -19,7 +19,8 @@ from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server import management
-from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink, no_local_of, selector_of
+from bascule.server.coordinator import CoordinatorLink, comes_late, in_first_transaction
+from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -92,6 +93,9 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
     target = link.target
     limit = connection.server.max_message_bytes
     if isinstance(target, Coordinator):
+        if comes_late(connection, link):
+            connection.begin_anew(link)
+            return
         link.context = CoordinatorLink(connection, link)
         link.accept(max_message_size=limit)
         link.flow(PRODUCER_CREDIT)
@@ -176,7 +180,10 @@ def _consume(
     connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None
 ) -> ConsumerLink:
     engine = connection.server.engine
-    consumer = ConsumerLink(connection, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED)
+    consumer = ConsumerLink(
+        connection, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
+        keeps_credit=in_first_transaction(connection, link.session),
+    )  # fmt: skip
     link.context = consumer
     consumer.consumer = engine.attach(queue, consumer, selector)
     # The queue, or a subscription, is there for good before the client is told so.
@@ -187,6 +194,7 @@ def _consume(
 def _accept(connection: ClientConnection, link: SenderLink, source: Source | None) -> None:
     if link.context is not None and not connection.lost:
         link.accept(source=source)
+        link.context.granted()
         connection.wake(link)  # credit that came with the attach counts from now on
         connection.touch()
 

@@ -28,7 +28,9 @@ from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
 from bascule.server import management
 from bascule.server.attach import attach, detached, place_of_message, routing_at
-from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, CoordinatorLink, ProducerLink
+from bascule.server.coordinator import CoordinatorLink
+from bascule.server.interruptions import Past
+from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.tls import certified_name
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class ClientConnection(asyncio.Protocol):
         self.server = server
         self.amqp: Connection  # once there is a transport: it may say who the client is
         self.container = ""
+        self.past = Past.OTHER
+        self.begun_anew: frozenset[str] = frozenset()  # names of coordinator links whose session was told so on the connection before
         self.peer = ""
         self.full = False  # what it has been given is to be written before its consumers get more
         self.lost = False
@@ -175,8 +179,16 @@ class ClientConnection(asyncio.Protocol):
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""
         self.amqp.close(error)
+        if error is not None:
+            self.server.interruptions.lost(self.container)
         self.release()
         self.send_output()
+
+    def begin_anew(self, coordinator: Link) -> None:
+        """The client has lost track of what it was sent (bascule.server.coordinator): it shall connect again, with nothing in its hands."""
+        log.info("connection %s (%s): %s", self.peer, self.container, BEGIN_ANEW)
+        self.close(BEGIN_ANEW)
+        self.server.interruptions.lost(self.container, self.begun_anew | {coordinator.name})
 
     def _ticking(self) -> None:
         now_s = time.monotonic()
@@ -197,6 +209,8 @@ class ClientConnection(asyncio.Protocol):
 
     def release(self, *, failed: bool = False) -> None:
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
+        if failed:
+            self.server.interruptions.lost(self.container)
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
@@ -240,6 +254,7 @@ class ClientConnection(asyncio.Protocol):
             info = {Symbol("invalid-field"): Symbol("container-id")}
             self.amqp.close(AmqpError(INVALID_FIELD, f"client id {self.container!r} is connected already", info))
             return
+        self.past, self.begun_anew = self.server.interruptions.opened(self.container, event.open.properties)
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
         if self.server.reason:
             self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
@@ -339,6 +354,9 @@ class ClientConnection(asyncio.Protocol):
             self.touch()
 
     def _flowed(self, event: events.Flowed) -> None:
+        context = event.link.context
+        if isinstance(context, ConsumerLink):
+            context.granted()
         self.wake(event.link)
 
     def wake(self, link: Link) -> None:
@@ -413,3 +431,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
 }
 #: What clients are told when the broker goes: a failover client turns to another one.
 GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is going down")
+#: What a client is told that has lost track of its messages.
+BEGIN_ANEW = AmqpError(
+    CONNECTION_FORCED, "a transaction that a lost connection fell into is over: connect again, for what was sent ahead comes again"
+)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
-from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected, TransactionalState
-from bascule.broker.errors import UnknownTransaction
+from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
 from bascule.broker.message import Message
 from bascule.broker.queue import Consumer, Queue
 from bascule.core.destination import Routing
@@ -109,19 +108,44 @@ class ProducerLink:
 class ConsumerLink:
     """A client's consumer; the broker's :class:`~bascule.broker.ports.ConsumerPort`."""
 
-    __slots__ = ("connection", "consumer", "link", "on_close", "settled")
+    __slots__ = ("_keeps_credit", "_kept", "_tells", "connection", "consumer", "link", "on_close", "settled")
 
-    def __init__(self, connection: ClientConnection, link: SenderLink, *, settled: bool) -> None:
+    def __init__(self, connection: ClientConnection, link: SenderLink, *, settled: bool, keeps_credit: bool = False) -> None:
         self.connection = connection
         self.link = link
         self.settled = settled
+        self._keeps_credit = keeps_credit
+        self._kept = 0  # of the credit, see bascule.server.coordinator
+        self._tells = False  # that no credit is left: its client has given it back
         self.consumer: Consumer | None = None
         self.on_close: Queue | None = None  # a queue that goes with its last consumer
 
     @property
     def credit(self) -> int:
         """Messages it may be sent now: none while what its client has been given is not written."""
-        return 0 if self.connection.full else self.link.credit
+        return 0 if self.connection.full else self.link.credit - self._kept
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether the client would take one more."""
+        return self.link.credit + self.link.withheld > 0
+
+    @property
+    def gave_back(self) -> bool:
+        """Whether the client has surely given its credit back: there is none, and messages did not use it up."""
+        return self._tells and not self.has_credit
+
+    def granted(self) -> None:
+        """The client has said how many it takes: the last one of several may be kept. A drain uses all."""
+        self._kept = int(self._keeps_credit and self.link.credit > 1 and not self.link.drain)
+        self._tells = bool(self._kept) or self.link.drain
+
+    def spend_all(self) -> None:
+        """No credit is kept any more."""
+        self._keeps_credit = False
+        if self._kept:
+            self._kept = 0
+            self.connection.wake(self.link)
 
     def deliver(self, message: Message, delivery_count: int) -> None:
         """Send a message, with its header as it is now."""
@@ -185,50 +209,6 @@ class BrowserLink:
         if not self.link.withheld and not connection.full:
             self.link.drained()
         connection.touch()
-
-
-class CoordinatorLink:
-    """A client's link to the transaction coordinator (AMQP 1.0 part 4)."""
-
-    __slots__ = ("_declared", "connection", "link")
-
-    def __init__(self, connection: ClientConnection, link: ReceiverLink) -> None:
-        self.connection = connection
-        self.link = link
-        self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
-
-    def declare(self, delivery_id: int) -> None:
-        """Begin a transaction."""
-        self._declared &= self.connection.transactions.keys()  # without those that have become branches
-        transaction = self.connection.begin()
-        self._declared.add(transaction.id)
-        self.link.settle(delivery_id, Declared(transaction.id))
-        self.link.flow(PRODUCER_CREDIT)
-
-    def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
-        """Commit, or roll back. The answer to a commit comes when it is stored."""
-        transaction = self.connection.transactions.pop(txn_id, None)
-        self._declared.discard(txn_id)
-        engine = self.connection.server.engine
-        if transaction is None:
-            self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
-        elif fail:
-            engine.rollback(transaction)
-            self._answer(delivery_id, None)
-        else:
-            engine.commit(transaction, lambda error: self._answer(delivery_id, error))
-
-    def abandon(self) -> None:
-        """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.3)."""
-        for txn_id in self._declared:
-            transaction = self.connection.transactions.pop(txn_id, None)
-            if transaction is not None:
-                self.connection.server.engine.rollback(transaction)
-        self._declared.clear()
-
-    def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
-        self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))
-        self.connection.touch()
 
 
 def selector_of(link: Link) -> str:

@@ -39,6 +39,7 @@ from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import Pin
 from bascule.server.ingress import IngressTail
+from bascule.server.interruptions import Interruptions
 from bascule.server.logins import sasl_mechanisms
 from bascule.server.policies import policy_of
 from bascule.server.spill import SpillFiles
@@ -99,6 +100,7 @@ class Node:
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
+        self.interruptions = Interruptions()
         self.reason = "starting"
         self._kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
@@ -189,6 +191,7 @@ class Node:
                 self.reason = str(error)
                 await asyncio.wait([self._stopping], timeout=RETRY_S)
                 return
+            self.interruptions.serving()
             await listener.start_serving()
             self.reason = ""
             self._has_served = True

@@ -18,6 +18,7 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
 from bascule.server.connection import ClientConnection
+from bascule.server.interruptions import Interruptions
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 E = TypeVar("E", bound=Event)
@@ -46,6 +47,7 @@ class Served:
         self.max_message_bytes = 64 << 20
         self.congested = False
         self.up = True
+        self.interruptions = Interruptions()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}
@@ -123,14 +125,14 @@ class Wire:
 class Client:
     """A client's protocol engine on a wire of its own, open, with one session."""
 
-    def __init__(self, served: Served, container: str = "client", limits: Limits | None = None) -> None:
+    def __init__(self, served: Served, container: str = "client", limits: Limits | None = None, *, product: str | None = None) -> None:
         self.served = served
         self.wire = Wire()
         self.connection = served.connection()
         wire: Any = self.wire
         self.connection.connection_made(wire)
         self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]), limits=limits)
-        self.amqp.open()
+        self.amqp.open(properties=None if product is None else {Symbol("product"): product})
         self.heard: list[Event] = []
         self.run()
         self.session: Session = self.amqp.begin()

@@ -10,7 +10,7 @@ import pytest
 
 from bascule.server import connection as connection_module
 from bascule.server.connection import ClientConnection
-from bascule.server.links import CoordinatorLink
+from bascule.server.coordinator import CoordinatorLink
 from bascule.testing.broker import BrokerInMemory
 
 

@@ -1,0 +1,108 @@
+"""A transacted Qpid JMS session whose connection breaks in the middle of a transaction, and an application that does not know of it.
+
+Without the broker's doing (bascule.server.coordinator) the client processes messages twice, or keeps them to itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from tests.scenarios.conftest import Connect
+
+from bascule.testing.proxy import Proxy
+from bascule.testing.qpid import Connection, Consumer, JmsError, Session
+from bascule.testing.system import System, failover, wait_for
+
+COUNT = 60
+BATCH = 10
+
+
+def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:
+    """What an application that repeats failed transactions has processed, until it is so many messages and no more come."""
+    done: list[str] = []
+    while batch := consumer.receive_many(BATCH, 5.0 if len(done) < count else 0.5):
+        with suppress(JmsError):  # rolled back: all of it comes again
+            session.commit()
+            done += [message.body for message in batch]
+    return done
+
+
+def end(session: Session, how: str) -> None:
+    """As an application does that thinks its transaction whole, or that has failed at its own work."""
+    if how == "rollback":
+        session.rollback()
+    else:
+        with pytest.raises(JmsError, match="rolled back"):
+            session.commit()
+
+
+def wait_restored(connection: Connection) -> None:
+    wait_for(lambda: any(event.get("event") == "restored" for event in connection.events()), "the connection that is made anew")
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+@pytest.mark.parametrize("received_again", [0, 3])
+@pytest.mark.parametrize("prefetch", [1, 1000])
+@pytest.mark.parametrize("sending", [False, True])
+def test_each_message_is_processed_once_and_in_order(
+    connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int, prefetch: int, sending: bool
+) -> None:
+    others = connect_to(system.url).session()
+    others.producer(queue).send("{n}", count=COUNT)
+    full = f"queue:full.{name}"  # holds up a send: one that is under way when the connection breaks
+    others.producer(full).send("fills it")
+    with Proxy(system.port) as proxy:
+        connection = connect_to(failover(proxy.url) + f"&jms.prefetchPolicy.all={prefetch}")
+        session = connection.session("TRANSACTED")
+        consumer, producer = session.consumer(queue), session.producer(full)
+        assert len(consumer.receive_many(3)) == 3
+        send = producer.submit_send("waits") if sending else None
+        proxy.cut()
+        wait_restored(connection)
+        if send is not None:
+            send.result(30.0)
+        assert len(consumer.receive_many(received_again)) == received_again
+        end(session, how)
+        assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
+    assert system.depth(name) == 0
+
+
+@pytest.mark.parametrize(("how", "received_again"), [("commit", 3), ("rollback", 0)])
+def test_so_it_is_when_the_broker_is_killed(
+    connect_to: Connect, system: System, name: str, queue: str, how: str, received_again: int
+) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=2000)
+    connection = connect_to(system.failover_url)
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    assert len(consumer.receive_many(3)) == 3
+    system.broker.restart()
+    wait_restored(connection)
+    assert len(consumer.receive_many(received_again)) == received_again
+    end(session, how)
+    assert commit_in_batches(session, consumer, 2000) == [str(number) for number in range(2000)]
+    assert system.depth(name) == 0
+
+
+def test_a_session_closed_in_its_first_transaction_leaves_its_connection_alone(connect_to: Connect, system: System, queue: str) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
+    with Proxy(system.port) as proxy:
+        connection = connect_to(failover(proxy.url))
+        session = connection.session("TRANSACTED")
+        assert len(session.consumer(queue).receive_many(3)) == 3
+        session.close()
+        session = connection.session("TRANSACTED")
+        assert commit_in_batches(session, session.consumer(queue), COUNT) == [str(number) for number in range(COUNT)]
+        assert connection.events() == []
+
+
+def test_a_rollback_that_no_interruption_came_before_leaves_the_connection_alone(connect_to: Connect, system: System, queue: str) -> None:
+    connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
+    connection = connect_to(system.url)
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    assert len(consumer.receive_many(3)) == 3
+    session.rollback()
+    assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
+    assert connection.events() == []

@@ -1,0 +1,203 @@
+"""Sessions of Qpid JMS that an interruption fell into: when the broker tells their client to begin anew, and when it leaves it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.server.served import Client, Served, run_async
+
+from bascule.amqp.events import ConnectionClosed, Dispositioned
+from bascule.amqp.link import ReceiverLink, SenderLink
+from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, TransactionalState
+from bascule.amqp.transactions import encode_control
+from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, RETURN_S, Interruptions, Past
+
+PREFETCH = 10
+
+
+class Session:
+    """A transacted session as Qpid JMS has it: the coordinator first, one transaction begun, then a consumer with its prefetch."""
+
+    def __init__(self, served: Served, *, product: str = PRODUCT, container: str = "client", prefetch: int = PREFETCH) -> None:
+        self.served = served
+        self.client = Client(served, container, product=product)
+        self.coordinator = self.attach_coordinator()
+        self.transaction = self.declare()
+        self.prefetch = prefetch
+        self.consumer: ReceiverLink = self.client.consumer("q", prefetch)
+
+    def attach_coordinator(self) -> SenderLink:
+        link = self.client.session.attach_sender("coordinator", Source(), Coordinator())
+        self.served.settle(self.client)
+        return link
+
+    def declare(self) -> bytes:
+        self.coordinator.send(encode_control(Declare()))
+        self.served.settle(self.client)
+        answers = [event.state for event in self.client.told(Dispositioned) if isinstance(event.state, Declared)]
+        return bytes(answers[-1].txn_id)
+
+    def receive(self, count: int) -> None:
+        """The application takes so many more, in the transaction; the client gives credit anew when little is left, by its own rule."""
+        accepted = TransactionalState(self.transaction, ACCEPTED)
+        for event in self.unsettled()[:count]:
+            self.consumer.settle(event, accepted)
+        credit = self.consumer.credit
+        ahead = credit + len(self.unsettled())
+        if credit <= 0.5 * self.prefetch and ahead <= 0.7 * self.prefetch:
+            self.consumer.flow(credit + self.prefetch - ahead)
+        self.served.settle(self.client)
+
+    def unsettled(self) -> list[int]:
+        return [number for number, link in self.client.session.incoming.items() if link is self.consumer]
+
+    def discharge(self, *, fail: bool, goes_on: bool = True) -> None:
+        self.coordinator.send(encode_control(Discharge(self.transaction, fail)))
+        if goes_on:
+            self.coordinator.send(encode_control(Declare()))
+        self.served.settle(self.client)
+
+    def roll_back(self) -> None:
+        """As ``Session.rollback()`` does: the consumer first gives its credit back."""
+        if self.consumer.credit:
+            self.consumer.flow(self.consumer.credit, drain=True)
+            self.served.settle(self.client)
+        self.discharge(fail=True)
+
+    @property
+    def told_to_begin_anew(self) -> bool:
+        return any(event.error is not None and "connect again" in str(event.error) for event in self.client.told(ConnectionClosed))
+
+
+def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str, ...] = ()) -> Served:
+    """A broker that has served for so long, and from which these clients were cut off."""
+    served = Served()
+    now_s = [0.0]
+    served.interruptions = Interruptions(lambda: now_s[0])
+    served.interruptions.serving()
+    now_s[0] = since_s
+    for container in lost:
+        served.interruptions.lost(container)
+    served.fill("q", messages)
+    return served
+
+
+@pytest.mark.parametrize("messages", [5, 500])
+@pytest.mark.parametrize("prefetch", [2, PREFETCH])
+@run_async
+async def test_a_rollback_in_place_of_a_commit_is_told_by_credit_that_is_left(messages: int, prefetch: int) -> None:
+    session = Session(served_with(messages), prefetch=prefetch)
+    session.receive(1)
+    session.discharge(fail=True)
+    assert session.told_to_begin_anew
+
+
+@pytest.mark.parametrize("messages", [5, 500])
+@pytest.mark.parametrize(("prefetch", "lost"), [(1, ()), (2, ()), (2, ("client",)), (PREFETCH, ()), (PREFETCH, ("client",))])
+@run_async
+async def test_a_rollback_by_the_application_is_answered(messages: int, prefetch: int, lost: tuple[str, ...]) -> None:
+    session = Session(served_with(messages, lost=lost), prefetch=prefetch)
+    session.receive(1)
+    session.roll_back()
+    assert not session.told_to_begin_anew
+
+
+@run_async
+async def test_with_a_prefetch_of_one_a_rollback_says_nothing_of_its_reason_and_an_interruption_decides() -> None:
+    for lost, begins_anew in (((), False), (("client",), True)):
+        session = Session(served_with(5, lost=lost), prefetch=1)
+        session.receive(1)
+        session.discharge(fail=True)
+        assert session.told_to_begin_anew is begins_anew
+
+
+@pytest.mark.parametrize(
+    ("since_s", "lost", "begins_anew"),
+    [(2 * RETURN_S, (), False), (2 * RETURN_S, ("other",), False), (2 * RETURN_S, ("client",), True), (RETURN_S / 2, (), True)],
+)
+@run_async
+async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_client_may_have_come_back(
+    since_s: float, lost: tuple[str, ...], begins_anew: bool
+) -> None:
+    session = Session(served_with(5, since_s=since_s, lost=lost))
+    session.roll_back()
+    assert session.told_to_begin_anew is begins_anew
+
+
+@run_async
+async def test_nobody_is_told_so_but_by_the_first_transaction() -> None:
+    session = Session(served_with(5, lost=("client",)))
+    session.receive(1)
+    session.discharge(fail=False, goes_on=False)
+    session.transaction = session.declare()
+    session.discharge(fail=True)
+    assert not session.told_to_begin_anew
+
+
+@pytest.mark.parametrize("how", ["nothing sent ahead", "closed", "another product"])
+@run_async
+async def test_a_client_that_cannot_have_lost_track_is_left_alone(how: str) -> None:
+    messages = 1 if how == "nothing sent ahead" else 5
+    session = Session(served_with(messages, lost=("client",)), product="other" if how == "another product" else PRODUCT)
+    session.receive(1)
+    session.discharge(fail=True, goes_on=how != "closed")
+    assert not session.told_to_begin_anew
+
+
+@run_async
+async def test_the_last_credit_is_kept_until_the_first_transaction_is_over_or_a_drain_asks_for_all() -> None:
+    session = Session(served_with(50))
+    assert session.client.received(session.consumer) == PREFETCH - 1
+    session.discharge(fail=False)
+    assert session.client.received(session.consumer) == PREFETCH
+    drained = Session(served_with(50))
+    drained.roll_back()
+    assert drained.client.received(drained.consumer) == PREFETCH
+
+
+@run_async
+async def test_a_session_without_transactions_has_all_of_its_credit() -> None:
+    served = served_with(50)
+    client = Client(served, product=PRODUCT)
+    assert client.received(client.consumer("q", PREFETCH)) == PREFETCH
+
+
+@run_async
+async def test_a_coordinator_that_comes_behind_the_messages_is_told_so_once() -> None:
+    served = served_with(5)
+    for begins_anew in (True, False):
+        client = Client(served, product=PRODUCT)
+        client.consumer("q", PREFETCH)
+        client.session.attach_sender("coordinator", Source(), Coordinator())
+        served.settle(client)
+        assert bool(client.told(ConnectionClosed)) is begins_anew
+    client.connection.connection_lost(None)  # another interruption
+    client = Client(served, product=PRODUCT)
+    client.consumer("q", PREFETCH)
+    client.session.attach_sender("coordinator", Source(), Coordinator())
+    served.settle(client)
+    assert client.told(ConnectionClosed)
+
+
+@run_async
+async def test_what_the_client_held_waits_for_it_again_in_order() -> None:
+    served = served_with(5)
+    session = Session(served)
+    session.receive(2)
+    session.discharge(fail=True)
+    assert session.told_to_begin_anew
+    again = Session(served)
+    assert again.client.received(again.consumer) == 5
+
+
+def test_only_so_many_clients_are_remembered_and_a_closed_connection_is_not() -> None:
+    interruptions = Interruptions(lambda: 2 * RETURN_S)
+    interruptions._serves_since_s = 0.0
+    properties: dict[Any, Any] = {"product": PRODUCT}
+    for number in range(REMEMBERED_MAX + 1):
+        interruptions.lost(str(number))
+    assert interruptions.opened("0", properties)[0] is Past.FRESH
+    assert interruptions.opened("1", properties)[0] is Past.INTERRUPTED
+    assert interruptions.opened("1", properties)[0] is Past.FRESH  # it has come back
+    assert interruptions.opened("2", None)[0] is Past.OTHER
