@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -120,6 +121,29 @@ def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(syst
             transfer(consumer)
         assert all_bodies(reader, target, 3) == ["1", "2", "3"]
         assert all_bodies(reader, source, 0) == []
+
+
+@pytest.mark.parametrize("received_again", [0, 3])
+def test_a_batch_that_an_interruption_falls_into_comes_again_and_each_message_is_taken_once(
+    system: System, name: str, received_again: int
+) -> None:
+    queue, count = Queue(name), 60
+    taken: list[Any] = []
+    cuts = iter(range(3))
+    with client(system.url) as others:
+        others.producer(queue).send_many(map(str, range(count)))
+    with Proxy(system.port) as proxy, client(proxy.url) as context, context.consumer(queue) as consumer:
+        while len(taken) < count:
+            with suppress(TransactionError):
+                with context.transaction():
+                    batch = [consumer.receive(SOON_S) for _ in range(5)]
+                    if next(cuts, None) is not None:
+                        proxy.cut()
+                        batch += [consumer.receive(SOON_S) for _ in range(received_again)]
+                taken += [message and message.body for message in batch]
+        assert consumer.receive(0.5) is None
+    assert taken == list(map(str, range(count)))
+    assert system.depth(name) == 0
 
 
 def test_messages_that_were_not_acknowledged_come_again_marked_and_the_listener_goes_on(system: System, name: str) -> None:
