@@ -5,13 +5,14 @@ Without the broker's doing (bascule.server.coordinator) the client processes mes
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 from tests.scenarios.conftest import Connect
 
 from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import Connection, Consumer, JmsError, Session
+from bascule.testing.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
 from bascule.testing.system import System, failover, wait_for
 
 COUNT = 60
@@ -82,6 +83,52 @@ def test_so_it_is_when_the_broker_is_killed(
     assert len(consumer.receive_many(received_again)) == received_again
     end(session, how)
     assert commit_in_batches(session, consumer, 2000) == [str(number) for number in range(2000)]
+    assert system.depth(name) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, system: System, name: str, queue: str, batch: int) -> None:
+    count = 2000
+    connect_to(system.url).session().producer(queue).send("{n}", count=count)
+    done: list[str] = []
+    with Proxy(system.port) as proxy, ThreadPoolExecutor() as workers:
+        connection = connect_to(failover(proxy.url))
+
+        def work(session: Session, consumer: Consumer) -> None:
+            while messages := consumer.receive_many(batch, 5.0):
+                with suppress(JmsError):
+                    session.commit()
+                    done.extend(message.body for message in messages)
+
+        sessions = [connection.session("TRANSACTED") for _ in range(4)]
+        running = [workers.submit(work, session, session.consumer(queue)) for session in sessions]
+        for part in range(1, 4):
+            wait_for(lambda part=part: len(done) > part * count // 4, "messages that are processed")
+            proxy.cut()
+        for each in running:
+            each.result(CALL_TIMEOUT_S)
+    assert sorted(done, key=int) == [str(number) for number in range(count)]
+    assert system.depth(name) == 0
+    assert len(connection.events()) <= 2 * 3 * 3  # an interruption, and what it brings with it, are few
+
+
+def test_so_it_is_when_a_receive_outlasts_the_interruption(connect_to: Connect, system: System, name: str, queue: str) -> None:
+    """It then asks for all that there is, as a rollback does."""
+    count = 2000
+    producer = connect_to(system.url).session().producer(queue)
+    producer.send("{n}", count=3)
+    producer.send("{n}", count=count - 3, first=3, delay_ms=2000)
+    connection = connect_to(system.failover_url)
+    session = connection.session("TRANSACTED")
+    consumer = session.consumer(queue)
+    assert len(consumer.receive_many(3)) == 3
+    receiving = consumer.submit("receive", count=1, timeout_ms=500)
+    system.broker.restart()
+    receiving.result(CALL_TIMEOUT_S)
+    wait_restored(connection)
+    assert len(consumer.receive_many(3)) == 3
+    end(session, "commit")
+    assert commit_in_batches(session, consumer, count) == [str(number) for number in range(count)]
     assert system.depth(name) == 0
 
 

@@ -19,8 +19,9 @@ from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server import management
-from bascule.server.coordinator import CoordinatorLink, comes_late, in_first_transaction
+from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
+from bascule.server.lost_track import comes_late
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -94,7 +95,7 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
     limit = connection.server.max_message_bytes
     if isinstance(target, Coordinator):
         if comes_late(connection, link):
-            connection.begin_anew(link)
+            connection.when_idle_begin_anew(link)
             return
         link.context = CoordinatorLink(connection, link)
         link.accept(max_message_size=limit)

@@ -31,6 +31,7 @@ from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.interruptions import Past
 from bascule.server.links import PRODUCER_CREDIT_LOW, BrowserLink, ConsumerLink, ProducerLink
+from bascule.server.lost_track import BeginAnew
 from bascule.server.tls import certified_name
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ class ClientConnection(asyncio.Protocol):
         self.server = server
         self.amqp: Connection  # once there is a transport: it may say who the client is
         self.container = ""
-        self.past = Past.OTHER
-        self.begun_anew: frozenset[str] = frozenset()  # names of coordinator links whose session was told so on the connection before
+        self.opened_s = 0.0
+        self.past: Past | None = None  # of a client that may have come back
+        self.anew: BeginAnew | None = None
+        self.ended = False  # by us
         self.peer = ""
         self.full = False  # what it has been given is to be written before its consumers get more
         self.lost = False
@@ -94,7 +97,8 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             for event in self.amqp.receive(data, time.monotonic()):
-                HANDLERS[type(event)](self, event)
+                if not self.ended:
+                    HANDLERS[type(event)](self, event)
         except Exception:
             # A fault of ours in one connection must not reach the others.
             log.exception("connection %s (%s)", self.peer, self.container)
@@ -178,17 +182,30 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""
-        self.amqp.close(error)
         if error is not None:
-            self.server.interruptions.lost(self.container)
+            self._interrupted()
+        self.ended = True
+        self.amqp.close(error)
         self.release()
         self.send_output()
 
-    def begin_anew(self, coordinator: Link) -> None:
-        """The client has lost track of what it was sent (bascule.server.coordinator): it shall connect again, with nothing in its hands."""
-        log.info("connection %s (%s): %s", self.peer, self.container, BEGIN_ANEW)
-        self.close(BEGIN_ANEW)
-        self.server.interruptions.lost(self.container, self.begun_anew | {coordinator.name})
+    def when_idle_begin_anew(self, coordinator: Link) -> None:
+        """The client has lost track of what it was sent (bascule.server.lost_track): it shall connect again, with nothing in its hands."""
+        if self.anew is None:
+            self.anew = BeginAnew(self, coordinator)
+        self.anew.hold(coordinator)
+
+    def begin_anew(self, waiting: frozenset[str]) -> None:
+        """It shall do so now. ``waiting`` are coordinator links whose sessions expect an answer."""
+        if self.past is not None and not self.lost and not self.ended:
+            log.info("connection %s (%s): %s", self.peer, self.container, BEGIN_ANEW)
+            unheard = self.past.waited - {link.name for link in self.links}
+            self.close(BEGIN_ANEW)
+            self.server.interruptions.lost(self.container, self.past, waiting | unheard)
+
+    def _interrupted(self) -> None:
+        if self.past is not None and not self.ended:
+            self.server.interruptions.lost(self.container, self.past)
 
     def _ticking(self) -> None:
         now_s = time.monotonic()
@@ -210,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
     def release(self, *, failed: bool = False) -> None:
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
         if failed:
-            self.server.interruptions.lost(self.container)
+            self._interrupted()
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
@@ -254,10 +271,12 @@ class ClientConnection(asyncio.Protocol):
             info = {Symbol("invalid-field"): Symbol("container-id")}
             self.amqp.close(AmqpError(INVALID_FIELD, f"client id {self.container!r} is connected already", info))
             return
-        self.past, self.begun_anew = self.server.interruptions.opened(self.container, event.open.properties)
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
         if self.server.reason:
             self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
+        else:
+            self.opened_s = time.monotonic()
+            self.past = self.server.interruptions.opened(self.container, event.open.properties)
         self._ticking()  # the client has said how often it wants to hear of us
 
     def _attached(self, event: events.Attached) -> None:
@@ -343,6 +362,9 @@ class ClientConnection(asyncio.Protocol):
                 settle = _return_failed
             elif isinstance(state, Accepted):
                 settle = partial(_accept_in, transaction)
+                if self.past is not None:
+                    for link in {link for link, _, _ in event.deliveries}:
+                        link.context.taken()
         for link, delivery_id, (consumer, message) in event.deliveries:
             settle(self.server.engine, consumer, message, state)
             if not event.settled:

@@ -1,14 +1,14 @@
 """Clients that come back after their connection broke, as far as a broker can know it.
 
 Qpid JMS says nothing of it: its ``failover:`` opens a connection like any other. What it does then with the transaction that the
-interruption fell into is in :mod:`bascule.server.coordinator`.
+interruption fell into is in :mod:`bascule.server.lost_track`.
 """
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 #: What Qpid JMS calls itself in its open frame.
@@ -16,19 +16,22 @@ PRODUCT: Final = "QpidJMS"
 #: After a broker has begun to serve: whoever connects may have been a client of the one before. Longer than a client of Qpid JMS
 #: waits between two tries (``failover.maxReconnectDelay``, 30 s).
 RETURN_S: Final = 60.0
+#: So long a client may stay away: networks that are mended by hand.
+REMEMBERED_S: Final = 3600.0
 #: Clients that are remembered: more than come back from one interruption.
 REMEMBERED_MAX: Final = 10_000
 
 
-class Past(enum.Enum):
-    """What lies behind a connection."""
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What lies behind a connection of Qpid JMS."""
 
-    #: No client of Qpid JMS.
-    OTHER = enum.auto()
-    #: Most likely nothing.
-    FRESH = enum.auto()
-    #: An interruption, perhaps in the middle of a transaction.
-    INTERRUPTED = enum.auto()
+    #: When it was interrupted, by the clock of the broker; None: most likely never.
+    interrupted_s: float | None = None
+    #: Coordinator links of sessions that were waiting for an answer then.
+    waited: frozenset[str] = frozenset()
+    #: How often the broker has made it begin anew since.
+    rounds: int = 0
 
 
 class Interruptions:
@@ -38,25 +41,29 @@ class Interruptions:
         """``clock_s`` counts seconds."""
         self._clock_s = clock_s
         self._serves_since_s = clock_s()
-        self._lost: dict[str, frozenset[str]] = {}
+        self._lost: dict[str, Past] = {}
 
     def serving(self) -> None:
         """The broker begins to serve."""
         self._serves_since_s = self._clock_s()
 
-    def lost(self, container: str, begun_anew: frozenset[str] = frozenset()) -> None:
-        """The connection of a client has ended without its asking for it. ``begun_anew``: coordinator links whose sessions were told so."""
+    def lost(self, container: str, past: Past, waited: frozenset[str] | None = None) -> None:
+        """The connection of a client, with this past, has ended without its asking for it. ``waited``: it was made to begin anew."""
+        told = Past(self._clock_s())
+        if waited is not None:
+            since_s = told.interrupted_s if past.interrupted_s is None else past.interrupted_s
+            told = Past(since_s, waited, past.rounds + 1)
         self._lost.pop(container, None)
-        self._lost[container] = begun_anew
+        self._lost[container] = told
         if len(self._lost) > REMEMBERED_MAX:
             del self._lost[next(iter(self._lost))]
 
-    def opened(self, container: str, properties: Mapping[Any, Any] | None) -> tuple[Past, frozenset[str]]:
-        """A client opens a connection: what lies behind it, and what ``lost`` was told of coordinator links."""
-        begun_anew = self._lost.pop(container, None)
+    def opened(self, container: str, properties: Mapping[Any, Any] | None) -> Past | None:
+        """A client opens a connection. None: it is not Qpid JMS."""
         if (properties or {}).get("product") != PRODUCT:
-            return Past.OTHER, frozenset()
-        if begun_anew is None:
-            recent = self._clock_s() - self._serves_since_s < RETURN_S
-            return Past.INTERRUPTED if recent else Past.FRESH, frozenset()
-        return Past.INTERRUPTED, begun_anew
+            return None
+        now_s = self._clock_s()
+        past = self._lost.pop(container, None)
+        if past is not None and past.interrupted_s is not None and now_s - past.interrupted_s < REMEMBERED_S:
+            return past
+        return Past(now_s if now_s - self._serves_since_s < RETURN_S else None)

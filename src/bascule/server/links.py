@@ -115,7 +115,7 @@ class ConsumerLink:
         self.link = link
         self.settled = settled
         self._keeps_credit = keeps_credit
-        self._kept = 0  # of the credit, see bascule.server.coordinator
+        self._kept = 0  # of the credit, see bascule.server.lost_track
         self._tells = False  # that no credit is left: its client has given it back
         self.consumer: Consumer | None = None
         self.on_close: Queue | None = None  # a queue that goes with its last consumer
@@ -132,13 +132,18 @@ class ConsumerLink:
 
     @property
     def gave_back(self) -> bool:
-        """Whether the client has surely given its credit back: there is none, and messages did not use it up."""
+        """Whether the client has given its credit back: there is none, messages did not use it up, and it has taken nothing since."""
         return self._tells and not self.has_credit
 
     def granted(self) -> None:
         """The client has said how many it takes: the last one of several may be kept. A drain uses all."""
-        self._kept = int(self._keeps_credit and self.link.credit > 1 and not self.link.drain)
-        self._tells = bool(self._kept) or self.link.drain
+        credit, drain = self.link.credit, self.link.drain
+        self._kept = int(self._keeps_credit and not drain and credit > 1 - self._kept)
+        self._tells = bool(self._kept) or drain
+
+    def taken(self) -> None:
+        """The application has taken something: a drain before that was no part of a rollback."""
+        self._tells = bool(self._kept)
 
     def spend_all(self) -> None:
         """No credit is kept any more."""

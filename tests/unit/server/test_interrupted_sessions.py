@@ -11,7 +11,8 @@ from bascule.amqp.events import ConnectionClosed, Dispositioned
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, TransactionalState
 from bascule.amqp.transactions import encode_control
-from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, RETURN_S, Interruptions, Past
+from bascule.server import coordinator
+from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, REMEMBERED_S, RETURN_S, Interruptions, Past
 
 PREFETCH = 10
 
@@ -78,7 +79,7 @@ def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str
     served.interruptions.serving()
     now_s[0] = since_s
     for container in lost:
-        served.interruptions.lost(container)
+        served.interruptions.lost(container, Past())
     served.fill("q", messages)
     return served
 
@@ -123,6 +124,40 @@ async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_cl
     session = Session(served_with(5, since_s=since_s, lost=lost))
     session.roll_back()
     assert session.told_to_begin_anew is begins_anew
+
+
+@run_async
+async def test_a_drain_says_nothing_of_a_rollback_when_something_is_received_behind_it() -> None:
+    session = Session(served_with(500, lost=("client",)), prefetch=100)
+    session.consumer.flow(session.consumer.credit, drain=True)  # receiveNoWait, or a receive that was under way
+    session.served.settle(session.client)
+    session.receive(2)
+    session.discharge(fail=True)
+    assert session.told_to_begin_anew
+
+
+@run_async
+async def test_a_commit_that_became_a_rollback_of_what_was_received_before_the_interruption_is_answered() -> None:
+    session = Session(served_with(5, lost=("client",)))
+    session.discharge(fail=True)
+    assert not session.told_to_begin_anew
+
+
+@run_async
+async def test_the_kept_credit_stays_kept_when_the_client_speaks_of_it_again() -> None:
+    session = Session(served_with(50))
+    session.consumer.flow(session.consumer.credit)
+    session.served.settle(session.client)
+    assert session.consumer.credit == 1
+    assert session.client.received(session.consumer) == PREFETCH - 1
+
+
+@run_async
+async def test_a_session_begun_later_on_is_none_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "RECOVERED_S", 0.0)
+    session = Session(served_with(5, lost=("client",)))
+    session.roll_back()
+    assert not session.told_to_begin_anew
 
 
 @run_async
@@ -191,13 +226,25 @@ async def test_what_the_client_held_waits_for_it_again_in_order() -> None:
     assert again.client.received(again.consumer) == 5
 
 
-def test_only_so_many_clients_are_remembered_and_a_closed_connection_is_not() -> None:
-    interruptions = Interruptions(lambda: 2 * RETURN_S)
+def test_so_many_clients_are_remembered_for_so_long_and_one_that_has_come_back_is_not() -> None:
+    now_s = 2 * RETURN_S
+    interruptions = Interruptions(lambda: now_s)
     interruptions._serves_since_s = 0.0
     properties: dict[Any, Any] = {"product": PRODUCT}
     for number in range(REMEMBERED_MAX + 1):
-        interruptions.lost(str(number))
-    assert interruptions.opened("0", properties)[0] is Past.FRESH
-    assert interruptions.opened("1", properties)[0] is Past.INTERRUPTED
-    assert interruptions.opened("1", properties)[0] is Past.FRESH  # it has come back
-    assert interruptions.opened("2", None)[0] is Past.OTHER
+        interruptions.lost(str(number), Past())
+    assert interruptions.opened("0", properties) == Past()
+    assert interruptions.opened("1", properties) == Past(now_s)
+    assert interruptions.opened("1", properties) == Past()
+    assert interruptions.opened("2", None) is None
+    now_s += REMEMBERED_S
+    assert interruptions.opened("3", properties) == Past()
+
+
+def test_a_client_that_is_made_to_begin_anew_keeps_the_time_of_its_interruption() -> None:
+    now_s = 2 * RETURN_S
+    interruptions = Interruptions(lambda: now_s)
+    interruptions.lost("client", Past(1.0, rounds=2), frozenset({"coordinator"}))
+    assert interruptions.opened("client", {"product": PRODUCT}) == Past(1.0, frozenset({"coordinator"}), 3)
+    interruptions.lost("client", Past(1.0, frozenset({"coordinator"}), 3))  # it breaks by itself
+    assert interruptions.opened("client", {"product": PRODUCT}) == Past(now_s)

@@ -1,0 +1,102 @@
+"""Clients that lose track of their messages, and how a broker brings them back.
+
+A transacted session of Qpid JMS (2.10 and 1.16) keeps its transaction over a failover, and can only roll it back. With what it was sent
+ahead on the new connection it then goes wrong, whatever the broker:
+
+* ``commit``, when the application has received something on the new connection: what waits in the client's buffer is released and
+  stays in the buffer. It comes to the application twice, and the first time no acknowledgement is sent: that commit counts for nothing.
+* ``rollback``, when it has received nothing there: the buffer is emptied and nothing released. Those messages come to nobody.
+* An operation of the session was under way when the connection came back: the session has no transaction until that has ended, and what
+  the application receives meanwhile is never settled.
+
+A client whose connection ends forgets its buffer. So this broker ends the connection at the moment when the client goes wrong, while its
+application still waits for the answer of ``commit`` or ``rollback``; ``failover:`` connects again at once, and the messages come once more.
+The moment shows:
+
+* ``rollback`` uses up or gives back the credit of all consumers of its session first; ``commit`` does not. For credit that is left to say
+  so for certain, a consumer keeps one of its credits unused while its session is in its first transaction. No credit left says nothing.
+* A session that goes on declares its next transaction with the discharge; one that is closed does not.
+* A session that was not interrupted attaches its coordinator before any consumer.
+
+The other sessions of the connection are interrupted with it, and must not go wrong in their turn: see :class:`BeginAnew`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from bascule.amqp.link import Link
+from bascule.amqp.session import Session
+from bascule.broker.transactions import Transaction
+from bascule.server.links import ConsumerLink
+
+if TYPE_CHECKING:
+    from bascule.server.connection import ClientConnection
+
+#: How long the other sessions of a connection may take to come to the end of their transactions; twice as long each time that the
+#: connection is ended anew, so that it was long enough at last.
+FINISH_S: Final = 5.0
+
+
+class BeginAnew:
+    """The end of a connection for the sake of a session that has lost track, when it finds no other one in the middle of a transaction.
+
+    A session that is cut off in its transaction would lose track itself. One that waits for the answer of its commit does not: the client
+    tells it truthfully that it is rolled back, and begins with nothing. So who commits now is kept waiting, until all do that have begun.
+    """
+
+    def __init__(self, connection: ClientConnection, coordinator: Link) -> None:
+        self._connection = connection
+        self._waiting = {coordinator.name}
+        self._held: set[bytes] = set()
+        assert connection.past is not None
+        self._limit = asyncio.get_running_loop().call_later(FINISH_S * 2**connection.past.rounds, self._end)
+
+    def hold(self, coordinator: Link, txn_id: bytes = b"") -> None:
+        """A session waits: for the end of this transaction, or with none."""
+        self._waiting.add(coordinator.name)
+        self._held.add(txn_id)
+        self.check()
+
+    def check(self) -> None:
+        """End the connection if nobody is in the middle of anything. What was asked for before is answered first."""
+        connection = self._connection
+        if all(each.id in self._held or not (each.acks or each.drafts) for each in connection.transactions.values()):
+            connection.server.engine.journaling.then(self._end)
+
+    def _end(self) -> None:
+        self._limit.cancel()
+        self._connection.begin_anew(frozenset(self._waiting))
+
+
+def comes_late(connection: ClientConnection, link: Link) -> bool:
+    """Whether a session that attaches its coordinator now was interrupted, and has lost track of messages it was given without one.
+
+    One that waited for an answer when its connection was ended has not: its client repeats the attach by itself.
+    """
+    if connection.past is None or link.name in connection.past.waited:
+        return False
+    return any(each.consumer is not None and each.consumer.unacked for each in consumers_of(connection, link.session))
+
+
+def loses_track(connection: ClientConnection, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
+    """Whether a client that rolls a session's first transaction back has messages which it then releases and keeps, or keeps and forgets.
+
+    ``interrupted``: its session may have been. Without it, only what is certain counts.
+    """
+    worked = {consumer for consumer, _ in transaction.acks}
+    for each in consumers_of(connection, session):
+        if each.consumer is None or not each.consumer.unacked:
+            continue
+        if each.consumer in worked:
+            if each.has_credit or (interrupted and not each.gave_back):
+                return True
+        elif interrupted and not each.has_credit:
+            return True
+    return False
+
+
+def consumers_of(connection: ClientConnection, session: Session) -> list[ConsumerLink]:
+    """The consumers of a session."""
+    return [link.context for link in connection.links if link.session is session and isinstance(link.context, ConsumerLink)]

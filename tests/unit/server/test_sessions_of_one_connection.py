@@ -1,0 +1,209 @@
+"""Several transacted sessions of Qpid JMS on one connection that breaks: one that begins anew takes the others with it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+
+import pytest
+from tests.unit.server.served import Client, Served, run_async
+from tests.unit.server.test_interrupted_sessions import PREFETCH, served_with
+
+from bascule.amqp.events import ConnectionClosed, Dispositioned
+from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, Target, TransactionalState
+from bascule.amqp.transactions import encode_control
+from bascule.server import lost_track
+from bascule.server.interruptions import PRODUCT, Past
+
+
+class Member:
+    """A session as the Java client keeps it over connections. ``in_doubt``: its transaction can only be rolled back."""
+
+    def __init__(self, number: int, batch: int) -> None:
+        self.number, self.batch = number, batch
+        self.received = 0
+        self.waits = self.in_doubt = False
+        self.committed = 0
+
+    def open(self, client: Client, served: Served) -> None:
+        """As the client makes it anew: one that waited for an answer was told, and has forgotten all."""
+        self.client, self.served = client, served
+        self.in_doubt = self.received > 0 and not self.waits
+        self.received, self.waits = (self.received if self.in_doubt else 0), False
+        self.session = client.amqp.begin()
+        client.run()
+        self.coordinator = self.session.attach_sender(f"coordinator-{self.number}", Source(), Coordinator())
+        served.settle(client)
+        self.coordinator.send(encode_control(Declare()))
+        served.settle(client)
+        self.consumer = self.session.attach_receiver(f"consumer-{self.number}", Source("q", capabilities=("queue",)), Target())
+        served.settle(client)
+        self.consumer.flow(PREFETCH)
+        served.settle(client)
+
+    def transactions(self) -> list[bytes]:
+        answers = [event for event in self.client.told(Dispositioned) if event.session is self.session]
+        return [bytes(event.state.txn_id) for event in answers if isinstance(event.state, Declared)]
+
+    def turn(self) -> None:
+        """Receive one, or end the transaction when it has enough."""
+        if self.waits:
+            return
+        if self.received < self.batch:
+            ahead = [number for number, link in self.session.incoming.items() if link is self.consumer]
+            if not ahead:
+                return
+            self.consumer.settle(ahead[0], TransactionalState(self.transactions()[-1], ACCEPTED))
+            self.received += 1
+            if self.consumer.credit <= PREFETCH // 2 and self.consumer.credit + len(ahead) - 1 <= 0.7 * PREFETCH:
+                self.consumer.flow(PREFETCH - len(ahead) + 1)
+            self.served.settle(self.client)
+            return
+        before = self.transactions()
+        self.coordinator.send(encode_control(Discharge(before[-1], self.in_doubt)))
+        self.coordinator.send(encode_control(Declare()))
+        self.served.settle(self.client)
+        self.waits = self.transactions() == before
+        if not self.waits:
+            self.committed += not self.in_doubt
+            self.received, self.in_doubt = 0, False
+
+
+class Application:
+    """Its members work side by side, each as fast as the others; the connection is made anew whenever it ends."""
+
+    def __init__(self, served: Served, members: list[Member]) -> None:
+        self.served, self.members = served, members
+        self.connections = 0
+        self.random = random.Random(1)
+        self.due = [(self.random.random() * each.batch, each.number) for each in members]
+        heapq.heapify(self.due)
+        self.connect()
+
+    def connect(self) -> None:
+        self.connections += 1
+        self.client = Client(self.served, product=PRODUCT)
+        for each in self.members:
+            each.open(self.client, self.served)
+
+    def work(self, turns: int) -> None:
+        for _ in range(turns):
+            time, number = heapq.heappop(self.due)
+            member = self.members[number]
+            ends = member.received >= member.batch and not member.waits
+            member.turn()
+            heapq.heappush(self.due, (time + (0.001 if ends else 1 + 0.1 * self.random.random()), number))
+            if self.client.told(ConnectionClosed):
+                self.break_off()
+
+    def break_off(self) -> None:
+        self.client.run()
+        self.client.connection.connection_lost(None)
+        self.connect()
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3, 10])
+@pytest.mark.parametrize("batch", [1, 3])
+@run_async
+async def test_all_are_at_work_again_after_one_more_connection(sessions: int, batch: int) -> None:
+    served = served_with(3000)
+    application = Application(served, [Member(number, batch) for number in range(sessions)])
+    application.work(9 * sessions)
+    application.break_off()  # the one interruption
+    application.work(20 * sessions * (batch + 1))
+    assert application.connections <= 3
+    assert served.engine.counters.dead_lettered == 0
+    for each in application.members:
+        each.committed = 0
+    application.work(20 * sessions * (batch + 1))
+    assert application.connections <= 3
+    assert all(each.committed >= 10 for each in application.members)
+
+
+@run_async
+async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_middle_of_anything() -> None:
+    served = served_with(3000, lost=("client",))
+    doubtful, busy, slow = members = [Member(number, 2) for number in range(3)]
+    application = Application(served, members)
+    doubtful.in_doubt = True
+    for each in (doubtful, doubtful, busy, busy, slow):
+        each.turn()
+    doubtful.turn()
+    assert doubtful.waits
+    busy.turn()
+    assert busy.waits
+    assert not application.client.told(ConnectionClosed)
+    slow.turn()
+    slow.turn()
+    assert application.client.told(ConnectionClosed)
+    assert (busy.committed, slow.committed) == (0, 0)
+    assert served.engine.queue("q").held_messages == 3000
+
+
+@run_async
+async def test_it_is_not_waited_for_longer_than_a_limit_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_track, "FINISH_S", 0.01)
+    served = served_with(3000, lost=("client",))
+    doubtful, slow = members = [Member(number, 2) for number in range(2)]
+    application = Application(served, members)
+    doubtful.in_doubt = True
+    for each in (slow, doubtful, doubtful, doubtful):
+        each.turn()
+    assert doubtful.waits
+    while not application.client.told(ConnectionClosed):
+        await asyncio.sleep(0)
+        application.client.run()
+    past = served.interruptions._lost["client"]
+    assert past.rounds == 1
+    assert past.waited == {"coordinator-0"}
+
+
+@run_async
+async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
+    served = served_with(3000, lost=("client",))
+    doubtful, other = members = [Member(number, 1) for number in range(2)]
+    application = Application(served, members)
+    doubtful.in_doubt = True
+    doubtful.turn()
+    other.turn()
+    txn_id = other.transactions()[-1]
+    other.coordinator.send(encode_control(Discharge(txn_id, False)))
+    doubtful.coordinator.send(encode_control(Discharge(doubtful.transactions()[-1], True)))
+    doubtful.coordinator.send(encode_control(Declare()))
+    application.client.run()  # nothing is stored yet
+    assert not application.client.told(ConnectionClosed)
+    served.settle(application.client)
+    answers = [event for event in application.client.heard if isinstance(event, Dispositioned | ConnectionClosed)]
+    assert isinstance(answers[-1], ConnectionClosed)
+    assert [event.state for event in answers[:-1] if event.session is other.session][-1] == ACCEPTED
+
+
+@run_async
+async def test_nothing_is_done_for_what_follows_the_end_of_the_connection_in_the_same_read() -> None:
+    served = served_with(50, lost=("client",))
+    member = Member(0, 1)
+    application = Application(served, [member])
+    member.in_doubt = True
+    member.turn()
+    member.coordinator.send(encode_control(Discharge(member.transactions()[-1], True)))
+    member.coordinator.send(encode_control(Declare()))
+    late = application.client.session.attach_receiver("late", Source("q", capabilities=("queue",)), Target())
+    late.flow(PREFETCH)
+    served.settle(application.client)
+    assert application.client.told(ConnectionClosed)
+    assert application.client.received(late) == 0
+    assert not served.engine.queue("q").consumers
+
+
+@run_async
+async def test_an_interruption_is_not_forgotten_by_a_refusal_in_between() -> None:
+    served = served_with(5, lost=("client",))
+    served.reason = "Kafka does not answer"
+    Client(served, product=PRODUCT)
+    served.reason = ""
+    client = Client(served, product=PRODUCT)
+    assert client.connection.past is not None
+    assert client.connection.past.interrupted_s is not None
+    client.connection.connection_lost(None)
+    assert served.interruptions.opened("client", {"product": PRODUCT}) != Past()
