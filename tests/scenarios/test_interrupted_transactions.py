@@ -17,6 +17,7 @@ from bascule.testing.system import System, failover, wait_for
 
 COUNT = 60
 BATCH = 10
+SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
 
 
 def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:
@@ -91,14 +92,19 @@ def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, s
     count = 2000
     connect_to(system.url).session().producer(queue).send("{n}", count=count)
     done: list[str] = []
+    in_doubt: set[str] = set()  # the connection broke while the commit was on its way
     with Proxy(system.port) as proxy, ThreadPoolExecutor() as workers:
         connection = connect_to(failover(proxy.url))
 
         def work(session: Session, consumer: Consumer) -> None:
             while messages := consumer.receive_many(batch, 5.0):
-                with suppress(JmsError):
+                bodies = [message.body for message in messages]
+                try:
                     session.commit()
-                    done.extend(message.body for message in messages)
+                except JmsError as error:
+                    in_doubt.update([] if SURELY_ROLLED_BACK in str(error) else bodies)
+                else:
+                    done.extend(bodies)
 
         sessions = [connection.session("TRANSACTED") for _ in range(4)]
         running = [workers.submit(work, session, session.consumer(queue)) for session in sessions]
@@ -107,7 +113,9 @@ def test_so_it_is_with_several_sessions_of_one_connection(connect_to: Connect, s
             proxy.cut()
         for each in running:
             each.result(CALL_TIMEOUT_S)
-    assert sorted(done, key=int) == [str(number) for number in range(count)]
+    assert len(done) == len(set(done))
+    assert {str(number) for number in range(count)} - set(done) <= in_doubt
+    assert len(in_doubt) <= 3 * len(sessions) * batch
     assert system.depth(name) == 0
     assert len(connection.events()) <= 2 * 3 * 3  # an interruption, and what it brings with it, are few
 
