@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 from tests.scenarios.conftest import Connect
+from tests.scenarios.crash_load import from_kafka
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
@@ -35,8 +37,8 @@ def bounded(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
         yield system
 
 
-def first_offset(system: System) -> int:
-    return TopicHistory({"bootstrap.servers": system.bootstrap}, f"{PREFIX}.journal", 0).earliest()
+def first_offset(system: System, topic: str = "journal") -> int:
+    return TopicHistory({"bootstrap.servers": system.bootstrap}, f"{PREFIX}.{topic}", 0).earliest()
 
 
 def stored(system: System) -> int:
@@ -74,6 +76,25 @@ def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_
     wait_for(lambda: stored(bounded) == 0, "the store to forget what is gone")
     bounded.broker.restart()
     assert bounded.depth(f"{name}.old") == 0
+
+
+def test_what_ingresses_brought_is_trimmed_once_the_journal_has_it(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
+    session = connect_to(bounded.failover_url).session()
+    session.producer(queue)  # it is there
+    producer = Producer({"bootstrap.servers": bounded.bootstrap})
+    for number in range(MESSAGES):
+        producer.produce(f"{PREFIX}.ingress", from_kafka(name, str(number)))
+    assert producer.flush(30) == 0
+    bounded.wait_depth(name, MESSAGES)
+
+    def trimmed() -> bool:
+        traffic(session, f"{queue}.other")
+        return first_offset(bounded, "ingress") >= MESSAGES
+
+    wait_for(trimmed, "what ingresses brought to be trimmed")
+    bounded.broker.restart()
+    messages = connect_to(bounded.url).session().consumer(queue).receive_many(MESSAGES)
+    assert [message.body for message in messages] == [str(number) for number in range(MESSAGES)]
 
 
 def test_a_send_is_known_again_when_its_record_is_trimmed_and_the_broker_was_killed(
