@@ -21,7 +21,7 @@ from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server import management
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
-from bascule.server.lost_track import comes_late
+from bascule.server.lost_track import bring_back, comes_late
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -94,8 +94,7 @@ def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
     target = link.target
     limit = connection.server.max_message_bytes
     if isinstance(target, Coordinator):
-        if comes_late(connection, link):
-            connection.when_idle_begin_anew(link)
+        if comes_late(connection, link) and bring_back(connection, link):
             return
         link.context = CoordinatorLink(connection, link)
         link.accept(max_message_size=limit)

@@ -61,6 +61,7 @@ class ClientConnection(asyncio.Protocol):
         self.opened_s = 0.0
         self.past: Past | None = None  # of a client that may have come back
         self.anew: BeginAnew | None = None
+        self.first_transactions = 0  # of sessions that may have been interrupted
         self.ended = False  # by us
         self.peer = ""
         self.full = False  # what it has been given is to be written before its consumers get more
@@ -102,8 +103,7 @@ class ClientConnection(asyncio.Protocol):
         except Exception:
             # A fault of ours in one connection must not reach the others.
             log.exception("connection %s (%s)", self.peer, self.container)
-            self.amqp.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
-            self.release()
+            self.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
         self.touch()
         self.server.engine.dispatch()
         self.server.send_output()
@@ -189,19 +189,24 @@ class ClientConnection(asyncio.Protocol):
         self.release()
         self.send_output()
 
-    def when_idle_begin_anew(self, coordinator: Link) -> None:
-        """The client has lost track of what it was sent (bascule.server.lost_track): it shall connect again, with nothing in its hands."""
-        if self.anew is None:
-            self.anew = BeginAnew(self, coordinator)
-        self.anew.hold(coordinator)
-
     def begin_anew(self, waiting: frozenset[str]) -> None:
-        """It shall do so now. ``waiting`` are coordinator links whose sessions expect an answer."""
+        """The client has lost track of what it was sent (bascule.server.lost_track): it shall connect again, with nothing in its hands.
+
+        ``waiting`` are coordinator links whose sessions expect an answer.
+        """
         if self.past is not None and not self.lost and not self.ended:
             log.info("connection %s (%s): %s", self.peer, self.container, BEGIN_ANEW)
             unheard = self.past.waited - {link.name for link in self.links}
             self.close(BEGIN_ANEW)
             self.server.interruptions.lost(self.container, self.past, waiting | unheard)
+            asyncio.get_running_loop().call_soon(self._dispatch)  # others may have what it held
+
+    def end_link(self, link: Link, error: AmqpError) -> None:
+        """End one link from our side."""
+        self.links.pop(link, None)
+        detached(self, link, closed=True)
+        link.detach(error)
+        self.touch()
 
     def _interrupted(self) -> None:
         if self.past is not None and not self.ended:
@@ -228,6 +233,9 @@ class ClientConnection(asyncio.Protocol):
         """Give everything back that the client held. ``failed``: it went without a word, perhaps for what it was given."""
         if failed:
             self._interrupted()
+        if self.anew is not None:
+            self.anew.drop()
+            self.anew = None
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
@@ -301,6 +309,8 @@ class ClientConnection(asyncio.Protocol):
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
             log.info("connection %s (%s): %s", self.peer, self.container, event.error)
+        if not event.by_peer:
+            self._interrupted()
         self.release()
 
     def _transferred(self, event: events.Transferred) -> None:
@@ -362,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
                 settle = _return_failed
             elif isinstance(state, Accepted):
                 settle = partial(_accept_in, transaction)
-                if self.past is not None:
+                if self.first_transactions:
                     for link in {link for link, _, _ in event.deliveries}:
                         link.context.taken()
         for link, delivery_id, (consumer, message) in event.deliveries:

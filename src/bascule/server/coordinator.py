@@ -11,7 +11,7 @@ from bascule.amqp.session import Session
 from bascule.broker.errors import UnknownTransaction
 from bascule.core.errors import BasculeError
 from bascule.server.links import PRODUCER_CREDIT
-from bascule.server.lost_track import consumers_of, loses_track
+from bascule.server.lost_track import bring_back, consumers_of, loses_track
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -30,7 +30,10 @@ class CoordinatorLink:
         self.link = link
         self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
         # An interruption may have fallen into the first transaction: b"" before it, None behind it.
-        self._first: bytes | None = None if connection.past is None else b""
+        self._first: bytes | None = None
+        if connection.past is not None:
+            self._first = b""
+            connection.first_transactions += 1
         soon = time.monotonic() - connection.opened_s < RECOVERED_S
         self._interrupted = soon and connection.past is not None and connection.past.interrupted_s is not None
         self._lost_track = False  # the client, of messages that it has
@@ -43,10 +46,10 @@ class CoordinatorLink:
 
     def declare(self, delivery_id: int) -> None:
         """Begin a transaction."""
-        if self._lost_track or self._waits:
-            if not self._waits:
-                self._waits = True
-                self.connection.when_idle_begin_anew(self.link)
+        if self._lost_track:
+            self._lost_track = False
+            self._waits = bring_back(self.connection, self.link)
+        if self._waits:
             return
         self._declared &= self.connection.transactions.keys()  # without those that have become branches
         transaction = self.connection.begin()
@@ -70,7 +73,7 @@ class CoordinatorLink:
             self._lost_track = (
                 fail and transaction is not None and loses_track(self.connection, session, transaction, interrupted=self._interrupted)
             )
-            self._first = None
+            self._first_is_over()
             for consumer in consumers_of(self.connection, session):
                 consumer.spend_all()
         if transaction is None:
@@ -88,8 +91,12 @@ class CoordinatorLink:
             if transaction is not None:
                 self.connection.server.engine.rollback(transaction)
         self._declared.clear()
-        if self.connection.anew is not None:
-            self.connection.anew.check()
+        self._first_is_over()
+
+    def _first_is_over(self) -> None:
+        if self._first is not None:
+            self._first = None
+            self.connection.first_transactions -= 1
 
     def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
         self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))

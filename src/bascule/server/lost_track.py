@@ -24,8 +24,10 @@ The other sessions of the connection are interrupted with it, and must not go wr
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
+from bascule.amqp.errors import ILLEGAL_STATE, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.transactions import Transaction
@@ -34,9 +36,19 @@ from bascule.server.links import ConsumerLink
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
 
+_log = logging.getLogger(__name__)
+
 #: How long the other sessions of a connection may take to come to the end of their transactions; twice as long each time that the
 #: connection is ended anew, so that it was long enough at last.
 FINISH_S: Final = 5.0
+#: Between two looks whether they have: what they hold may also be rolled back by time.
+LOOK_S: Final = 1.0
+#: A client that has begun anew so often after one interruption is in doubt each time: its application begins its transactions with a send,
+#: at once, which the client takes while it is not connected. The consumers of such a session are ended, as an application notices.
+ROUNDS_MAX: Final = 5
+LOST = AmqpError(
+    ILLEGAL_STATE, "the client has lost track of what it was sent before a transaction was rolled back: make the consumer anew"
+)
 
 
 class BeginAnew:
@@ -46,28 +58,49 @@ class BeginAnew:
     tells it truthfully that it is rolled back, and begins with nothing. So who commits now is kept waiting, until all do that have begun.
     """
 
-    def __init__(self, connection: ClientConnection, coordinator: Link) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self._waiting = {coordinator.name}
+        self._waiting: set[str] = set()
         self._held: set[bytes] = set()
         assert connection.past is not None
-        self._limit = asyncio.get_running_loop().call_later(FINISH_S * 2**connection.past.rounds, self._end)
+        self._loop = asyncio.get_running_loop()
+        self._until_s = self._loop.time() + FINISH_S * 2**connection.past.rounds
+        self._next = self._loop.call_later(LOOK_S, self._look)
 
     def hold(self, coordinator: Link, txn_id: bytes = b"") -> None:
         """A session waits: for the end of this transaction, or with none."""
         self._waiting.add(coordinator.name)
         self._held.add(txn_id)
-        self.check()
+        self._check()
 
-    def check(self) -> None:
-        """End the connection if nobody is in the middle of anything. What was asked for before is answered first."""
-        connection = self._connection
-        if all(each.id in self._held or not (each.acks or each.drafts) for each in connection.transactions.values()):
-            connection.server.engine.journaling.then(self._end)
+    def drop(self) -> None:
+        """The connection has ended."""
+        self._next.cancel()
 
-    def _end(self) -> None:
-        self._limit.cancel()
-        self._connection.begin_anew(frozenset(self._waiting))
+    def _look(self) -> None:
+        self._next = self._loop.call_later(LOOK_S, self._look)
+        self._check()
+
+    def _check(self) -> None:
+        """End the connection if nobody is in the middle of anything. What was asked for before is stored and answered first."""
+        open_ = self._connection.transactions.values()
+        idle = all(each.id in self._held or not (each.acks or each.drafts) for each in open_)
+        if idle or self._loop.time() >= self._until_s:
+            self._connection.server.engine.journaling.then(self._connection.begin_anew, frozenset(self._waiting))
+
+
+def bring_back(connection: ClientConnection, coordinator: Link) -> bool:
+    """Have the client of a session that has lost track begin anew; False where that is of no use, and its consumers are ended."""
+    assert connection.past is not None
+    if connection.past.rounds < ROUNDS_MAX:
+        if connection.anew is None:
+            connection.anew = BeginAnew(connection)
+        connection.anew.hold(coordinator)
+        return True
+    _log.warning("connection %s (%s): %s, for the %dth time", connection.peer, connection.container, LOST, ROUNDS_MAX + 1)
+    for each in consumers_of(connection, coordinator.session):
+        connection.end_link(each.link, LOST)
+    return False
 
 
 def comes_late(connection: ClientConnection, link: Link) -> bool:

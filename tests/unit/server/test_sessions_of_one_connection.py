@@ -10,11 +10,13 @@ import pytest
 from tests.unit.server.served import Client, Served, run_async
 from tests.unit.server.test_interrupted_sessions import PREFETCH, served_with
 
-from bascule.amqp.events import ConnectionClosed, Dispositioned
+from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Flowed
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, Target, TransactionalState
 from bascule.amqp.transactions import encode_control
 from bascule.server import lost_track
-from bascule.server.interruptions import PRODUCT, Past
+from bascule.server.connection import HANDLERS
+from bascule.server.interruptions import PRODUCT, RETURN_S, Past
+from bascule.testing.broker import Sender, message_bytes
 
 
 class Member:
@@ -141,19 +143,130 @@ async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_midd
     assert served.engine.queue("q").held_messages == 3000
 
 
-@run_async
-async def test_it_is_not_waited_for_longer_than_a_limit_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_track, "FINISH_S", 0.01)
-    served = served_with(3000, lost=("client",))
+def held_up(served: Served) -> tuple[Application, Member, Member]:
+    """A session that waits to begin anew, and one that has received and does not come to its commit."""
     doubtful, slow = members = [Member(number, 2) for number in range(2)]
     application = Application(served, members)
     doubtful.in_doubt = True
     for each in (slow, doubtful, doubtful, doubtful):
         each.turn()
     assert doubtful.waits
-    while not application.client.told(ConnectionClosed):
+    assert not application.client.told(ConnectionClosed)
+    return application, doubtful, slow
+
+
+def pass_the_limit(application: Application) -> None:
+    anew = application.client.connection.anew
+    assert anew is not None
+    anew._until_s = 0.0
+
+
+async def wait_told(client: Client) -> None:
+    while not client.told(ConnectionClosed):
         await asyncio.sleep(0)
-        application.client.run()
+        client.served.settle(client)
+
+
+class SendsFirst(Member):
+    """Its application begins with a send, while its client is not connected: that is taken, and the transaction is in doubt again."""
+
+    def open(self, client: Client, served: Served) -> None:
+        again = hasattr(self, "client")
+        super().open(client, served)
+        self.in_doubt = again
+
+
+@run_async
+async def test_a_session_that_is_in_doubt_again_and_again_loses_its_consumer_and_no_message() -> None:
+    served = served_with(3000)
+    member = SendsFirst(0, 3)
+    application = Application(served, [member])
+    application.work(40)
+    application.break_off()
+    application.work(400)
+    assert application.connections == 2 + lost_track.ROUNDS_MAX
+    (ended,) = application.client.told(Detached)
+    assert "make the consumer anew" in str(ended.error)
+    assert served.engine.queue("q").held_messages == 3000 - 3 * member.committed
+    assert served.engine.counters.dead_lettered == 0
+
+
+@pytest.mark.parametrize(("rounds", "limit_s"), [(0, 5), (3, 40)])
+@run_async
+async def test_the_limit_doubles_with_each_round(rounds: int, limit_s: float) -> None:
+    served = served_with(3000)
+    served.interruptions.lost("client", Past(2 * RETURN_S, rounds=rounds - 1), frozenset() if rounds else None)
+    application, _, _ = held_up(served)
+    anew = application.client.connection.anew
+    assert anew is not None
+    assert anew._until_s - asyncio.get_running_loop().time() == pytest.approx(limit_s, abs=1)
+
+
+@run_async
+async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    application, _, slow = held_up(served_with(3000, lost=("client",)))
+    slow.session.end()
+    await wait_told(application.client)
+
+
+@run_async
+async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() -> None:
+    served = served_with(3000, lost=("client",))
+    application, _, _ = held_up(served)
+    application.client.amqp.close()
+    application.client.run()
+    assert served.interruptions.opened("client", {"product": PRODUCT}) == Past()
+
+
+@run_async
+async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    served = served_with(3000, lost=("client",))
+    application, _, _ = held_up(served)
+    pass_the_limit(application)
+    while not application.client.connection.ended:
+        await asyncio.sleep(0)
+        served.broker.settle()
+    application.client.connection.connection_lost(None)  # before it has answered
+    past = served.interruptions.opened("client", {"product": PRODUCT})
+    assert past is not None
+    assert past.rounds == 1
+
+
+@run_async
+async def test_others_are_given_at_once_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    served = served_with(20, lost=("client",))
+    application, _, _ = held_up(served)
+    pass_the_limit(application)
+    other = Client(served, "other")
+    consumer = other.consumer("q", 100)
+    while not application.client.connection.ended:
+        await asyncio.sleep(0)
+        served.broker.settle()
+    await asyncio.sleep(0)
+    served.settle(other)
+    assert other.received(consumer) == 20
+
+
+@run_async
+async def test_a_fault_of_the_broker_is_an_interruption_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = served_with(5)
+    client = Client(served, product=PRODUCT)
+    monkeypatch.setitem(HANDLERS, Flowed, lambda *_: 1 / 0)
+    client.consumer("q", 1)
+    assert client.told(ConnectionClosed)
+    assert served.interruptions.opened("client", {"product": PRODUCT}) != Past()
+
+
+@run_async
+async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    served = served_with(3000, lost=("client",))
+    application, _, _ = held_up(served)
+    pass_the_limit(application)
+    await wait_told(application.client)
     past = served.interruptions._lost["client"]
     assert past.rounds == 1
     assert past.waited == {"coordinator-0"}
@@ -181,7 +294,10 @@ async def test_what_was_asked_for_before_is_stored_and_answered_first() -> None:
 
 @run_async
 async def test_nothing_is_done_for_what_follows_the_end_of_the_connection_in_the_same_read() -> None:
-    served = served_with(50, lost=("client",))
+    served = served_with(0, lost=("client",))
+    for number in range(50):
+        served.broker.send("q", message_bytes(number, durable=False), Sender(), number)  # of these nothing is to be stored first
+    served.broker.settle()
     member = Member(0, 1)
     application = Application(served, [member])
     member.in_doubt = True
