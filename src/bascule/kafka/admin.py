@@ -29,7 +29,11 @@ _DENIALS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION)
 
 
 class TopicMissing(InvalidInput):
-    """A topic that must exist does not."""
+    """``topic`` must exist and does not."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic!r} {reason}")
+        self.topic = topic
 
 
 class Denied(Unavailable):

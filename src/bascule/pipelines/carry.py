@@ -65,7 +65,7 @@ class Targets:
             self._there.update(self._topics.partitions())
         if topic not in self._there:
             if self._partitions < 1:
-                raise TopicMissing(f"target topic {topic!r} does not exist (pipelines.target_partitions = 0: it is not created)")
+                raise TopicMissing(topic, "does not exist (pipelines.target_partitions = 0: it is not created)")
             try:
                 self._topics.create(topic, self._partitions, {}, replication_factor=self._replication_factor)
             except InvalidInput as error:
@@ -145,7 +145,7 @@ class Carrier:
         """A record to write in the transaction of the source record at hand."""
         try:
             self._targets.ensure(output.topic)
-        except (BadRecord, Denied) as error:
+        except (BadRecord, Denied, TopicMissing) as error:
             output = fallback(error)
             self._targets.ensure(output.topic)
         self._outputs.append(output)

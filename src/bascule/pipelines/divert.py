@@ -30,7 +30,7 @@ from bascule.journal.records import (
     decode_send,
     entries,
 )
-from bascule.kafka.admin import Denied
+from bascule.kafka.admin import Denied, TopicMissing
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, said_by, target_topic
@@ -222,9 +222,10 @@ class DivertEngine:
     def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
         """The message as its sender encoded it, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops.
 
-        Raises a Denied of the one topic that the configuration names: that is not the message's fault, and the right may yet be given.
+        Raises a Denied or TopicMissing of the one topic that the configuration names: that is not the message's fault. The right may yet
+        be given; a topic that is missing stops the pipeline.
         """
-        if isinstance(error, Denied) and error.topic == divert.target:
+        if isinstance(error, Denied | TopicMissing) and error.topic == divert.target:
             raise error
         crash.point("divert.dead_letter")
         if self._dead_letter_topic is None:

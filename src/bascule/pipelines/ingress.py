@@ -20,7 +20,7 @@ from bascule.core.errors import BasculeError
 from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
-from bascule.kafka.admin import Denied
+from bascule.kafka.admin import Denied, TopicMissing
 from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import ORIGIN_HEADER, BadRecord, error_headers, said_by
 from bascule.pipelines.spec import Ingress
@@ -72,7 +72,7 @@ class IngressEngine:
 
     def dead_letter(self, record: KafkaRecord, stage: str, error: Exception) -> Output:
         """The record as it was, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops."""
-        if isinstance(error, Denied):
+        if isinstance(error, Denied | TopicMissing):
             raise error  # no record's fault: they all go to the broker's topic
         crash.point("ingress.dead_letter")
         if self._dead_letter_topic is None:

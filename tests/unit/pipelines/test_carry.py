@@ -1,0 +1,94 @@
+"""What becomes of a record for whose topic Kafka has no place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from bascule.core.destination import Routing
+from bascule.journal.records import Send, SendFlag
+from bascule.kafka.admin import Denied, TopicMissing
+from bascule.kafka.positions import Position
+from bascule.kafka.transactional import Output
+from bascule.pipelines import carry
+from bascule.pipelines.carry import Carrier, Claim
+from bascule.pipelines.divert import DivertEngine, Taken
+from bascule.pipelines.ingress import IngressEngine, KafkaRecord
+from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.testing.journal import text_message
+
+START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
+
+
+class Cluster:
+    """Topics of a Kafka that lets nobody write one that is closed."""
+
+    def partitions(self) -> dict[str, int]:
+        return dict.fromkeys(("dead", "open", "closed"), 1)
+
+    def check_writable(self, topic: str) -> None:
+        if topic == "closed":
+            raise Denied(topic, "may not be written")
+
+
+class Writer:
+    """Of transactions into memory."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    def write(self, outputs: Sequence[Output], *_: Position) -> None:
+        self.topics += [output.topic for output in outputs]
+
+    def prepare(self) -> None:
+        """There is always a next one."""
+
+    abandon = prepare
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
+    writer = Writer()
+    monkeypatch.setattr(carry, "Topics", lambda _: Cluster())
+    monkeypatch.setattr(carry, "targets_for", carry.Targets)
+    monkeypatch.setattr(carry, "writer_for", lambda *_: writer)
+    return writer
+
+
+def carrier() -> Carrier:
+    return Carrier(Pipelines("bridge", {}, target_partitions=0), Claim("diverts/journal/0", "journal", "id", 0, "me"), START)
+
+
+def carry_messages(divert: Divert, *addresses: str, dead_letter_topic: str | None = "dead") -> None:
+    engine = DivertEngine("bridge", ("journal", 0), dead_letter_topic)
+    with carrier() as carrying:
+        for offset, address in enumerate(addresses):
+            send = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, text_message("m"))
+            taken = Taken(offset, 0, offset + 1, 0, send, [divert], {})
+            for _, output in engine.outputs(taken):
+                carrying.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
+            carrying.reach(offset + 1)
+        carrying.commit()
+
+
+@pytest.mark.parametrize("target", ["${rest}", "${address}"])
+def test_a_message_that_names_a_topic_that_is_not_there_or_is_not_ours_holds_nothing_up(writer: Writer, target: str) -> None:
+    addresses = ["open", "missing", "open", "closed", "open"]
+    carry_messages(Divert("by-message", "#", target), *addresses)
+    assert writer.topics == ["open", "dead", "open", "dead", "open"]
+
+
+@pytest.mark.parametrize(("topic", "error"), [("missing", TopicMissing), ("closed", Denied)])
+def test_a_topic_that_the_configuration_names_is_no_messages_fault(writer: Writer, topic: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"topic '{topic}'"):
+        carry_messages(Divert("fixed", "#", topic), "a")
+    assert writer.topics == []
+
+
+@pytest.mark.parametrize("error", [TopicMissing("ingress", "does not exist"), Denied("ingress", "may not be written")])
+def test_the_topic_of_an_ingress_is_no_records_fault(error: Exception) -> None:
+    engine = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead")
+    with pytest.raises(type(error)):
+        engine.dead_letter(KafkaRecord("t", 0, 1, 1, None, b"v", []), "KAFKA_PRODUCE", error)
