@@ -20,7 +20,7 @@ AT_END_S = 0.02
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.1
-#: Largest record the producer sends: the largest transaction, and what stands around it.
+#: Largest record a producer sends: the largest transaction, and what stands around it.
 RECORD_BYTES_MAX = 70 << 20
 
 APPEND_SETTINGS: Mapping[str, Any] = {

@@ -15,6 +15,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, hand_over
 from bascule.kafka.consumer import Received, received_of
 from bascule.kafka.history import TopicHistory, committed_offset
+from bascule.kafka.log import RECORD_BYTES_MAX
 
 COORDINATOR_TIMEOUT_S = 30.0
 
@@ -62,7 +63,8 @@ class Mover:
 
         Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing.
         """
-        producer = Producer({**self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random"})
+        settings = {"message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random"}
+        producer = Producer(settings)
         consumer = Consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
         try:
             for _ in range(2):  # else the client waits for half a second before it asks for the coordinator again

@@ -16,6 +16,7 @@ from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
+from bascule.kafka.log import RECORD_BYTES_MAX
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -70,7 +71,7 @@ class Slot:
         self._settings = {
             "partitioner": "murmur2_random",
             "linger.ms": 0,
-            "message.max.bytes": 70_000_000,
+            "message.max.bytes": RECORD_BYTES_MAX,
             "reconnect.backoff.ms": 10,
             "socket.nagle.disable": True,
             **kafka,

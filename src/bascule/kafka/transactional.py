@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.background import in_background
+from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
@@ -100,7 +101,7 @@ class TransactionalWriter:
             "partitioner": "murmur2_random",
             "linger.ms": 5,
             "queue.buffering.max.messages": 1_000_000,
-            "message.max.bytes": 70_000_000,
+            "message.max.bytes": RECORD_BYTES_MAX,
             # Half of it is how long a new client waits between its first two connections.
             "reconnect.backoff.ms": 10,
             **kafka,

@@ -12,6 +12,7 @@ from bascule.core.errors import Unavailable
 from bascule.kafka import moving
 from bascule.kafka.compacted import Outgoing
 from bascule.kafka.consumer import Received
+from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.moving import Mover
 
 
@@ -75,7 +76,8 @@ class Client:
         self.calls: list[str] = []
         self._fails = fails
 
-    def __call__(self, *_: Any, **__: Any) -> Client:
+    def __call__(self, settings: dict[str, Any]) -> Client:
+        self.settings = settings
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -120,6 +122,14 @@ def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
     assert mover.count() == 0
     topic.offsets, topic.moved = range(2), -1001
     assert mover.count() == 2
+
+
+def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Client()
+    monkeypatch.setattr(moving, "Producer", producer)
+    monkeypatch.setattr(moving, "Consumer", Client())
+    Mover({}, "dead", "shop").move(sent)
+    assert producer.settings["message.max.bytes"] == RECORD_BYTES_MAX
 
 
 @pytest.mark.parametrize("fails", ["", "produce", "send_offsets_to_transaction", "commit_transaction"])
