@@ -47,9 +47,9 @@ class Outgoing(NamedTuple):
     timestamp_ms: int = 0
 
 
-def hand_over(producer: Producer, record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:
-    """``produce`` for an Outgoing."""
-    producer.produce(
+def hand_over(produce: Callable[..., None], record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:
+    """A client's ``produce``, or a ``patient`` one, for an Outgoing."""
+    produce(
         record.topic,
         record.value,
         record.key,
@@ -95,7 +95,7 @@ class Appender:
                 future.set_exception(Unavailable(f"{record.topic}: {error.str()}"))
 
         try:
-            hand_over(self._client(), record, delivered)
+            hand_over(self._client().produce, record, delivered)
         except (BufferError, KafkaException) as error:
             if isinstance(error, KafkaException) and error.args[0].fatal():
                 self._drop()

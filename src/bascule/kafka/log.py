@@ -20,6 +20,8 @@ AT_END_S = 0.02
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.1
+#: A client that is full is given so long to have some record delivered.
+ROOM_POLL_S = 0.1
 #: Largest record a producer sends: the largest transaction, and what stands around it.
 RECORD_BYTES_MAX = 70 << 20
 
@@ -57,6 +59,20 @@ Outcome = tuple[int, str | None]
 
 class Trimmed(Unavailable):
     """What was to be read is not there any more."""
+
+
+def patient(producer: Producer) -> Callable[..., None]:
+    """The client's ``produce``, save that it waits where the client has no room, in place of a BufferError. Raises KafkaException."""
+
+    def produce(*record: Any, **more: Any) -> None:
+        while True:
+            try:
+                producer.produce(*record, **more)
+                return
+            except BufferError:
+                producer.poll(ROOM_POLL_S)
+
+    return produce
 
 
 class JournalWriter:

@@ -15,7 +15,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, hand_over
 from bascule.kafka.consumer import Received, received_of
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.log import RECORD_BYTES_MAX
+from bascule.kafka.log import RECORD_BYTES_MAX, patient
 
 COORDINATOR_TIMEOUT_S = 30.0
 
@@ -76,8 +76,9 @@ class Mover:
                 return 0
             with _transaction(producer):
                 outgoing = [each for each in map(make, records) if each is not None]
+                produce = patient(producer)
                 for each in outgoing:
-                    _produce(producer, each)
+                    hand_over(produce, each, lambda *_: None)
                 after = self._behind(records)
                 producer.send_offsets_to_transaction(after, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
         except KafkaException as error:
@@ -109,12 +110,3 @@ def _transaction(producer: Producer) -> Iterator[None]:
         with suppress(KafkaException):  # of one in doubt, for one; the next init_transactions ends it
             producer.abort_transaction(COORDINATOR_TIMEOUT_S)
         raise
-
-
-def _produce(producer: Producer, outgoing: Outgoing) -> None:
-    while True:
-        try:
-            hand_over(producer, outgoing, lambda *_: None)
-            return
-        except BufferError:
-            producer.poll(0.1)

@@ -16,7 +16,7 @@ from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
-from bascule.kafka.log import RECORD_BYTES_MAX
+from bascule.kafka.log import RECORD_BYTES_MAX, patient
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -103,7 +103,7 @@ class Slot:
                 refused: list[KafkaError] = []
                 try:
                     self._write(producer, outgoing, refused)
-                except (KafkaException, BufferError) as error:
+                except KafkaException as error:
                     self._drop()
                     if refused:
                         raise Refused(f"a record was refused: {refused[0].str()}") from error
@@ -140,16 +140,13 @@ class Slot:
                 refused.append(error)
 
         producer.begin_transaction()
+        produce = patient(producer)
         for record in outgoing:
-            while True:
-                try:
-                    hand_over(producer, record, report)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-                except KafkaException as error:
-                    report(error.args[0], None)
-                    raise
+            try:
+                hand_over(produce, record, report)
+            except KafkaException as error:
+                report(error.args[0], None)
+                raise
         crash.point("slot.commit.before")
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
         crash.point("slot.commit.after")

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.background import in_background
-from bascule.kafka.log import RECORD_BYTES_MAX
+from bascule.kafka.log import RECORD_BYTES_MAX, patient
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
@@ -224,8 +224,9 @@ class TransactionalWriter:
         crash.point("writer.position.read")
         self._hand_over(producer, outputs, faults)
         crash.point("writer.produce.after")
+        produce = patient(producer)
         for name, position in positions.items():
-            producer.produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
+            produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
         crash.point("writer.commit.before")
         producer.commit_transaction(COORDINATOR_TIMEOUT_S)
         crash.point("writer.commit.after")
@@ -236,20 +237,17 @@ class TransactionalWriter:
             producer.begin_transaction()
             crash.point("writer.begin.after")
             self._taken = 0
+        produce = patient(producer)
         for place in range(self._taken, len(outputs)):
             topic, key, value, headers, timestamp_ms = outputs[place]
             # Delivery reports cost time for each record: they are asked for only after a first failure.
             report = _reporter(place, faults) if faults is not None else None
-            while True:
-                try:
-                    producer.produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-                except KafkaException as error:
-                    if faults is not None:
-                        _note(faults, place, error.args[0])
-                    raise
+            try:
+                produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
+            except KafkaException as error:
+                if faults is not None:
+                    _note(faults, place, error.args[0])
+                raise
             self._taken = place + 1
 
     def _incarnation(self, deadline: float) -> _Incarnation:

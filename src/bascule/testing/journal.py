@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
+from bascule.kafka.log import patient
 
 
 def text_message(text: str, **fields: Any) -> bytes:
@@ -63,10 +64,5 @@ class SyntheticJournal:
                 offsets.append(message.offset())
 
         value = encode_record(kind, epoch, sequence, body)
-        while True:
-            try:
-                self._producer.produce(self._topic, value, KEY_OF_KIND[kind], 0, on_delivery=stored)
-                break
-            except BufferError:
-                self._producer.poll(0.1)
+        patient(self._producer)(self._topic, value, KEY_OF_KIND[kind], 0, on_delivery=stored)
         self._producer.poll(0)
