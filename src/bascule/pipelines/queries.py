@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -24,8 +25,16 @@ LONGEST_PAUSE_S = 30.0
 #: A query that ran so long before it failed starts again with the first pause.
 STEADY_S = 60.0
 
-#: Errors, by the name in a worker's traceback, that starting again cannot mend.
+#: Errors, by their name, that starting again cannot mend.
 FATAL = ("PositionTaken", "PositionLost", "DamagedRecord", "NewerRecord", "BadRecord", "TopicMissing", "Unwritable")
+_NAMES = "|".join(FATAL)
+#: As ``Query.start`` says one, and as a traceback does: a worker's, or that of a batch function that tells what a worker's says.
+_SAID = re.compile(rf"({_NAMES}): ")
+_RAISED = re.compile(rf"(?:bascule\.pipelines\.transforming\.BatchFailed: )?bascule\.[\w.]+\.({_NAMES}): ")
+_TRACEBACK = "Traceback (most recent call last):"
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\]")
+#: Spark's condition for what a worker raised. The text of another may quote a message, and a message anything.
+_OF_A_WORKER = "[PYTHON_EXCEPTION]"
 
 
 class PipelineStopped(BasculeError):
@@ -84,7 +93,8 @@ class Query:
     @property
     def superseded(self) -> bool:
         """Whether it has stopped for another driver, which does its work now."""
-        return self.stopped is not None and "PositionTaken: " in self.stopped
+        found = _fatal(self.stopped or "")
+        return found is not None and found[1] == "PositionTaken"
 
     def stop(self) -> None:
         """Stops it; a transaction under way is aborted by whoever takes the position next."""
@@ -110,10 +120,10 @@ class Query:
 
     def _failed(self, said: str) -> None:
         self.restarts += 1
-        reason = next((line.strip() for line in reversed(said.splitlines()) if is_fatal(line)), None)
-        if reason is not None:
-            self.stopped = reason
-            log.error("pipeline stopped", pipeline=self.name, reason=reason)
+        found = _fatal(said)
+        if found is not None:
+            self.stopped = found.string.splitlines()[0]
+            log.error("pipeline stopped", pipeline=self.name, reason=self.stopped)
             return
         self._due_s = time.monotonic() + self._pause_s
         log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=short(said))
@@ -128,16 +138,28 @@ class Query:
 
 def is_fatal(said: str) -> bool:
     """Whether an error names something that starting again cannot mend."""
-    return any(f"{name}: " in said for name in FATAL)
+    return _fatal(said) is not None
 
 
 def short(said: str) -> str:
     """What went wrong, without the stack of Java frames around it."""
-    _, mark, traceback = said.partition("Traceback (most recent call last):")
-    if mark:
-        # A worker's Python traceback: the first line that is not indented says what was raised.
-        return next((line.strip() for line in traceback.splitlines()[1:] if line[:1].strip()), "").strip()[:600] or said[:600]
-    if is_fatal(said):
-        return next(line.strip() for line in said.splitlines() if is_fatal(line))[:600]
+    raised = _raised(said)
+    if raised:
+        return raised[:600]
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
     return " | ".join(lines[:3])[:600]
+
+
+def _fatal(said: str) -> re.Match[str] | None:
+    """The name, behind which stands the reason. Only where an error itself is named: what it says may be a user's, or a message's, text."""
+    return _SAID.match(said) or _RAISED.match(_raised(said) or said)
+
+
+def _raised(said: str) -> str:
+    """Of a Python traceback the line that says what was raised; empty where there is none. A second one may be quoted by the first."""
+    before, _, traceback = said.partition(_TRACEBACK)
+    condition = _CONDITION.search(before)
+    if condition is not None and condition[0] != _OF_A_WORKER:
+        return ""
+    # The first that is not indented.
+    return next((line.strip() for line in traceback.splitlines()[1:] if line[:1].strip()), "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -73,6 +73,23 @@ class Known:
         return True
 
 
+Batches = Iterator[pa.RecordBatch]
+Task = TypeVar("Task")
+
+
+def _alone(take: Callable[[Task, Batches], Batches]) -> Callable[[Task, Batches], Batches]:
+    """Errors of ours leave a task without those that they come from: the driver knows them by what a traceback says first."""
+
+    @wraps(take)
+    def taken(task: Task, batches: Batches) -> Batches:
+        try:
+            yield from take(task, batches)
+        except BasculeError as error:
+            raise error from None
+
+    return taken
+
+
 @dataclass(frozen=True, slots=True)
 class DivertTask:
     """Journal rows to target topics, for all diverts that share a position.
@@ -88,7 +105,8 @@ class DivertTask:
     known: Known = Known()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @_alone
+    def __call__(self, batches: Batches) -> Batches:
         """Takes the rows of one journal partition in order."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
@@ -152,7 +170,8 @@ class RowsTask:
     first: Message = (0, 0)
     last: Message = (OFFSET_MAX, 0)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @_alone
+    def __call__(self, batches: Batches) -> Batches:
         """One batch of message rows for each of journal rows."""
         choice = Choice(self.divert)
         for batch in batches:
@@ -185,7 +204,8 @@ class IngressTask:
     claims: tuple[Claim, ...]
     ingress: Ingress
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @_alone
+    def __call__(self, batches: Batches) -> Batches:
         """Takes the rows of each source partition in order."""
         pipelines = self.pipelines
         claims = {(claim.topic, claim.partition): claim for claim in self.claims}

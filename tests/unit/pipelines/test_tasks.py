@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,9 +14,11 @@ from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
-from bascule.kafka.positions import Position
+from bascule.kafka.positions import Position, PositionLost
+from bascule.pipelines import tasks
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
+from bascule.pipelines.queries import is_fatal
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask
 
@@ -48,6 +51,20 @@ def written(
     transformed = partial(task._transformed, made)
     found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
     return [(output.topic, output.value) for taken in found for _, output in engine.outputs(taken, transformed)]
+
+
+def test_the_driver_knows_an_error_of_a_task_whatever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held_position(*_: object) -> Position:
+        try:
+            raise KeyError("no such position")
+        except KeyError as error:
+            raise PositionLost("restore the positions") from error
+
+    monkeypatch.setattr(tasks, "held_position", held_position)
+    task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), ())
+    with pytest.raises(PositionLost) as lost:
+        list(task(iter([])))
+    assert is_fatal("".join(traceback.format_exception(lost.value)))
 
 
 @pytest.mark.parametrize("expiration_ms", [2**63 - 1, -(2**63), 253_402_300_800_000])
