@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.scenarios.sparkless import Bridge, without_spark
 
+from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.positions import COMMON
+from bascule.kafka.positions import COMMON, Position
 from bascule.pipelines import driver
+from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Start
 
 
@@ -44,3 +48,65 @@ def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
         assert list(running.driver.queries) == [COMMON]
     assert bridge.carried("past") == ["1", "2", "3", "4", "5", "6"]
     assert bridge.carried("now") == ["5", "6"]
+
+
+def leave_in_doubt(patch: pytest.MonkeyPatch, *, away: bool) -> None:
+    """The next join is committed, and nobody is told; with ``away`` Kafka does not answer the next question after that either."""
+    move, read = Positions.move, Positions.read
+
+    def moved(self: Positions, *moving: Any) -> Position:
+        move(self, *moving)
+        patch.setattr(Positions, "move", move)
+        if away:
+            patch.setattr(Positions, "read", unanswered)
+        raise Unavailable("Kafka did not commit for 120 s")
+
+    def unanswered(_: Positions, key: str) -> Position:
+        patch.setattr(Positions, "read", read)
+        raise Unavailable(f"Kafka does not answer about {key}")
+
+    patch.setattr(Positions, "move", moved)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(kafka, topic_prefix)
+    bridge.journal.start_epoch()
+    bridge.send("1", "2")
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+        bridge.send("3")
+        running.batch()
+        leave_in_doubt(monkeypatch, away=away)
+        running.driver.poll()
+        assert (running.query(COMMON) is None) == away, "it waits for Kafka"
+        running.driver.poll()
+        assert list(running.driver.queries) == [COMMON]
+        running.driver.queries[COMMON].restart()
+        bridge.send("4")
+        running.settle()
+    assert bridge.carried("past") == ["1", "2", "3", "4"]
+    assert bridge.carried("now") == ["3", "4"]
+
+
+def test_what_a_removed_divert_took_is_answered_for_though_its_joining_was_committed_in_doubt(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(kafka, topic_prefix)
+    bridge.journal.start_epoch(exclusive=("past",))
+    bridge.send("1", taken_by=("past",))
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST), exclusive=True)):
+        pass
+    with bridge.running(bridge.divert("now")) as running:
+        bridge.send("2")
+        running.batch()
+        leave_in_doubt(monkeypatch, away=False)
+        running.driver.poll()
+        running.driver.poll()
+        assert list(running.driver.queries) == [COMMON]
+        bridge.send("3", taken_by=("past",))
+        running.settle()
+    assert bridge.dead() == ["past: 1", "past: 3"]

@@ -67,6 +67,7 @@ class Driver:
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._session: SparkSession | None = None
         self._apart: set[str] = set()
+        self._in_doubt: set[str] = set()
         self._known = Known()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
@@ -167,14 +168,20 @@ class Driver:
         self._apart, self._known = set(plan.apart), Known(frozenset(plan.parked), plan.removed, plan.end)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.apart:
-            self._add(f"{APART}{name}", lambda name=name: self._divert_frame(f"{APART}{name}", self._positions.own_key(name)))  # type: ignore[misc]
+            self._add(f"{APART}{name}", lambda name=name: self._frame_apart(name))  # type: ignore[misc]
         for name, loss in plan.lost.items():
             self._add(f"{APART}{name}", partial(_stopped, loss))
 
+    def _frame_apart(self, name: str) -> DataStreamWriter | None:
+        self._settle_doubts()
+        return self._divert_frame(f"{APART}{name}", self._positions.own_key(name)) if name in self._apart else None
+
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
-        if key == self._positions.common_key and self._diverts and not (position.members or self._apart or self._known.removed):
-            return None  # all are disabled
+        if key == self._positions.common_key:
+            self._settle_doubts()
+            if self._diverts and not (position.members or self._apart or self._known.removed):
+                return None  # all are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
         task = self._divert_task(key, position)
@@ -210,15 +217,29 @@ class Driver:
             # From here on the common position answers for one that is not configured any more.
             after = joined(shared, own if name in self._diverts else replace(own, members=()))
             crash.point("join.caught_up")
+            self._in_doubt.add(name)
             self._positions.move(common_key, shared, after, {key: None})
             crash.point("join.after")
-            del self.queries[query.name]
-            self._apart.remove(name)
-            log.info("divert has joined", divert=name, offset=after.offset)
+            self._has_joined(name)
         except (BasculeError, PySparkException) as error:
             log.warning("divert could not join yet", divert=name, error=str(error))
         finally:
             common.restart()
+
+    def _settle_doubts(self) -> None:
+        """A join whose transaction failed may be committed: then the divert has no position of its own any more. Raises Unavailable."""
+        if self._in_doubt:
+            stored = self._positions.stored()
+            for name in tuple(self._in_doubt):
+                if self._positions.own_key(name) not in stored:
+                    self._has_joined(name)
+            self._in_doubt.clear()
+
+    def _has_joined(self, name: str) -> None:
+        del self.queries[f"{APART}{name}"]
+        self._apart.remove(name)
+        self._in_doubt.discard(name)
+        log.info("divert has joined", divert=name)
 
     def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
         journal = journal_rows(kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end))
