@@ -15,7 +15,7 @@ from typing import Final
 from bascule.client.core import Core
 from bascule.client.errors import ConnectionLost
 from bascule.client.url import Endpoint, Plan
-from bascule.core.errors import Unavailable
+from bascule.core.errors import BasculeError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +44,31 @@ class Pump:
         self._wire: Wire | None = None
 
     async def run(self) -> None:
-        """Keep the core connected until it ends, or is not to be connected again."""
+        """Keep the core connected until it ends, or is not to be connected again. Whatever ends this ends the core."""
+        reason: BasculeError = ConnectionLost("the task of the connection was cancelled")
+        try:
+            await self._keep_connected()
+        except Exception as error:
+            log.exception("the connection ends")
+            reason = ConnectionLost(f"the connection ends: {error!r}")
+        finally:
+            with self.lock:
+                self.core.fail(reason)  # of one that has ended already the reason stays
+                self.changed()
+            self.report()
+
+    async def _keep_connected(self) -> None:
         while True:
             with self.lock:
                 if self.core.error is not None:
-                    break
+                    return
                 step = self._plan.next()
                 if step is None:
                     self.core.fail(self.core.reason)
-                    break
+                    return
             endpoint, delay_s = step
             await asyncio.sleep(delay_s)
             await self._serve(endpoint)
-        with self.lock:
-            self.changed()
-        self.report()
 
     async def _serve(self, endpoint: Endpoint) -> None:
         """One connection, from its beginning to its end."""
@@ -67,7 +77,8 @@ class Pump:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 tls = (self._tls or ssl.create_default_context()) if endpoint.tls else None
                 transport, wire = await loop.create_connection(lambda: Wire(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
-        except OSError as error:  # of which TimeoutError and ssl.SSLError are kinds
+        # TimeoutError and ssl.SSLError are kinds of the first; the others say that this can be no host, or no port.
+        except (OSError, ValueError, OverflowError) as error:
             with self.lock:
                 self.core.reason = Unavailable(f"no broker at {endpoint}: {_cause(error)}")
             log.debug("%s", self.core.reason)
@@ -105,10 +116,10 @@ class Pump:
                         log.exception("the callback of message %s", sending.message.message_id)
 
 
-def _cause(error: OSError) -> str:
+def _cause(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
-    return error.strerror or str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class Wire(asyncio.Protocol):

@@ -37,6 +37,8 @@ from bascule.client import (
     pump,
 )
 from bascule.client.message import encode
+from bascule.client.thread import ConnectionThread
+from bascule.client.url import Address, Endpoint, Plan, Reconnect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.message import JmsMessage
 
@@ -408,6 +410,39 @@ def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
         connect(failover(f"amqp://127.0.0.1:{port}"), timeout_s=0.2)
     with pytest.raises(Unavailable, match=f"no broker at 127.0.0.1:{port}: "):
         connect(f"failover:(amqp://127.0.0.1:{port})?failover.maxReconnectAttempts=2&failover.reconnectDelay=1")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Endpoint("broker1..example", 5672),
+        Endpoint("127.0.0.1", 70_000),
+        Endpoint("127.0.0.1\0", 5672),
+        Endpoint(".example", 5671, tls=True),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_one_attempt_and_the_next_is_tried(bad: Endpoint) -> None:
+    with server(obliging) as url:
+        client = core.Core(core.Settings(), time.monotonic)
+        thread = ConnectionThread(client, Plan([bad, *Address.parse(url).endpoints], Reconnect(startup_attempts_max=0)), None)
+        try:
+            thread.run(client.connected(time.monotonic() + 10))
+        finally:
+            thread.stop()
+
+
+def test_an_address_that_can_be_none_is_told() -> None:
+    with pytest.raises(Unavailable, match=r"no broker at broker1\.\.example:5672: .*idna"):
+        connect("amqp://broker1..example")
+
+
+def test_what_ends_the_thread_of_a_connection_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Plan) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Plan, "next", fail)
+    with caplog.at_level(logging.CRITICAL, "bascule"), pytest.raises(ConnectionLost, match="ZeroDivisionError"):
+        connect("failover:(amqp://127.0.0.1:1)")
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------------------
