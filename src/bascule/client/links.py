@@ -188,6 +188,7 @@ class SenderState(LinkState):
         self.key = (destination.kind, destination.name)
         self.queue: deque[Sending] = deque()
         self.sent: dict[Sending, None] = {}
+        self.waiting = 0  # tasks that have a message for it once it is attached
 
     def _make(self) -> Link:
         kind, address = self.key
@@ -200,8 +201,8 @@ class SenderState(LinkState):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way."""
-        return not self.queue and not self.sent
+        """Whether nothing is on its way, or is about to be."""
+        return not self.queue and not self.sent and not self.waiting
 
     def put(self, sending: Sending) -> None:
         """Send a message as soon as credit allows."""

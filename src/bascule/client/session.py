@@ -105,11 +105,11 @@ class SessionState(Transactions):
         try:
             yield from self.core.until(lambda: sending.done, f"send {message_id}", until_s)
         except TimedOut as error:
-            if sending.sender.withdraw(sending):
+            if self._withdrawn(sending):
                 raise TimedOut(f"{error}; the message was not sent") from None
             raise TimedOut(f"{error}; whether the broker has stored it is not known: repeat() it, under the same id") from None
         except BaseException:
-            sending.sender.withdraw(sending)
+            self._withdrawn(sending)
             raise
         if sending.error is not None:
             raise type(sending.error)(*sending.error.args)
@@ -121,11 +121,29 @@ class SessionState(Transactions):
         known = self.senders.pop(key, None)
         sender = known or SenderState(self, destination, self.core.link_name("sender"))
         self.senders[key] = sender  # the one used last is the last to go
-        if known is None:
-            yield from self._attach(sender, f"send to {destination.name}", until_s)
-        elif not sender.decided and self.core.up:  # another task has asked for it
-            yield from self.core.until(lambda: sender.decided, f"send to {destination.name}", until_s)
+        if known is None and self.core.opened:
+            sender.attach()
+        if known is None or (self.core.up and not sender.decided):  # else it sends once there is a connection
+            sender.waiting += 1
+            try:
+                yield from self.core.until(lambda: sender.decided, f"send to {destination.name}", until_s)
+            finally:
+                sender.waiting -= 1
+                self._drop_unused(sender)
+            self.check()
         return sender
+
+    def _drop_unused(self, sender: SenderState) -> None:
+        """Do not attach what nobody waits for any more. Other tasks may: the last one to give up closes it."""
+        if not sender.decided and sender.idle:
+            sender.close()
+            self.forget(sender)
+
+    def _withdrawn(self, sending: Sending) -> bool:
+        """Forget about a message; whether it has certainly not been sent."""
+        withdrawn = sending.sender.withdraw(sending)
+        self._drop_unused(sending.sender)
+        return withdrawn
 
     def _evict(self, until_s: float) -> Operation[None]:
         if len(self.senders) >= SENDERS_MAX:

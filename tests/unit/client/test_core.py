@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import pytest
+from tests.unit.client.server import obliging
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.events import Event, Opened, SessionBegun, SessionEnded
+from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
-from bascule.client import TimedOut
+from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut
 from bascule.client.core import Core, Settings
+from bascule.client.message import SendOptions
+from bascule.client.operation import Operation, Wait
 from bascule.client.session import SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
+from bascule.jms.message import decode_message
+
+T = TypeVar("T")
 
 
 class Wired:
     """A connection that reconnects, and the broker's end of it."""
 
     def __init__(self) -> None:
+        self.bodies: list[Any] = []
         self.core = Core(Settings(reconnects=True), lambda: 0.0)
         self.broker = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}))
 
@@ -30,10 +39,22 @@ class Wired:
             self.core.receive(self.broker.data_to_send(), 0.0)
 
     def to_broker(self) -> list[type[Event]]:
+        """What a broker that obliges is told."""
         events = list(self.broker.receive(self.core.data_to_send(), 0.0))
-        if any(isinstance(each, Opened) for each in events):
-            self.broker.open()
+        for each in events:
+            obliging(self.broker, each)
+            if isinstance(each, Transferred):
+                self.bodies.append(decode_message(each.payload).body)
         return [type(each) for each in events]
+
+    def lose(self) -> None:
+        self.core.lost(ConnectionLost("cut"))
+
+    def serve(self) -> list[Any]:
+        """Carry what there is to and fro; the bodies of all messages that the broker has got."""
+        while self.to_broker():
+            self.core.receive(self.broker.data_to_send(), 0.0)
+        return self.bodies
 
     def open_session(self) -> SessionState:
         opening = self.core.open_session(Acknowledge.AUTO, 0.0)
@@ -86,3 +107,96 @@ def test_the_connection_goes_with_a_session_that_could_not_be_begun_when_it_was_
     with pytest.raises(TimedOut):
         wired.open_session()
     assert wired.core.closing
+
+
+# --- two tasks, one destination --------------------------------------------------------------------------------------------------
+
+
+def give_up(operation: Operation[Any], how: str) -> None:
+    if how == "cancelled":
+        operation.close()
+    else:
+        with pytest.raises(TimedOut):
+            operation.send(False)
+
+
+def finish(operation: Operation[T], wait: Wait) -> T:
+    """What an operation gives whose conditions have come true."""
+    try:
+        while True:
+            assert wait.condition()
+            wait = operation.send(True)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def session_of(wired: Wired) -> SessionState:
+    session = SessionState(wired.core, Acknowledge.AUTO)
+    wired.core.sessions.append(session)
+    wired.connect()
+    wired.serve()
+    return session
+
+
+def send(session: SessionState, body: str) -> tuple[Operation[Message], Wait]:
+    sending = session.send(Queue("q"), body, SendOptions(), 5.0)
+    return sending, next(sending)
+
+
+@pytest.mark.parametrize("how", ["timed out", "cancelled"])
+def test_a_message_is_sent_after_a_reconnect_though_the_task_that_asked_for_its_link_has_given_up(how: str) -> None:
+    wired = Wired()
+    session = session_of(wired)
+    wired.lose()
+    first, _ = send(session, "one")
+    assert list(session.send(Queue("q"), "two", SendOptions(), 5.0, wait=False)) == []
+    give_up(first, how)
+    wired.connect()
+    assert wired.serve() == ["two"]
+    assert list(session.flush(5.0)) == []
+
+
+@pytest.mark.parametrize("how", ["timed out", "cancelled"])
+def test_a_task_gets_the_link_for_which_another_does_not_wait_any_more(how: str) -> None:
+    wired = Wired()
+    session = session_of(wired)
+    first, _ = send(session, "one")
+    second, wait = send(session, "two")
+    give_up(first, how)
+    wired.serve()
+    assert wait.condition()
+    wait = second.send(True)
+    assert wired.serve() == ["two"]
+    assert finish(second, wait).body == "two"
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("how", ["timed out", "cancelled"])
+def test_a_link_goes_with_the_last_task_that_gives_up(how: str, *, connected: bool) -> None:
+    wired = Wired()
+    session = session_of(wired)
+    if not connected:
+        wired.lose()
+    tasks = [send(session, body)[0] for body in ("one", "two", "three")]
+    for task in tasks:
+        assert len(session.senders) == 1
+        give_up(task, how)
+    assert session.senders == {}
+    if not connected:
+        wired.connect()
+    assert wired.serve() == []
+    assert list(session.flush(5.0)) == []
+
+
+def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_after_a_reconnect() -> None:
+    wired = Wired()
+    session = session_of(wired)
+    sending = session.send(TemporaryQueue("temp.1"), "one", SendOptions(), 5.0)
+    wait = next(sending)
+    wired.lose()
+    wired.connect()
+    wired.serve()
+    wait = sending.send(wait.condition())
+    assert wired.serve() == ["one"]
+    assert finish(sending, wait).body == "one"
