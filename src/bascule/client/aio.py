@@ -21,14 +21,13 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
-from bascule.client.session import OnDone, SessionState
+from bascule.client.session import ExceptionListener, OnDone, SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Plan
 from bascule.core.errors import BasculeError, InvalidInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-ExceptionListener = Callable[[BasculeError], None]
 
 
 class ConnectionTask:
@@ -302,11 +301,12 @@ class AsyncContext:
             try:
                 found = await self._run(session.next_for_listener())
             except BasculeError as error:
-                if self._on_exception is not None:
-                    self._on_exception(error)
-                else:
-                    log.error("listeners end: %s", error)
-                return
+                if not session.closing:
+                    session.tell(self._on_exception, error)
+                if session.over:
+                    return
+                await self._run(session.rest())
+                continue
             if found is None:
                 return
             listener, message, arrived = found

@@ -20,14 +20,13 @@ from bascule.client.errors import IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
-from bascule.client.session import OnDone, SessionState
+from bascule.client.session import ExceptionListener, OnDone, SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
 from bascule.core.errors import BasculeError, InvalidInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-ExceptionListener = Callable[[BasculeError], None]
 
 
 class Context:
@@ -260,11 +259,12 @@ class Context:
             try:
                 found = self._thread.run(session.next_for_listener())
             except BasculeError as error:
-                if self._on_exception is not None:
-                    self._on_exception(error)
-                else:
-                    log.error("listeners end: %s", error)
-                return
+                if not session.closing:
+                    session.tell(self._on_exception, error)
+                if session.over:
+                    return
+                self._thread.run(session.rest())
+                continue
             if found is None:
                 return
             listener, message, arrived = found

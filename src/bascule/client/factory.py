@@ -9,8 +9,9 @@ from ssl import SSLContext
 from typing import Any
 
 from bascule.client.aio import AsyncContext, ConnectionTask
-from bascule.client.blocking import Context, ExceptionListener
+from bascule.client.blocking import Context
 from bascule.client.core import Core, Settings
+from bascule.client.session import ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
 from bascule.client.url import Address, Plan
@@ -25,8 +26,9 @@ class ConnectionFactory:
 
     ``url``: ``amqp://[USER:PASSWORD@]HOST[:PORT]``, ``amqps://...``, ``failover:(URL,URL)?failover.maxReconnectDelay=5000``.
     ``tls`` is an ``ssl.SSLContext`` for amqps; by default the machine's authorities are trusted. ``timeout_s`` is the limit of every
-    call that is not given its own; ``prefetch`` the messages that a consumer is sent ahead. ``on_exception`` is called where listeners
-    end because the connection did.
+    call that is not given its own; ``prefetch`` the messages that a consumer is sent ahead. ``on_exception`` is called, where
+    listeners run, with what kept them from a message: a transaction that the connection took with it (they go on in the next one), an
+    answer that did not come (they go on), the end of the connection (they end).
     """
 
     url: str

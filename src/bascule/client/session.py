@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp.performatives import ACCEPTED, Rejected
 from bascule.client.destination import Destination, TemporaryQueue
-from bascule.client.errors import ConnectionLost, IllegalState, MessageRefused, TimedOut
+from bascule.client.errors import ConnectionLost, IllegalState, MessageRefused, TimedOut, TransactionRolledBack
 from bascule.client.links import FAILED, UNDELIVERABLE, Arrived, ConsumerState, SenderState, Sending, Subscription
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
 from bascule.client.operation import Operation, Wait
@@ -23,6 +24,8 @@ from bascule.jms.sections import MalformedMessage
 if TYPE_CHECKING:
     from bascule.client.core import Core
 
+log = logging.getLogger(__name__)
+
 #: Messages on their way to the broker, unanswered: enough to hide a round trip, little to send again.
 SEND_WINDOW: Final = 1000
 #: Links to destinations that a context keeps for its next message there.
@@ -33,7 +36,11 @@ BROWSE_AHEAD: Final = 100
 BROWSE_ASKS: Final = 2
 FOREVER: Final = float("inf")
 
+#: Between an error of what listeners need and the next attempt: a broker may say no as often as it is asked.
+LISTENERS_REST_S: Final = 1.0
+
 OnDone = Callable[[Message, BasculeError | None], None]
+ExceptionListener = Callable[[BasculeError], None]
 
 
 def now_ms() -> int:
@@ -283,7 +290,7 @@ class SessionState(Transactions):
         return Message.received(decode_message(consumer.buffer.popleft().payload)) if consumer.buffer else None
 
     def _ended(self, consumer: ConsumerState) -> bool:
-        return (consumer.error or self.error or self.core.error) is not None or self.closing
+        return consumer.error is not None or self.over
 
     def _check_consumer(self, consumer: ConsumerState) -> None:
         if consumer.closing:
@@ -336,13 +343,17 @@ class SessionState(Transactions):
     # --- listeners ---------------------------------------------------------------------------------------------------------------
 
     def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, Arrived] | None]:
-        """The next message of any consumer that has a listener; None when the context is closed. Raises what ended the connection."""
+        """The next message of any consumer that has a listener; None when the context is closed.
+
+        Raises what ended the session, which is ``over`` then; else what kept the message, which waits for the next call. After
+        TransactionRolledBack the next transaction has begun: what was received in the last one comes again.
+        """
 
         def ready() -> ConsumerState | None:
             return next((each for each in self.consumers if each.listener is not None and each.available and not each.closing), None)
 
         while True:
-            yield Wait(lambda: ready() is not None or self.closing or self.error is not None or self.core.error is not None, FOREVER)
+            yield Wait(lambda: ready() is not None or self.over, FOREVER)
             if self.closing:
                 return None
             self.check()
@@ -352,10 +363,17 @@ class SessionState(Transactions):
             self.consumers.remove(consumer)
             self.consumers.append(consumer)  # the others have their turn first
             arrived = consumer.buffer[0]
+            transaction = self.transaction
             try:
                 message = yield from self._take(consumer, None)
             except MalformedMessage:
                 continue  # rejected: the broker keeps it among the dead letters
+            except TransactionRolledBack:
+                if self.in_block:  # another task's: the end of the block tells that one, which must not commit its second half
+                    yield Wait(lambda: self.transaction is not transaction or self.over, FOREVER)  # noqa: B023
+                    continue
+                self._next_transaction()
+                raise
             if message is not None and consumer.listener is not None:
                 self.listening = True
                 return consumer.listener, message, arrived
@@ -375,6 +393,20 @@ class SessionState(Transactions):
         else:
             arrived.link.settle(arrived.delivery_id, ACCEPTED)
         self._detach_done()
+
+    def tell(self, on_exception: ExceptionListener | None, error: BasculeError) -> None:
+        """Tell the application what listeners met with, in its own code: outside the lock."""
+        if on_exception is None:
+            log.error("listeners %s: %s", "end" if self.over else "go on", error)
+            return
+        try:
+            on_exception(error)
+        except Exception:
+            log.exception("on_exception, told of: %s", error)
+
+    def rest(self) -> Operation[None]:
+        """Return after a while, or when the session is over."""
+        yield Wait(lambda: self.over, self.core.clock() + LISTENERS_REST_S)
 
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 

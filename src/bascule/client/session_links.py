@@ -132,6 +132,11 @@ class SessionLinks:
 
     # --- common ------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for good, or is being closed."""
+        return self.closing or self.error is not None or self.core.error is not None
+
     def check(self) -> None:
         """Raises what ended the session."""
         if self.closing:

@@ -11,12 +11,13 @@ import pytest
 from tests.unit.client.server import BODIES, obliging, server, serving
 
 from bascule.amqp.connection import Connection
+from bascule.amqp.events import Attached, Detached, Discharged, Dispositioned, Flowed, Transferred
 from bascule.amqp.events import Declared as DeclareAsked
-from bascule.amqp.events import Detached, Discharged, Dispositioned, Flowed, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, TransactionalState
-from bascule.client import Acknowledge, ConnectionLost, IllegalState, Message, Queue, TimedOut, connect_async
+from bascule.client import Acknowledge, ConnectionLost, IllegalState, Message, Queue, TimedOut, TransactionRolledBack, connect_async
 from bascule.client.message import encode
+from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
 
 QUEUE = Queue("q")
@@ -137,6 +138,34 @@ async def test_a_context_belongs_to_its_loop() -> None:
         async with connect_async(url) as context:
             with pytest.raises(IllegalState, match="another event loop"):
                 await asyncio.to_thread(asyncio.run, context.send(QUEUE, "x"))
+
+
+@run_async
+async def test_listeners_go_on_in_the_next_transaction_after_the_connection_took_one_with_it() -> None:
+    bodies: list[Any] = []
+    told: list[BasculeError] = []
+
+    def cut(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            raise ConnectionResetError
+        obliging(connection, event)
+        if isinstance(event, Attached) and isinstance(event.link, SenderLink):
+            event.link.context = iter([encode(Message(BODIES[0]))])
+
+    with server(cut, obliging) as url:
+        async with connect_async(f"failover:({url})", acknowledge=Acknowledge.TRANSACTED, on_exception=told.append) as context:
+            done = asyncio.Event()
+
+            async def listener(message: Message) -> None:
+                bodies.append(message.body)
+                if message.body == BODIES[-1]:
+                    await context.commit()
+                    done.set()
+
+            (await context.consumer(QUEUE)).listener = listener
+            await asyncio.wait_for(done.wait(), 10)
+    assert bodies == [BODIES[0], *BODIES]
+    assert list(map(type, told)) == [TransactionRolledBack]
 
 
 # --- cancelled -------------------------------------------------------------------------------------------------------------------

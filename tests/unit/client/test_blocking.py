@@ -14,7 +14,7 @@ from tests.unit.client.server import BODIES, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
-from bascule.amqp.events import Attached, Discharged, Dispositioned, Event, Flowed, Opened, Transferred
+from bascule.amqp.events import Attached, Declared, Discharged, Dispositioned, Event, Flowed, Opened, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Modified, Rejected, Released
 from bascule.amqp.types import Symbol
@@ -28,6 +28,7 @@ from bascule.client import (
     Message,
     MessageRefused,
     Queue,
+    Refused,
     SecurityDenied,
     TimedOut,
     TransactionInDoubt,
@@ -35,6 +36,7 @@ from bascule.client import (
     connect,
     core,
     pump,
+    session,
 )
 from bascule.client.message import encode
 from bascule.client.thread import ConnectionThread
@@ -269,6 +271,82 @@ def test_listeners_end_with_the_connection_and_say_so() -> None:
         context.consumer(QUEUE).listener = lambda message: None
         eventually(lambda: len(errors) == 1)
     assert isinstance(errors[0], ConnectionLost)
+
+
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LISTENERS_REST_S", 0.0)
+
+
+def one_message(connection: Connection, event: Any) -> None:
+    """Like ``obliging``, with fewer messages."""
+    obliging(connection, event)
+    if isinstance(event, Attached) and isinstance(event.link, SenderLink):
+        event.link.context = iter([encode(Message(BODIES[0]))])
+
+
+@pytest.mark.usefixtures("no_rest")
+def test_listeners_go_on_in_the_next_transaction_after_the_connection_took_one_with_it() -> None:
+    batch: list[Any] = []
+    committed: list[list[Any]] = []
+    told: list[BasculeError] = []
+    discharges: list[bool] = []
+
+    def second(connection: Connection, event: Any) -> None:
+        if isinstance(event, Discharged):
+            discharges.append(event.fail)
+        obliging(connection, event)
+
+    def drop_batch(error: BasculeError) -> None:
+        told.append(error)
+        batch.clear()
+
+    with (
+        server(cut(Dispositioned, react=one_message), second) as url,
+        connect(failover(url), acknowledge=Acknowledge.TRANSACTED, on_exception=drop_batch) as context,
+    ):
+
+        def listener(message: Message) -> None:
+            batch.append(message.body)
+            if len(batch) == len(BODIES):
+                context.commit()
+                committed.append(list(batch))
+
+        context.consumer(QUEUE).listener = listener
+        eventually(lambda: bool(committed))
+        assert discharges == [False]
+    assert committed == [list(BODIES)]
+    assert list(map(type, told)) == [TransactionRolledBack]
+
+
+@pytest.mark.usefixtures("no_rest")
+@pytest.mark.parametrize("answers", [True, False])
+def test_listeners_go_on_after_a_transaction_that_could_not_begin(caplog: pytest.LogCaptureFixture, *, answers: bool) -> None:
+    told: list[BasculeError] = []
+    bodies: list[Any] = []
+    asked: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Declared):
+            asked.append(event)
+            if len(asked) == 1:
+                if answers:
+                    event.link.settle(event.delivery_id, Rejected(Error("amqp:not-allowed", "not now")))
+                return
+        obliging(connection, event)
+
+    def tell(error: BasculeError) -> None:
+        told.append(error)
+        raise ValueError("this does not end them either")
+
+    with (
+        caplog.at_level(logging.CRITICAL, "bascule"),
+        server(react) as url,
+        connect(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=0.5, on_exception=tell) as context,
+    ):
+        context.consumer(QUEUE).listener = lambda message: bodies.append(message.body)
+        eventually(lambda: bodies == list(BODIES))
+    assert list(map(type, told)) == [Refused if answers else TimedOut]
 
 
 def test_a_server_that_closes_says_why() -> None:

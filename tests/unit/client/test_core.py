@@ -11,8 +11,9 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
-from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut
+from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
 from bascule.client.core import Core, Settings
+from bascule.client.links import Subscription
 from bascule.client.message import SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.session import SessionState
@@ -200,3 +201,33 @@ def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_af
     wait = sending.send(wait.condition())
     assert wired.serve() == ["one"]
     assert finish(sending, wait).body == "one"
+
+
+# --- listeners -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_leaves_a_lost_transaction_to_the_block_of_another_task() -> None:
+    wired = Wired()
+    session = session_of(wired)
+    consuming = session.consumer(Subscription(Queue("q")), None, 1, 5.0)
+    wait = next(consuming)
+    wired.serve()
+    consumer = finish(consuming, wait)
+    session.begin()
+    sending = session.send(Queue("other"), "half", SendOptions(), 5.0)
+    wait = next(sending)
+    while not session.transaction.state.txn_id:
+        wired.serve()
+        wait = sending.send(wait.condition())
+    wired.lose()
+    wired.connect()
+    wired.serve()
+    consumer.listener = lambda _: None
+    listening = session.next_for_listener()
+    wait = next(listening)
+    assert wait.condition()
+    wait = listening.send(True)
+    assert not wait.condition()
+    with pytest.raises(TransactionRolledBack):
+        list(session.end(5.0, failed=False))
+    assert wait.condition()
