@@ -272,7 +272,7 @@ class Context:
             try:
                 listener(message)
                 failed = False
-            except Exception:
+            except BaseException:  # SystemExit would end this thread, without a word
                 log.exception("listener, message %s", message.message_id)
             finally:
                 self._thread.call(lambda: session.listened(arrived, failed))  # noqa: B023

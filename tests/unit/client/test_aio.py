@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,7 +15,7 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Detached, Discharged, Dispositioned, Flowed, Transferred
 from bascule.amqp.events import Declared as DeclareAsked
 from bascule.amqp.link import SenderLink
-from bascule.amqp.performatives import ACCEPTED, Declared, TransactionalState
+from bascule.amqp.performatives import ACCEPTED, Declared, Modified, TransactionalState
 from bascule.client import Acknowledge, ConnectionLost, IllegalState, Message, Queue, TimedOut, TransactionRolledBack, connect_async
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
@@ -78,6 +79,31 @@ async def test_a_listener_may_be_a_coroutine_function_and_a_stop_waits_for_it() 
             while len(bodies) < 3:
                 await asyncio.sleep(0.005)
     assert bodies == list(BODIES)
+
+
+@run_async
+async def test_a_message_on_which_a_listener_raises_that_something_was_cancelled_is_given_back_as_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcomes: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            outcomes.extend([event.state] * len(event.deliveries))
+        obliging(connection, event)
+
+    async def listener(message: Message) -> None:
+        if message.body == "two":
+            helper = asyncio.create_task(asyncio.sleep(10))
+            helper.cancel()
+            await helper
+
+    with caplog.at_level(logging.CRITICAL, "bascule"), server(react) as url:
+        async with connect_async(url) as context:
+            (await context.consumer(QUEUE)).listener = listener
+            while len(outcomes) < 3:
+                await asyncio.sleep(0.005)
+    assert outcomes == [ACCEPTED, Modified(delivery_failed=True), ACCEPTED]
 
 
 @run_async
@@ -266,6 +292,28 @@ async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
         await cancelled(work(), asked)
         with pytest.raises(IllegalState, match="closed"):
             await context.send(QUEUE, "x")
+
+
+@run_async
+async def test_a_listener_ends_with_its_task_where_that_is_cancelled() -> None:
+    at_work = asyncio.Event()
+    seen: list[Any] = []
+
+    async def listener(message: Message) -> None:
+        seen.append(message.body)
+        at_work.set()
+        await asyncio.sleep(10)
+
+    with server(obliging) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        (await context.consumer(QUEUE)).listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        assert context._listener_task is not None
+        context._listener_task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await context.close()  # waits for it
+        await context._task.stop()
+    assert seen == [BODIES[0]]
 
 
 class Lazy:

@@ -160,7 +160,8 @@ def test_a_listener_gets_every_message_on_a_thread_that_the_context_is_then_for(
             consumer.receive(0)
 
 
-def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     outcomes: list[Any] = []
 
     def react(connection: Connection, event: Any) -> None:
@@ -170,7 +171,7 @@ def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(caplog: py
 
     def fail_on_two(message: Message) -> None:
         if message.body == "two":
-            raise ValueError("two")
+            raise error("two")
 
     with caplog.at_level(logging.CRITICAL, "bascule"), server(react) as url, connect(url) as context:
         context.consumer(QUEUE).listener = fail_on_two
