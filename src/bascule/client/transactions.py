@@ -154,7 +154,8 @@ class Transactions(SessionLinks):
                 control = coordinator.send(Declare())
                 yield from self.core.until(partial(getattr, control, "done"), "begin a transaction", until_s)
                 if isinstance(control.outcome, Declared):
-                    transaction.declared(control.outcome.txn_id)
+                    if self.coordinator is coordinator:  # else it is gone, and with it what it has begun
+                        transaction.declared(control.outcome.txn_id)
                 elif not control.lost:
                     raise Refused(f"no transaction: {_reason(control.outcome)}")
         finally:

@@ -203,6 +203,30 @@ def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_af
     assert finish(sending, wait).body == "one"
 
 
+# --- transactions ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_whose_beginning_was_answered_just_before_the_connection_broke_begins_on_the_next() -> None:
+    wired = Wired()
+    session = session_of(wired)
+    session.begin()
+    sending = session.send(Queue("q"), "one", SendOptions(), 5.0)
+    wait = next(sending)
+    wired.serve()
+    wait = sending.send(wait.condition())
+    wired.serve()
+    assert wait.condition()  # declared; the sender has not looked yet
+    wired.lose()
+    wired.connect()
+    wired.serve()
+    wait = sending.send(True)
+    assert session.transaction is not None
+    assert session.transaction.id is None
+    while session.transaction.id is None:
+        wired.serve()
+        wait = sending.send(wait.condition())
+
+
 # --- listeners -------------------------------------------------------------------------------------------------------------------
 
 
