@@ -40,6 +40,8 @@ RECOVERY_INTERVAL_S = 30.0
 FIRST_RETRY_S = 0.5
 #: In the background: a resource that hangs shall not keep the branches of the others waiting, and their locks.
 ANSWER_WITHIN_S = 10.0
+#: Longer than one resource that hangs takes a pass of the recovery; whoever closes a manager shall not hang with what it works with.
+CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
 #: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
 RETRY_PAUSE_S = 0.05
 
@@ -80,7 +82,7 @@ class TransactionManager:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._closing = threading.Event()
 
     def open(self) -> Pass:
         """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
@@ -89,22 +91,28 @@ class TransactionManager:
         """
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is open")
-        self._closing = False
+        self._closing = threading.Event()
         first = self.recoverer().run()
         if not first.finished:
             self._wake.set()
-        self._thread = threading.Thread(target=self._recover, name=f"bascule-xa-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._recover, args=(self._closing,), name=f"bascule-xa-{self.name}", daemon=True)
         self._thread.start()
         return first
 
     def close(self) -> None:
-        """Ends the recovery in the background and closes the log. Resources are their owner's to close."""
+        """Ends the recovery in the background and closes the log. Resources are their owner's to close.
+
+        Where resources or the log hang, the recovery is left behind after ``CLOSE_WITHIN_S``, to end by itself, and the log stays open.
+        """
         if self._thread is not None:
-            self._closing = True
+            self._closing.set()
             self._wake.set()
-            self._thread.join()
+            self._thread.join(CLOSE_WITHIN_S)
+            if self._thread.is_alive():
+                _log.warning("recovery: %s is still at work after %g s and is left behind", self._thread.name, CLOSE_WITHIN_S)
+            else:
+                self.log.close()
             self._thread = None
-            self.log.close()
 
     def __enter__(self) -> Self:
         """Open it."""
@@ -209,15 +217,15 @@ class TransactionManager:
         with self._lock:
             return set(self._live)
 
-    def _recover(self) -> None:
+    def _recover(self, closing: threading.Event) -> None:
         recoverer = self.recoverer(ANSWER_WITHIN_S)
         wait_s = self._interval_s
         retry_s = FIRST_RETRY_S
-        while not self._closing:
+        while not closing.is_set():
             if self._wake.wait(wait_s):
                 self._wake.clear()
                 retry_s = FIRST_RETRY_S
-            if self._closing:
+            if closing.is_set():
                 return
             try:
                 finished = recoverer.run(self._at_work).finished

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError
@@ -19,6 +21,8 @@ from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, DecisionLog, Heuristic, LogState, Outcome
 from bascule.xa.resource import Resource
 from bascule.xa.xid import Xid, deadline_ms_of, manager_of
+
+T = TypeVar("T")
 
 _log = logging.getLogger("bascule.xa")
 _log.addHandler(logging.NullHandler())
@@ -123,8 +127,8 @@ class Recoverer:
     ) -> None:
         """``by`` stands in the decisions it makes; for ``patient`` see ``plan``.
 
-        ``answer_within_s``: a resource that lists its branches later than that counts as away, and nobody waits for it before it has
-        answered. None waits for each.
+        ``answer_within_s``: a resource that lists its branches, or finishes one, later than that counts as away, and is asked nothing
+        more before it has answered. None waits for each.
         """
         self._manager = manager
         self._log = log
@@ -132,7 +136,7 @@ class Recoverer:
         self._by = by
         self._patient = patient
         self._answer_within_s = answer_within_s
-        self._asked: dict[str, Future[Sequence[Xid]]] = {}
+        self._asked: dict[str, Future[Any]] = {}
 
     def look(self, live: Callable[[], Collection[bytes]] = tuple, *, patient: bool | None = None) -> Pass:
         """What would be done now. ``live`` gives what this process is at work on itself. Raises Unavailable without the log."""
@@ -142,7 +146,7 @@ class Recoverer:
         branches: dict[str, Sequence[Xid]] = {}
         for name, resource in self._resources.items():
             try:
-                branches[name] = self._branches_of(resource)
+                branches[name] = self._ask(name, resource.recover)
             except BasculeError as error:
                 found.unreachable[name] = str(error)
         at_work.update(live())  # one that began since may be among the branches
@@ -164,13 +168,14 @@ class Recoverer:
                 _log.warning("recovery: %s %s: %s", step.action, step.xid, error)
         return done
 
-    def _branches_of(self, resource: Resource[object]) -> Sequence[Xid]:
-        """What comes late is not used: the log was read too long before."""
+    def _ask(self, resource: str, question: Callable[[], T]) -> T:
+        """Its answer. One that comes late is not used: the log was read too long before, and what it has done is seen by the next pass."""
         if self._answer_within_s is None:
-            return resource.recover()
-        if (last := self._asked.get(resource.name)) is not None and not last.done():
+            return question()
+        if (last := self._asked.get(resource)) is not None and not last.done():
             raise ResourceFailed("no answer yet to the last question")
-        answer = self._asked[resource.name] = in_background(resource.recover, "bascule-xa-ask")
+        answer = in_background(question, "bascule-xa-ask")
+        self._asked[resource] = answer
         if not wait([answer], self._answer_within_s).done:
             raise ResourceFailed(f"no answer within {self._answer_within_s:g} s")
         return answer.result()
@@ -184,7 +189,7 @@ class Recoverer:
                 outcome = self._log.decide(Decision(step.xid.gtrid, outcome, (), now_ms(), self._by)).outcome
                 crash.point("xa.recover.decided")
             _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
-            finish(self._resources[step.resource], step.xid, outcome, self._log)
+            self._ask(step.resource, partial(finish, self._resources[step.resource], step.xid, outcome, self._log))
 
     def finish_now(self, xid: Xid, outcome: Outcome) -> Outcome:
         """The operator's word on a transaction's branches in all resources; what stands in the log already goes before it.

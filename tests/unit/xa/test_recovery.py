@@ -144,6 +144,41 @@ def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_s
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_step_that_hangs_does_not_hold_up_the_other_resources_and_is_not_taken_again_before_it_has_ended(
+    durable: DurableBranches, outcome: Outcome
+) -> None:
+    asked, goes_on = [], threading.Event()
+
+    def hang(point: str) -> None:
+        if point == f"down.{outcome}.before":
+            asked.append(point)
+            assert goes_on.wait(10)
+
+    gtrid, down, log = new_gtrid("shop", 0), DurableBranches(), ModelLog()
+    first, second = branch(gtrid, "down"), branch(new_gtrid("shop", 0), "down")
+    if outcome is Outcome.COMMIT:
+        log.decide(decision(gtrid, resources=("down", "up")))
+    down.prepared.update({first: ["one"]} if outcome is Outcome.COMMIT else {first: ["one"], second: ["two"]})
+    durable.prepared[branch(gtrid, "up")] = ["three"]
+    resources = (ModelResource("down", down, watch=hang), ModelResource("up", durable))
+    recovery = Recoverer("shop", log, resources, by="test", patient=False, answer_within_s=0.1)
+    done = recovery.run()
+    assert not done.finished
+    assert {each.resource for each in done.failed} == {"down"}
+    assert len(done.failed) == len(down.prepared)
+    assert durable.prepared == {}
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer yet to the last question"}
+    assert len(asked) == 1
+    # Meanwhile another one does it: what hung finds it done.
+    recoverer(log, ModelResource("down", down), ModelResource("up", durable)).run()
+    assert down.prepared == {}
+    goes_on.set()
+    wait_until(lambda: recovery.run().finished)
+    assert down.committed == (["one"] if outcome is Outcome.COMMIT else [])
+    assert len(asked) == 1
+
+
 def test_nothing_is_done_without_the_log(durable: DurableBranches) -> None:
     durable.prepared[branch(new_gtrid("shop", 0), "db")] = ["work"]
 

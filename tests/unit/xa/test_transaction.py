@@ -207,23 +207,53 @@ def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
     assert bool(two.durable.committed) is bool(committed)
 
 
-def test_a_resource_that_hangs_does_not_hold_up_the_recovery_of_others(
-    log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["recover", "rollback"])
+def test_a_resource_that_hangs_holds_up_neither_the_recovery_of_others_nor_the_close(
+    log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    goes_on = threading.Event()
+    hangs, goes_on = threading.Event(), threading.Event()
 
     def hang(point: str) -> None:
-        if point == "one.recover.before":
+        if point == f"one.{call}.before":
+            hangs.set()
             assert goes_on.wait(2 * WAIT_S)
 
     monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.1)
-    with TransactionManager("shop", log, [one, two], recovery_interval_s=0.01):
-        one._watch = hang
-        two.durable.prepared[branch(new_gtrid("shop", 0), "two")] = ["b"]
-        try:
+    try:
+        with TransactionManager("shop", log, [one, two], recovery_interval_s=0.01):
+            one._watch = hang
+            one.durable.prepared[branch(new_gtrid("shop", 0), "one")] = ["a"]
+            two.durable.prepared[branch(new_gtrid("shop", 0), "two")] = ["b"]
+            assert hangs.wait(WAIT_S)
             wait_until(lambda: not two.durable.prepared)
-        finally:
-            goes_on.set()
+        assert one.durable.prepared
+    finally:
+        goes_on.set()
+    wait_until(lambda: call == "recover" or not one.durable.prepared)
+
+
+def test_a_manager_closes_though_its_recovery_hangs_and_opens_again(
+    log: ModelLog, one: ModelResource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(point: str) -> None:
+        if point == "log.read.before" and not goes_on.is_set() and threading.current_thread() is not threading.main_thread():
+            hangs.set()
+            assert goes_on.wait(2 * WAIT_S)
+
+    monkeypatch.setattr(module, "CLOSE_WITHIN_S", 0.1)
+    log._watch = hang
+    manager = TransactionManager("shop", log, [one], recovery_interval_s=0.01)
+    with manager:
+        assert hangs.wait(WAIT_S)
+        recovery = manager._thread
+    assert recovery is not None
+    assert "is left behind" in caplog.text
+    with manager:
+        goes_on.set()
+        recovery.join(WAIT_S)
+        assert not recovery.is_alive()  # though the manager is open again
 
 
 def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: TransactionManager, one: ModelResource, down: Down) -> None:
