@@ -113,13 +113,19 @@ class ActivationSpec:
 
     def _check_topics(self) -> None:
         _expect(bool(self.topics) and all(self.topics), "topics", self.topics, "at least one")
-        patterns = [each for each in self.topics if each.startswith("^")]
-        _expect(not patterns or len(self.topics) == 1, "topics", self.topics, "names, or one pattern alone")
+        _expect(not self._patterns or len(self.topics) == 1, "topics", self.topics, "names, or one pattern alone")
         own = {"retry_topic": self.retry_topic, "dead_letter_topic": self.dead_letter_topic, "inbound log": f"{self.group}.inbound"}
         _expect(len(set(own.values())) == len(own), "topics", own, "three different ones of the group's own")
         for name, topic in own.items():
-            taken = topic in self.topics or any(_matches(pattern, topic) for pattern in patterns)
-            _expect(not taken, "topics", self.topics, f"none that takes in {topic!r}, the group's {name}")
+            _expect(not self.reads(topic), "topics", self.topics, f"none that takes in {topic!r}, the group's {name}")
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic is one of the sources."""
+        return topic in self.topics or any(_matches(pattern, topic) for pattern in self._patterns)
+
+    @property
+    def _patterns(self) -> list[str]:
+        return [each for each in self.topics if each.startswith("^")]
 
     @property
     def in_place(self) -> bool:

@@ -23,7 +23,7 @@ def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
     topics = Topics(kafka)
     topics.reach()
     there = topics.partitions()
-    sizes = [int(topics.config(topic)["max.message.bytes"]) for topic in spec.topics if topic in there]
+    sizes = [int(topics.config(topic)["max.message.bytes"]) for topic in there if spec.reads(topic)]
     largest = max([RECORD_BYTES, *sizes]) + HEADERS_BYTES_MAX
     config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
     for topic, partitions in ((spec.retry_topic, RETRY_PARTITIONS), (spec.dead_letter_topic, 1)):
