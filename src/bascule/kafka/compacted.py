@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.history import READ_AHEAD, partition_offsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S
 
@@ -34,6 +34,14 @@ TABLE_CONFIG: Mapping[str, str] = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.ms": "3600000",
 }
+
+
+#: Kafka's, or its client's, words for a record that is larger than it takes.
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
+
+
+class TooLarge(InvalidInput, Unavailable):
+    """A record is larger than its topic, or the client, takes: it is not stored, and would not be the next time."""
 
 
 class Outgoing(NamedTuple):
@@ -85,21 +93,21 @@ class Appender:
         self._closing = False
 
     def append(self, record: Outgoing) -> Future[int]:
-        """Sends a record off; gives its offset. The future raises Unavailable where it may be stored or not."""
+        """Sends a record off; gives its offset. The future raises TooLarge, or Unavailable where it may be stored or not."""
         future: Future[int] = Future()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 future.set_result(message.offset() or 0)
             else:
-                future.set_exception(Unavailable(f"{record.topic}: {error.str()}"))
+                future.set_exception(_failure(record, error))
 
         try:
             hand_over(self._client().produce, record, delivered)
         except (BufferError, KafkaException) as error:
             if isinstance(error, KafkaException) and error.args[0].fatal():
                 self._drop()
-            future.set_exception(Unavailable(f"{record.topic}: {error}"))
+            future.set_exception(_failure(record, error.args[0]))
         return future
 
     def close(self) -> None:
@@ -122,6 +130,12 @@ class Appender:
     def _poll(self, producer: Producer) -> None:
         while self._producer is producer:
             producer.poll(POLL_S)
+
+
+def _failure(record: Outgoing, error: KafkaError | str) -> Unavailable:
+    if isinstance(error, str):  # the client's queue is full
+        return Unavailable(f"{record.topic}: {error}")
+    return (TooLarge if error.code() in _TOO_LARGE else Unavailable)(f"{record.topic}: {error.str()}")
 
 
 class TableReader:

@@ -28,7 +28,8 @@ from typing import Any
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.topics import XA_PREFIX
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge, trim
+from bascule.kafka.guards import RECORD_BYTES
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.slot import Refused, Slot
 from bascule.kafka.transactional import end_open_transactions
@@ -39,7 +40,13 @@ from bascule.xa.xid import Xid
 
 #: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
 PARTITIONS = 16
-SIDE_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "unclean.leader.election.enable": "false"}
+#: It takes whatever the branches' own topics may take.
+SIDE_CONFIG = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+    "max.message.bytes": str(RECORD_BYTES),
+}
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
 SLOTS = 2
 #: A process has one of so many identities on its host, so that Kafka has few transactional ids to remember. To share one only costs time.
@@ -242,13 +249,16 @@ class KafkaResource:
             sent.messages.append(record)
 
     def _store(self, xid: Xid) -> None:
-        """Makes the branch prepared, in the log. Whatever it raises, the branch may be rolled back."""
+        """Makes the branch prepared, in the log. Whatever it raises, the branch may be rolled back; by BranchRolledBack it is."""
         clients, sent = self._open(), self._sent[xid]
         slot = self._slot_ids[sent.slot]
         try:
             offsets = [each.result() for each in sent.offsets]
             record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
             clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=_partition(slot))).result()
+        except TooLarge as error:
+            self.rollback(xid)
+            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER) from error
         except Unavailable as error:
             # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
             self._branches.move(xid, State.PREPARED)
@@ -397,15 +407,19 @@ class _Clients:
         self._lock = threading.Lock()
 
     def check(self, record: Outgoing) -> int:
-        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes."""
-        if (limit := self._limits.get(record.topic)) is None:
+        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes.
+
+        Raises InvalidInput for a topic that is not there, TooLarge.
+        """
+        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
+        limit = self._limits.get(record.topic)
+        if limit is None or size_bytes > limit:  # it may have been raised
             if record.topic not in self._topics.partitions():
                 raise InvalidInput(f"topic {record.topic!r} does not exist")
             limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
-        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
-        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
         if size_bytes > limit:
-            raise InvalidInput(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
+            raise TooLarge(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
         return size_bytes
 
     @contextmanager

@@ -6,15 +6,16 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from bascule.adapter.inbound import ActivationSpec, Backoff, Record
+from bascule.adapter.inbound import ActivationSpec, Backoff, Order, Record
 from bascule.adapter.inbound.delivering import Deliverer
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
-from bascule.kafka.compacted import Outgoing
+from bascule.kafka.compacted import Outgoing, TooLarge
 from bascule.testing.system import wait_for
 
 PLACE = Place("topic", 0)
@@ -24,17 +25,22 @@ SPEC = ActivationSpec(topics=("topic",), group="g", workers=1, order="partition"
 class Taken:
     """A mode that keeps what is delivered and moved away; ``commit`` may fail."""
 
-    def __init__(self, commit: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, commit: Callable[[], None] = lambda: None, refused: Callable[[Outgoing], bool] = lambda _: False) -> None:
         self.done: list[int] = []
         self.dead: list[int] = []
+        self.moved: list[Outgoing] = []
         self._commit = commit
+        self._refused = refused
 
     def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
         work()
         self._commit()
         self.done.append(delivery.ref.offset)
 
-    def move(self, delivery: Delivery, _outgoing: Outgoing) -> None:
+    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+        if self._refused(outgoing):
+            raise TooLarge(f"{outgoing.topic} takes no more")
+        self.moved.append(outgoing)
         self.dead.append(delivery.ref.offset)
 
     def failed(self, ref: Ref, _failures: int) -> bytes:
@@ -42,12 +48,12 @@ class Taken:
 
 
 @contextmanager
-def at_work(endpoint: Any, taken: Taken, offsets: range) -> Iterator[Counts]:
+def at_work(endpoint: Any, taken: Taken, offsets: range, spec: ActivationSpec = SPEC) -> Iterator[Counts]:
     counts = Counts()
-    deliverer = Deliverer(SPEC, cast("Any", taken), taken, counts)
-    workers = Workers(SPEC, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts)
+    deliverer = Deliverer(spec, cast("Any", taken), taken, counts)
+    workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts)
     workers.start()
-    workers.add([Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, None, None), ()) for offset in offsets])
+    workers.add([Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, b"key", b"value", (("own", b"1"),)), ()) for offset in offsets])
     try:
         yield counts
         wait_for(lambda: len(taken.done) + len(taken.dead) == len(offsets), "all records to be handled", 10)
@@ -94,3 +100,28 @@ def test_who_is_told_to_end_while_a_record_is_committed_says_nothing_about_the_r
     with at_work(lambda _: None, taken, range(1, 3)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed) == ([1, 2], [], 0)
+
+
+def fails(_record: Record) -> None:
+    raise ValueError("no account")
+
+
+def test_a_record_that_the_retry_topic_is_too_small_for_is_a_dead_letter_at_once() -> None:
+    taken = Taken(refused=lambda outgoing: outgoing.topic == "g.retry")
+    with at_work(fails, taken, range(1, 2), replace(SPEC, order=Order.NONE, retries=3)) as counts:
+        pass
+    (letter,) = taken.moved
+    assert (letter.topic, letter.value, counts.retried, counts.dead_lettered) == ("g.dead-letter", b"value", 0, 1)
+    assert ("bascule.retry.count", b"1") in letter.headers
+
+
+def test_a_record_that_the_dead_letter_topic_is_too_small_for_is_there_without_its_value_and_holds_nobody_up() -> None:
+    taken = Taken(refused=lambda outgoing: outgoing.value == b"value")
+    with at_work(fails, taken, range(1, 3), replace(SPEC, retries=0)) as counts:
+        pass
+    letter = taken.moved[0]
+    said: dict[str, Any] = dict(letter.headers)
+    assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", b"key", b"", 2)
+    assert (said["bascule.retry.origin"], said["__connect.errors.exception.message"]) == (b"topic/0/1", b"no account")
+    assert said["bascule.retry.left-out"] == b"g.dead-letter takes no more"
+    assert "own" not in said

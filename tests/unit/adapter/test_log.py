@@ -16,11 +16,12 @@ from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.core.errors import Unavailable
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import Outgoing
+from bascule.kafka.compacted import Outgoing, TooLarge
 from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
-from bascule.xa.errors import ResourceFailed
+from bascule.xa.errors import BranchRolledBack, ResourceFailed
+from bascule.xa.resource import Vote
 
 PLACE = Place("payments", 0)
 FIRST, SECOND = Xid(7, b"first", b"inbound"), Xid(7, b"second", b"inbound")
@@ -134,10 +135,10 @@ def test_who_claims_what_is_done_is_told_that_it_is_not_to_be_tried_again(case: 
 class Shop(Case):
     """The record's delivery, in transactions; ``enlisted`` besides the log."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, enlisted: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, enlisted: bool, kafka: ModelResource | None = None) -> None:
         super().__init__()
         monkeypatch.setattr("bascule.adapter.inbound.delivering.AWAY_PAUSE_S", 0.01)
-        self.kafka = cast("Any", ModelResource("kafka"))
+        self.kafka = cast("Any", kafka or ModelResource("kafka"))
         self.manager = TransactionManager("shop", ModelLog(), [self.log, self.kafka], recovery_interval_s=0.05)
         xa = Xa(self.manager, self.log, self.kafka)
         spec = ActivationSpec(
@@ -179,3 +180,40 @@ def test_an_outage_of_kafka_is_no_failure_of_the_record_and_does_it_once(shop: S
     wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
     assert (shop.counts.delivered, shop.counts.failed, shop.log.flights(PLACE).keys) == (1, 0, {})
     assert shop.kafka.durable.committed == ([b"receipt"] if shop._enlisted else [])
+
+
+class Sent(list[Any]):
+    """The handle of a branch, as Kafka's."""
+
+    def send(self, topic: str, value: bytes | None, _key: bytes | None, **_rest: object) -> None:
+        self.append((topic, value))
+
+
+class Narrow(ModelResource):
+    """A cluster that takes no message with a value, and says so when the branch is prepared."""
+
+    def start(self, xid: Xid, *, timeout_s: float) -> Any:
+        super().start(xid, timeout_s=timeout_s)
+        self._active[xid] = Sent()
+        return self._active[xid]
+
+    def prepare(self, xid: Xid) -> Vote:
+        if any(value for _, value in cast("Any", self._active[xid])):
+            del self._active[xid]
+            raise BranchRolledBack("no room") from TooLarge("no room")
+        return super().prepare(xid)
+
+
+def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_without_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+
+    def fail(_record: Record) -> None:
+        raise ValueError("no account")
+
+    monkeypatch.setattr(shop.workers, "_endpoint", fail)
+    with shop.manager:
+        shop.workers.start()
+        shop.deliver()
+        wait_for(lambda: shop.counts.dead_lettered, "the dead letter", 10)
+        shop.workers.stop(10)
+    assert (shop.kafka.durable.committed, shop.log.flights(PLACE).keys) == ([("shop.dead-letter", b"")], {})

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.compacted import DELETIONS_KEPT_S, TableReader
+from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, Outgoing, TableReader, TooLarge
 
 
 class Topic:
@@ -114,3 +114,33 @@ def test_a_read_in_the_middle_of_which_the_process_stood_still_is_none(topic: To
     with pytest.raises(Unavailable, match="stood still"):
         followed.reader.read(10)
     assert followed.keys() == [b"b", b"c", b"d"]
+
+
+class Producer:
+    """Refuses what it is given, at once or by its answer."""
+
+    def __init__(self, error: KafkaError, *, late: bool) -> None:
+        self._error, self._late = error, late
+
+    def produce(self, *_record: object, on_delivery: Callable[[KafkaError, None], None], **_rest: object) -> None:
+        if not self._late:
+            raise KafkaException(self._error)
+        on_delivery(self._error, None)
+
+    def poll(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+    def flush(self, _timeout_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("code", "large"), [(KafkaError.MSG_SIZE_TOO_LARGE, True), (KafkaError.INVALID_MSG_SIZE, True), (KafkaError._MSG_TIMED_OUT, False)]
+)
+def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pytest.MonkeyPatch, code: int, large: bool, late: bool) -> None:
+    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Producer(KafkaError(code), late=late))
+    appender = Appender({})
+    error = appender.append(Outgoing("topic", None, b"value")).exception()
+    appender.close()
+    assert isinstance(error, Unavailable)
+    assert isinstance(error, TooLarge) is large

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, returned
-from bascule.kafka.consumer import Received
+from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, left_out_of, returned
+from bascule.kafka.compacted import Outgoing
+from bascule.kafka.consumer import Received, read_again
 from bascule.kafka.moving import Mover
+
+_log = logging.getLogger("bascule.adapter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class DeadLetters:
     def __init__(self, kafka: Mapping[str, Any], group: str, topic: str = "") -> None:
         """``topic`` is ``GROUP.dead-letter`` unless told otherwise."""
         self.topic = topic or f"{group}.dead-letter"
+        self._kafka = kafka
         self._mover = Mover(kafka, self.topic, f"{group}.dead-letter.returned")
 
     def waiting(self) -> list[Letter]:
@@ -44,9 +49,19 @@ class DeadLetters:
     def send_back(self, count: int | None = None) -> int:
         """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
 
-        Each once, whatever dies. Gives how many. Raises Unavailable.
+        Each once, whatever dies. Of one without its value, that of its origin; without that, it is passed over. Gives how many.
+        Raises Unavailable.
         """
-        return self._mover.move(returned, count)
+        return self._mover.move(self._returned, count)
+
+    def _returned(self, letter: Received) -> Outgoing | None:
+        if (at := left_out_of(letter)) is None:
+            return returned(letter)
+        topic, partition, offset = at
+        if (found := read_again(self._kafka, topic, partition, [offset]).get(offset)) is None:
+            _log.error("%s, offset %d is not sent back: %s/%d/%d is not there any more", self.topic, letter.offset, *at)
+            return None
+        return returned(letter._replace(value=found.value, headers=[*found.headers, *letter.headers]))
 
 
 def _letter(received: Received) -> Letter:

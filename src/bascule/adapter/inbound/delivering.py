@@ -15,8 +15,8 @@ from bascule.adapter.inbound.state import Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.kafka.compacted import Outgoing
-from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
+from bascule.kafka.compacted import Outgoing, TooLarge
+from bascule.xa.errors import BranchRolledBack, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
 AWAY_PAUSE_S = 1.0
@@ -37,7 +37,7 @@ class Mode(Protocol):
         """Raises Superseded, NotNow, Late, or why it failed; then it is in flight as before."""
 
     def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
-        """To the retry or dead-letter topic. Raises as ``deliver`` does."""
+        """To the retry or dead-letter topic. Raises as ``deliver`` does, and TooLarge."""
 
 
 class AtLeastOnce:
@@ -94,6 +94,8 @@ class InTransaction:
                 raise error.__cause__ from None
             if isinstance(error.__cause__, ResourceFailed):
                 raise NotNow(str(error)) from error
+            if isinstance(error.__cause__, BranchRolledBack) and isinstance(error.__cause__.__cause__, TooLarge):
+                raise error.__cause__.__cause__ from None
             raise
         except (TransactionInDoubt, HeuristicOutcome) as error:
             _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
@@ -172,9 +174,7 @@ class Deliverer:
         failures = record.failures + 1
         _log.warning("%s-%d, offset %d failed (%d of %d): %s", *record_at(record), failures, spec.retries + 1, cause_of(error))
         if failures > spec.retries:
-            crash.point("inbound.dead_letter.before")
-            self._mode.move(delivery, dead_letter_of(record, spec, error))
-            self._counts.add("dead_lettered")
+            self._bury(delivery, error)
             return None
         pause_s = spec.backoff.pause_s(failures)
         if spec.in_place:
@@ -184,10 +184,26 @@ class Deliverer:
             self._counts.add("retried")
             return time.monotonic() + pause_s
         crash.point("inbound.retry.before")
-        self._mode.move(delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
+        try:
+            self._mode.move(delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
+        except TooLarge as refused:
+            _log.error("%s-%d, offset %d is not tried again: %s", *record_at(record), refused)
+            self._bury(delivery, error)
+            return None
         crash.point("inbound.retry.after")
         self._counts.add("retried")
         return None
+
+    def _bury(self, delivery: Delivery, error: BaseException) -> None:
+        """To the dead letters; without its value where they have no room for it, for its lane shall not stand for ever."""
+        record, spec = delivery.record, self._spec
+        crash.point("inbound.dead_letter.before")
+        try:
+            self._mode.move(delivery, dead_letter_of(record, spec, error))
+        except TooLarge as refused:
+            _log.error("%s-%d, offset %d is dead-lettered without its value: %s", *record_at(record), refused)
+            self._mode.move(delivery, dead_letter_of(record, spec, error, left_out=str(refused)))
+        self._counts.add("dead_lettered")
 
 
 def record_at(record: Record) -> tuple[str, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bascule.kafka.compacted import Outgoing
@@ -18,9 +18,10 @@ FAILURES = "bascule.retry.count"
 CAUSE = "bascule.retry.cause"
 DUE = "bascule.retry.due"
 ORIGIN = "bascule.retry.origin"
-#: Of a dead letter: the topic that brings it back to the group.
+#: Of a dead letter: the topic that brings it back to the group; why value and headers are not in it, but in its origin alone.
 RETURN_TO = "bascule.retry.topic"
-_OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO})
+LEFT_OUT = "bascule.retry.left-out"
+_OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO, LEFT_OUT})
 _ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d+)/(\d+)")
 CONNECT = "__connect.errors."
 #: A header, too, counts towards the largest record that a topic takes.
@@ -85,15 +86,25 @@ def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms:
     return _outgoing(spec.retry_topic, record, [*_coordinates(record, record.failures + 1), *said, (DUE, str(due_ms).encode())])
 
 
-def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException) -> Outgoing:
-    """For the dead-letter topic, under the names of Kafka Connect."""
+def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *, left_out: str = "") -> Outgoing:
+    """For the dead-letter topic, under the names of Kafka Connect. ``left_out``: why the record's value and headers are not in it."""
     # Many an exception cannot be made again from a text.
     said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, Exception(_told(str(error))))
     said.append((f"{CONNECT}exception.class.name", type(error).__name__.encode()))
     connect: Headers = [(name, value) for name, value in dict(said).items() if isinstance(value, bytes)]
+    if left_out:
+        record = replace(record, value=b"", headers=())
+        connect.append((LEFT_OUT, _told(left_out).encode()))
     return _outgoing(
         spec.dead_letter_topic, record, [*_coordinates(record, record.failures + 1), (RETURN_TO, spec.retry_topic.encode()), *connect]
     )
+
+
+def left_out_of(letter: Received) -> tuple[str, int, int] | None:
+    """Topic, partition and offset of a dead letter's value and headers; None where it has them."""
+    headers = dict(letter.headers)
+    origin = _ORIGIN.fullmatch(headers.get(ORIGIN) or b"") if LEFT_OUT in headers else None
+    return (origin[1].decode(), int(origin[2]), int(origin[3])) if origin is not None else None
 
 
 def returned(letter: Received) -> Outgoing | None:

@@ -1,0 +1,38 @@
+"""Dead letters on their way back to their group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from bascule.adapter.inbound import ActivationSpec, Record, dead_letters
+from bascule.adapter.inbound.dead_letters import DeadLetters
+from bascule.adapter.inbound.record import dead_letter_of
+from bascule.kafka.compacted import Outgoing
+from bascule.kafka.consumer import Received
+
+SPEC = ActivationSpec(topics=("payments",), group="shop")
+RECORD = Record("payments", 2, 17, b"key", b"value", (("own", b"1"),), 1000)
+
+
+def letter(left_out: str) -> Received:
+    _, key, value, headers, _, timestamp_ms = dead_letter_of(RECORD, SPEC, ValueError("no"), left_out=left_out)
+    return Received("shop.dead-letter", 0, 0, key, value, headers, timestamp_ms)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_letter_without_its_value_goes_back_with_that_of_its_origin_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool
+) -> None:
+    def read_again(_kafka: object, topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:
+        assert (topic, partition, list(offsets)) == ("payments", 2, [17])
+        return {17: Received("payments", 2, 17, b"key", b"value", RECORD.headers, 1000)} if kept else {}
+
+    monkeypatch.setattr(dead_letters, "read_again", read_again)
+    dead = DeadLetters({}, "shop")
+    whole: Any = dead._returned(letter(""))
+    assert whole == Outgoing("shop.retry", b"key", b"value", [("own", b"1"), ("bascule.retry.origin", b"payments/2/17")], timestamp_ms=1000)
+    assert dead._returned(letter("too large")) == (whole if kept else None)
+    assert ("payments/2/17" in caplog.text) is not kept
