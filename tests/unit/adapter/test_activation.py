@@ -15,10 +15,12 @@ from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Delivery
 from bascule.core.errors import Unavailable
+from bascule.kafka.background import in_background
 from bascule.kafka.consumer import Received
 from bascule.testing.system import wait_for
 
 PLACE = Place("payments", 0)
+WAIT_S = 60.0
 
 
 class Group:
@@ -205,3 +207,79 @@ def test_who_is_told_that_a_partition_is_gone_does_not_take_it_over(monkeypatch:
     taking.answer()
     taking.thread.join()
     assert (taking.said, taking.run.token) == (["owner before"], "")
+
+
+class Hanging:
+    """A group, a log and dead letters of which some do not answer before they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
+        self._hangs = hangs
+        self.reached, self.goes_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        monkeypatch.setattr("bascule.adapter.inbound.activation.set_up", lambda *_: None)
+        monkeypatch.setattr("bascule.adapter.inbound.activation.GroupConsumer", self._group)
+        monkeypatch.setattr("bascule.adapter.inbound.activation.END_S", 1.0)
+        monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.01)
+        self.activation: Any = Activation({}, ActivationSpec(topics=(PLACE.topic,), group="shop"), lambda _: None)
+        log = self.activation._log
+        log.recover = list
+        log.owner = lambda _: self._point("bascule-take-shop")
+        log.close = lambda: self._point("bascule-close-shop")
+        self.activation._dead_letters.count = lambda: self._point("bascule-housekeeping-shop") or 0
+
+    def _point(self, name: str) -> None:
+        if name == self._hangs:
+            self.reached.set()
+            self.goes_on.wait(WAIT_S)
+
+    def _group(self, *_args: object, on_assigned: Callable[[list[Place]], None], **_rest: object) -> Any:
+        self._assigned = on_assigned
+        return self
+
+    def poll(self, _count: int, _timeout_s: float) -> list[Received]:
+        if PLACE not in self.activation._runs:
+            self._assigned([PLACE])
+        self._point("bascule-inbound-shop")
+        threading.Event().wait(0.01)
+        return []
+
+    def pause(self, _partitions: object) -> None: ...
+
+    def resume(self, _partitions: object) -> None: ...
+
+    def hold(self, _at: object) -> dict[Place, int]:
+        raise Unavailable("the group is away")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("hangs", ["bascule-inbound-shop", "bascule-housekeeping-shop", "bascule-take-shop", "bascule-close-shop"])
+def test_what_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
+    """A commit of offsets without Kafka, for one, or a taking over that asks a database that does not answer."""
+    hanging = Hanging(monkeypatch, hangs)
+    hanging.activation.start()
+    try:
+        assert hangs == "bascule-close-shop" or hanging.reached.wait(WAIT_S)
+        assert in_background(lambda: hanging.activation.stop(0.1), "test-stop").result(WAIT_S / 2) == [hangs]
+        assert hanging.reached.is_set()
+        # The end of the process does not wait for it either.
+        assert all(each.daemon for each in threading.enumerate() if each.name == hangs)
+    finally:
+        hanging.goes_on.set()
+
+
+def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = Hanging(monkeypatch, "bascule-inbound-shop")
+    activation = hanging.activation
+    activation.start()
+    try:
+        assert hanging.reached.wait(WAIT_S)
+        activation.stop(0.1)
+        with pytest.raises(Unavailable, match="bascule-inbound-shop"):
+            activation.start()
+    finally:
+        hanging.goes_on.set()
+    assert hanging.closed.wait(WAIT_S)
+    wait_for(lambda: not activation.status().running, "the end of what was left behind", WAIT_S)
+    activation.start()
+    assert activation.stop(0.1) == []

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from bascule.adapter.inbound import ActivationSpec, Record
+from bascule.adapter.inbound import ActivationSpec, Record, workers
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.kafka.background import in_background
 
 PLACE = Place("topic", 0)
 SOON_S = 0.3
@@ -61,3 +62,49 @@ def test_a_record_that_is_due_later_is_begun_though_the_worker_that_waited_for_i
         running.add([delivery(3)])
         assert begun.wait(LONG_S / 2)
         go_on.set()
+
+
+def ended(stop: Callable[[], list[str]]) -> list[str]:
+    """What it gives; it is not waited for longer than what it stops would take."""
+    answer = in_background(stop, "test-stop")
+    return answer.result(LONG_S)
+
+
+@pytest.mark.parametrize("hangs_in", ["close", "work", "work, and was given up"])
+def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, hangs_in: str) -> None:
+    monkeypatch.setattr(workers, "END_S", 0.1)
+    hangs, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        goes_on.wait(2 * LONG_S)
+
+    class Hanging:
+        def on_record(self, record: Record) -> None:
+            if hangs_in != "close" and record.offset == 1:
+                hang()
+            elif record.offset == 2:
+                done.set()
+
+        def close(self) -> None:
+            if hangs_in == "close":
+                hang()
+
+    def handle(delivery: Delivery, call: Callable[[Record], None]) -> None:
+        if delivery.failure is None:
+            call(delivery.record)
+            running.settle(delivery)
+
+    timeout_s = 0.1 if "given up" in hangs_in else LONG_S
+    spec = ActivationSpec(topics=("topic",), group="g", workers=1, delivery_timeout_s=timeout_s)
+    running = Workers(spec, Hanging, handle, Counts())
+    running.start()
+    try:
+        running.add([delivery(1), delivery(2)])
+        if hangs_in != "work":
+            assert done.wait(LONG_S)
+        assert hangs_in == "close" or hangs.wait(LONG_S)
+        assert ended(lambda: running.stop(0.1)) == ["bascule-inbound-g-1"]
+        assert hangs.is_set()
+    finally:
+        goes_on.set()

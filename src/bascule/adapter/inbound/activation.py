@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ from bascule.adapter.inbound.record import record_of
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.topics import set_up
-from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, left_behind
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.consumer import GroupConsumer, Received, read_again
@@ -113,7 +113,8 @@ class Activation:
         self._behind: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
-        self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix=f"bascule-take-{spec.group}")
+        self._to_take: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._takers: list[threading.Thread] = []
         #: Read, and not yet both in the log and committed.
         self._unscheduled: list[Delivery] = []
         self._offsets: dict[tuple[str, int], int] = {}
@@ -124,9 +125,14 @@ class Activation:
     def start(self) -> None:
         """Returns when it has asked the group for partitions. May follow a ``stop``; the counts go on.
 
-        Raises Unavailable, InvalidInput, UnsafeTopic (the group's own topics), OutOfOrder (manager not open).
+        Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput, UnsafeTopic (the group's own
+        topics), OutOfOrder (manager not open).
         """
         if self._stopping.is_set():
+            if left := [each.name for each in self._threads if each.is_alive()]:
+                raise Unavailable(f"{self.spec.group} was stopped, and {', '.join(left)} has not ended yet")
+            for run in self._runs.values():
+                run.gone = True
             self._anew()
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
@@ -148,14 +154,19 @@ class Activation:
 
         Gives the names of workers that are still in their endpoint after ``drain_s``. Their records stay in flight. One that returns later
         may still commit, while the transaction manager is open and nobody has taken its partition over; nothing is done twice by that.
+        Its own threads that hang some seconds later, without Kafka or a database, are named, too, and left behind: they end by themselves.
         """
         left = self._workers.stop(drain_s)
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self._takers.shutdown()
+        for _ in self._takers:
+            self._to_take.put(None)
+        left += left_behind([*self._threads, *self._takers], END_S)
         if self.spec.transacted is None:
-            self._log.close()
+            closing = threading.Thread(target=self._log.close, name=f"bascule-close-{self.spec.group}", daemon=True)
+            closing.start()
+            left += left_behind([closing], END_S)
+        if left:
+            _log.warning("%s is stopped without %s", self.spec.group, ", ".join(left))
         return left
 
     def status(self) -> Status:
@@ -275,7 +286,12 @@ class Activation:
     def _assigned(self, places: list[tuple[str, int]]) -> None:
         for topic, partition in places:
             run = self._runs[Place(topic, partition)] = _Run(Place(topic, partition))
-            self._takers.submit(self._take, run)
+            self._to_take.put(run)
+            if len(self._takers) < TAKERS:
+                # An executor's would hold up the end of the process while one of them hangs.
+                name = f"bascule-take-{self.spec.group}"
+                self._takers.append(threading.Thread(target=self._take_each, args=(self._to_take,), name=name, daemon=True))
+                self._takers[-1].start()
 
     def _revoked(self, places: list[tuple[str, int]]) -> None:
         self._leave(places, 0.0 if self._stopping.is_set() else HAND_OVER_S)
@@ -297,6 +313,10 @@ class Activation:
                 _log.warning("%s: %s is handed over with records still at work", self.spec.group, run.place)
 
     # -- taking over
+
+    def _take_each(self, runs: queue.SimpleQueue[_Run | None]) -> None:
+        while (run := runs.get()) is not None:
+            self._take(run)
 
     def _take(self, run: _Run) -> None:
         while not run.gone and not self._stopping.is_set():

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
@@ -21,6 +21,8 @@ from bascule.core.errors import BasculeError
 
 #: Hanging endpoints are looked for so often.
 WATCH_S = 0.25
+#: A thread that has nothing more to do, but for its endpoint's or its clients' close, ends within this time or is left behind.
+END_S = 5.0
 #: How much of a hanging thread's stack is logged: the innermost calls.
 STACK_DEPTH = 6
 
@@ -149,17 +151,19 @@ class Workers:
             delivery.phase = Phase.SETTLING
 
     def stop(self, drain_s: float) -> list[str]:
-        """No more is begun. Returns when what is at work is done, or the names of the workers that it is not done in after ``drain_s``."""
+        """No more is begun. Returns when what is at work is done and its endpoints are closed, and the names of workers left behind.
+
+        Those are at work after ``drain_s``, or in their endpoint's close after that (``END_S`` at least), or hang.
+        """
+        until_s = time.monotonic() + drain_s
         with self.changed:
             self._stopping = True
             self._ended.set()
             self.changed.notify_all()
             self._released.wait_for(lambda: not self.scheduler.running(), drain_s)
-            left = [each.name for each in self._workers if each.delivery is not None]
+            left = [each.name for each in [*self._workers, *self._lost] if each.delivery is not None]
             threads = [each.thread for each in self._workers if each.delivery is None and each.thread is not None]
-        for thread in threads:
-            thread.join()
-        return left
+        return [*left, *left_behind(threads, max(END_S, until_s - time.monotonic()))]
 
     @property
     def stopping(self) -> bool:
@@ -253,6 +257,17 @@ class Workers:
             self._add()
         self.changed.notify()
         self._released.notify_all()
+
+
+def left_behind(threads: Iterable[threading.Thread], within_s: float) -> list[str]:
+    """The names of those that have not ended ``within_s`` from now."""
+    until_s = time.monotonic() + within_s
+    left = []
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+        if thread.is_alive():
+            left.append(thread.name)
+    return left
 
 
 def _stack(thread: threading.Thread | None) -> str:
