@@ -237,15 +237,20 @@ class DatabaseResource(Generic[HandleT]):
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Work[HandleT]]:
-        """After a failure the connection is closed, and the branch is in the database's hands alone."""
+        """For one thread at a time. After a failure the connection is closed, and the branch is in the database's hands alone."""
         with self._lock:
-            work = self._work[xid]
+            # A second thread would find the next branch on the connection when the first has given it back.
+            if (work := self._work.pop(xid, None)) is None:
+                raise RetryLater(f"another thread is at work on {xid}")
         try:
             with translated():
                 yield work
         except BaseException:
+            work.close(reusable=False)
             self._gone(xid, reusable=False)
             raise
+        with self._lock:
+            self._work[xid] = work
 
     def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
         self._branches.move(xid, State.NONE)

@@ -1,0 +1,75 @@
+"""A database's branch that two threads finish at once, as a recovery that hung and whoever comes after it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from bascule.kafka.background import in_background
+from bascule.xa.database import DbapiResource
+from bascule.xa.errors import RetryLater, UnknownXid
+from bascule.xa.xid import Xid
+
+FIRST, SECOND = Xid(7, b"first", b"db"), Xid(7, b"second", b"db")
+WAIT_S = 30.0
+
+
+class Missing(Exception):
+    sqlstate = "42704"
+
+
+class Driver:
+    """A connection whose commits hang until they are let go. ``committed`` is the database's."""
+
+    def __init__(self, committed: list[Any]) -> None:
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.commits = 0
+        self._committed = committed
+        self._xid: Any = None
+
+    def xid(self, *xid: Any) -> Any:
+        return xid
+
+    def tpc_begin(self, xid: Any) -> None:
+        self._xid = xid
+
+    def tpc_prepare(self) -> None: ...
+
+    def tpc_commit(self, xid: Any = None) -> None:
+        if (xid or self._xid) in self._committed:
+            raise Missing
+        self.commits += 1
+        self.hangs.set()
+        assert self.goes_on.wait(WAIT_S)
+        self._committed.append(xid or self._xid)
+
+    def close(self) -> None: ...
+
+
+def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_one_commits_nothing_of_the_next_branch() -> None:
+    committed: list[Any] = []
+    connections: list[Driver] = []
+
+    def connect() -> Driver:
+        connections.append(Driver(committed))
+        return connections[-1]
+
+    resource: DbapiResource[Driver] = DbapiResource("db", connect)
+    driver = resource.start(FIRST, timeout_s=60)
+    resource.end(FIRST, success=True)
+    resource.prepare(FIRST)
+    hung = in_background(lambda: resource.commit(FIRST), "test-hung")
+    assert driver.hangs.wait(WAIT_S)
+    with pytest.raises(RetryLater):
+        resource.commit(FIRST)
+    with pytest.raises(RetryLater):
+        resource.rollback(FIRST)
+    assert driver.commits == 1
+    driver.goes_on.set()
+    hung.result(WAIT_S)
+    assert resource.start(SECOND, timeout_s=60) is driver
+    with pytest.raises(UnknownXid):
+        resource.commit(FIRST)
+    assert committed == [(7, "first", "db")]
