@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.session import Session
 from bascule.client.coordinator import CoordinatorState
 from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
-from bascule.client.errors import IllegalState, InvalidDestination, Refused
+from bascule.client.errors import IllegalState, InvalidDestination, Refused, TimedOut
 from bascule.client.links import (
     Arrived,
     ConsumerState,
@@ -24,6 +24,9 @@ from bascule.core.errors import BasculeError
 
 if TYPE_CHECKING:
     from bascule.client.core import Core
+
+#: An answer to a drain takes a round trip; a broker that has given none by then has forgotten it.
+DRAIN_AGAIN_S: Final = 2.0
 
 
 class Acknowledge(enum.Enum):
@@ -234,12 +237,23 @@ class SessionLinks:
     # --- credit ---------------------------------------------------------------------------------------------------------------------
 
     def _drain(self, consumer: ConsumerState, credit: int, until_s: float) -> Operation[None]:
-        """Have the broker send what it has, up to ``credit`` messages, and give the rest of the credit back."""
+        """Have the broker send what it has, up to ``credit`` messages, and give the rest of the credit back.
+
+        Asked again where no answer comes: Artemis forgets a drain that reaches it while it is about to have answered the one before.
+        """
         link = consumer.link
         if link is None or not consumer.attached or not max(link.credit, credit):
             return
         link.flow(max(link.credit, credit), drain=True)
-        yield from self.core.until(lambda: consumer.link is not link or not link.drain, "drain", until_s)
+        while consumer.link is link and link.drain:
+            again_s = min(until_s, self.core.clock() + DRAIN_AGAIN_S)
+            try:
+                yield from self.core.until(lambda: consumer.link is not link or not link.drain, "drain", again_s)
+            except TimedOut:
+                if again_s >= until_s:
+                    raise
+                if consumer.link is link and consumer.attached:
+                    link.flow(link.credit, drain=True)
 
     def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
         """No more messages come, and those that came go back unseen."""

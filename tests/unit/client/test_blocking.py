@@ -37,6 +37,7 @@ from bascule.client import (
     core,
     pump,
     session,
+    session_links,
 )
 from bascule.client.message import encode
 from bascule.client.thread import ConnectionThread
@@ -126,6 +127,22 @@ def test_a_consumer_goes_on_after_a_message_that_it_did_not_wait_for(broker: Any
         first = consumer.receive_no_wait()
         assert first is not None
         assert [first.body, *(message.body for message in consumer.messages(0.3))] == list(BODIES)
+
+
+def test_a_drain_that_the_broker_forgets_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_links, "DRAIN_AGAIN_S", 0.05)
+    forgotten = 0
+
+    def forgetful(connection: Connection, event: Any) -> None:
+        nonlocal forgotten
+        if isinstance(event, Flowed) and event.link.drain and forgotten < 2:
+            forgotten += 1
+        else:
+            obliging(connection, event)
+
+    with server(forgetful) as url, connect(url, prefetch=0) as context:
+        assert [message.body for message in context.browse(QUEUE)] == list(BODIES)
+        assert forgotten == 2
 
 
 @pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
