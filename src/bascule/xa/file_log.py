@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
@@ -203,6 +204,7 @@ class FileLog:
         entries: list[Entry] = [*self._state.decisions.values(), *self._state.heuristics.values()]
         new = self.path.with_name(self.path.name + ".new")
         with new.open("wb") as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))  # whoever could read it, and nobody else
             file.write(b"".join(_line("+", encode(entry)) for entry in entries))
             file.flush()
             os.fsync(file.fileno())

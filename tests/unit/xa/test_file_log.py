@@ -53,6 +53,20 @@ def test_what_is_forgotten_goes_with_the_next_decision_or_at_the_end(path: Path)
     assert set(FileLog(path).read().decisions) == {b"shop/2", b"shop/4"}
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_who_may_read_it_stays_when_it_is_rewritten(path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 1)
+    log = FileLog(path)
+    log.decide(decision(1))
+    path.chmod(mode)
+    before = path.stat().st_ino
+    for number in range(2, 9):
+        log.decide(decision(number))
+        log.forget([f"shop/{number}".encode()])
+    assert path.stat().st_ino != before
+    assert path.stat().st_mode & 0o777 == mode
+
+
 def test_a_heuristic_is_kept_until_it_is_forgotten(path: Path) -> None:
     log = FileLog(path)
     heuristic = Heuristic(branch(b"shop/1", "db"), Code.XA_HEURRB, Outcome.COMMIT, "by hand: ü", 1)
