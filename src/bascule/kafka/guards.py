@@ -17,9 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S, Topics
-
-#: The largest journal record: a transaction with its largest message.
-RECORD_BYTES = 70 << 20
+from bascule.kafka.log import RECORD_BYTES_MAX
 
 _log = logging.getLogger("bascule.kafka.guards")
 
@@ -72,7 +70,7 @@ class Finding:
         return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
 
 
-def findings(topic: str, role: Role, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES) -> Iterator[Finding]:
+def findings(topic: str, role: Role, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES_MAX) -> Iterator[Finding]:
     """What is wrong with a topic that should have so many partitions (None: any number), for records of up to ``record_bytes``."""
     settings, replicas = facts.settings, facts.replicas
 
@@ -111,7 +109,7 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None, recor
 
 
 def ensure(
-    kafka: Mapping[str, Any], topic: str, role: Role, partitions: int, config: Mapping[str, str], *, record_bytes: int = RECORD_BYTES
+    kafka: Mapping[str, Any], topic: str, role: Role, partitions: int, config: Mapping[str, str], *, record_bytes: int = RECORD_BYTES_MAX
 ) -> None:
     """Creates a topic where it is not there, and looks at it; what weakens a promise is logged.
 
@@ -126,7 +124,7 @@ def ensure(
         _log.warning("%s", finding)
 
 
-def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES) -> list[Finding]:
+def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
     """What weakens a promise, of topics by role and number of partitions; one that does not exist is passed over.
 
     Raises UnsafeTopic for what breaks one, Unavailable.

@@ -16,8 +16,9 @@ from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
-from bascule.kafka.guards import RECORD_BYTES, Role, guard
+from bascule.kafka.guards import Role, guard
 from bascule.kafka.history import TopicHistory, committed_offset
+from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.positions import (
     APART,
     BEGUN,
@@ -46,7 +47,6 @@ TAKEN_AT_ONCE = 8
 IDLE_TIMEOUT_S = 5.0
 _UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
 #: As large as a journal record may be; the cluster's own limit still holds.
-_RECORD_BYTES_MAX = str(RECORD_BYTES)
 _COMPACTED = {
     "cleanup.policy": "compact",
     # A reader begins with the whole partition: it is kept small. Kafka cleans closed segments only, and 1 MiB is the smallest.
@@ -111,8 +111,8 @@ class Positions:
         pipelines = self.pipelines
         wanted = {
             pipelines.positions_topic: (POSITION_PARTITIONS, _COMPACTED),
-            pipelines.ingress_topic: (1, {**_UNLIMITED, "max.message.bytes": _RECORD_BYTES_MAX}),
-            pipelines.dead_letter_topic: (1, {"max.message.bytes": _RECORD_BYTES_MAX}),
+            pipelines.ingress_topic: (1, {**_UNLIMITED, "max.message.bytes": str(RECORD_BYTES_MAX)}),
+            pipelines.dead_letter_topic: (1, {"max.message.bytes": str(RECORD_BYTES_MAX)}),
         }
         there = self.topics.partitions()
         for topic, (partitions, config) in wanted.items():

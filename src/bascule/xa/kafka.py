@@ -29,8 +29,8 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.topics import XA_PREFIX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge, trim
-from bascule.kafka.guards import RECORD_BYTES
 from bascule.kafka.history import TopicHistory
+from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.slot import Refused, Slot
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
@@ -45,7 +45,7 @@ SIDE_CONFIG = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "unclean.leader.election.enable": "false",
-    "max.message.bytes": str(RECORD_BYTES),
+    "max.message.bytes": str(RECORD_BYTES_MAX),
 }
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
 SLOTS = 2
