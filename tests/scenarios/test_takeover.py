@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 from tests.scenarios.conftest import Connect
 from tests.scenarios.test_zombies import stands
 
@@ -19,7 +21,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
 from bascule.testing.qpid import JmsError
-from bascule.testing.system import FAILOVER, System, paused, wait_for
+from bascule.testing.system import FAILOVER, WAIT_S, System, paused, wait_for
 
 #: As long as it may be: who waits for its end is not taken for one that is only slow.
 LONG_SESSION_S = 60.0
@@ -172,15 +174,46 @@ def serving_directory(system: System) -> Path:
     return system.broker.log_file.parent
 
 
+def gathered(kafka: EmbeddedKafka, group: str, members: int) -> bool:
+    """Whether Kafka counts so many members, and none of them has still to be told what it is given."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    (asked,) = admin.describe_consumer_groups([group]).values()
+    description = asked.result(WAIT_S)
+    return description.state == ConsumerGroupState.STABLE and len(description.members) == members
+
+
 def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         pair = Pair(kafka, tmp_path, topic_prefix, stack, f"[broker]\nsession_timeout_s = {LONG_SESSION_S}")
+        wait_for(lambda: gathered(kafka, f"{topic_prefix}.brokers", 2), "both to be members")
         active, standby = pair.systems
         os.kill(active.broker.pid, signal.SIGKILL)
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
         wait_for(active.serves, "it to serve again, long before its session is over", LONG_SESSION_S / 2)
         assert standby.stands_by()
+
+
+def test_of_a_broker_killed_while_another_joins_and_started_at_once_one_serves_without_waiting(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        active, joining = (
+            System(kafka.bootstrap, tmp_path / name, prefix=topic_prefix, config=f"[broker]\nsession_timeout_s = {LONG_SESSION_S}")
+            for name in ("one", "two")
+        )
+        stack.enter_context(active)
+        stack.callback(joining.broker.stop)
+        joining.broker.launch()
+        wait_for(lambda: not gathered(kafka, f"{topic_prefix}.brokers", 1), "Kafka to gather the members anew")
+        os.kill(active.broker.pid, signal.SIGKILL)
+        wait_for(lambda: not active.broker.running, "its end")
+        active.broker.launch()
+        # Which one Kafka chooses: the one that was killed holds nothing any more.
+        serving = wait_for(lambda: next((one for one in (active, joining) if one.serves()), None), "one to serve", LONG_SESSION_S / 2)
+        other = joining if serving is active else active
+        wait_for(other.stands_by, "the other one to stand by")
+        assert serving.serves()
 
 
 def test_what_a_standby_takes_over_it_has_read_before(
