@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
-from bascule.client import Queue, connect
+from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, encode_record, json_entry
@@ -100,6 +100,8 @@ def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system
         ("ingress", "retention.bytes", "1000000", "-1"),
         ("store", "cleanup.policy", "delete", "compact"),
         ("journal", "min.insync.replicas", "2", "1"),
+        ("journal", "max.message.bytes", "73400319", "73400320"),
+        ("store", "max.message.bytes", "1000000", "73400320"),
     ):
         hand.set(topic, setting, wrong)
         said = refused(system)
@@ -111,11 +113,57 @@ def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system
 
 def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: Hand) -> None:
     system.broker.stop()
-    hand.set("journal", "max.message.bytes", "1000000")
-    hand.set("journal", "unclean.leader.election.enable", "true")  # of one replica
+    hand.set("ingress", "max.message.bytes", "1000000")
+    hand.set("ingress", "unclean.leader.election.enable", "true")  # of one replica
     system.broker.start()
     for said in ("has max.message.bytes=1000000: large transactions", "has unclean.leader.election.enable=true: a replica that lags"):
-        assert f"WARNING bascule.server.node: topic '{system.prefix}.journal' {said}" in system.broker.said()
+        assert f"WARNING bascule.server.node: topic '{system.prefix}.ingress' {said}" in system.broker.said()
+
+
+def test_a_journal_that_takes_no_large_records_is_enough_for_who_sends_no_large_messages(
+    kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config='[broker]\nmax_message_bytes = "4 MiB"') as system:
+        system.broker.stop()
+        hand = Hand(system.bootstrap, system.prefix)
+        for topic in ("journal", "store"):
+            hand.set(topic, "max.message.bytes", str(8 << 20))
+        system.broker.start()
+        send(system, "x" * (3 << 20))
+        with connect(system.url, acknowledge=Acknowledge.TRANSACTED) as context:
+            for _ in range(2):
+                context.send(ORDERS, "x" * (3 << 20))
+            with pytest.raises(BasculeError, match="transaction larger than 4194304 bytes"):
+                context.commit()
+
+
+def test_a_journal_whose_limit_is_lowered_at_work_costs_one_epoch_and_then_the_messages_that_are_too_large(
+    system: System, hand: Hand
+) -> None:
+    large = "x" * 600_000
+    send(system, large)
+    hand.set("journal", "max.message.bytes", "1000000")
+    with pytest.raises(BasculeError):
+        send(system, 2 * large)
+    wait_for(system.serves, "the next epoch")
+    assert f"topic '{system.prefix}.journal' has max.message.bytes=1000000: large transactions" in system.broker.said()
+    for _ in range(2):
+        with pytest.raises(BasculeError, match="the broker takes no more than 500000"):
+            send(system, large)
+    send(system, "small")
+    assert system.depth("orders") == 2
+    assert system.broker.said().count("the epoch ends") == 1
+
+
+def test_a_broker_ends_where_a_journal_does_not_take_what_no_sender_answers_for(system: System, hand: Hand) -> None:
+    """A message that it has, and has to move."""
+    with connect(system.url) as context:
+        context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=2.0))
+    hand.set("journal", "max.message.bytes", "1000000")
+    wait_for(lambda: not system.broker.running, "the broker to end")
+    said = system.broker.said()
+    assert said.count("the epoch ends") == 2
+    assert f"topic '{system.prefix}.journal' has max.message.bytes=1000000: large transactions" in said.splitlines()[-1]
 
 
 def test_a_journal_with_more_partitions_is_refused(system: System, hand: Hand) -> None:

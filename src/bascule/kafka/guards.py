@@ -25,6 +25,7 @@ _log = logging.getLogger("bascule.kafka.guards")
 class Role(enum.Enum):
     """What a topic is for, and so what it must be like."""
 
+    JOURNAL = "every record counts until Bascule deletes it, and each that it does not take ends an epoch"
     LOG = "every record counts until Bascule deletes it"
     TABLE = "the newest record of each key counts, and is small"
     STORE = "messages by key; the newest of each counts"
@@ -87,14 +88,14 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None, recor
         yield found("cleanup.policy", "compact,delete", "Kafka deletes by age what is still needed", breaks=True)
     if role not in _BY_KEY and "compact" in policy:
         yield found("cleanup.policy", "delete", "Kafka deletes records that a later one of the same key follows", breaks=True)
-    if role in (Role.LOG, Role.OTHERS_LOG, Role.WAITING) or (role is Role.MARKS and "delete" in policy):
+    if role in (Role.JOURNAL, Role.LOG, Role.OTHERS_LOG, Role.WAITING) or (role is Role.MARKS and "delete" in policy):
         why = "Kafka deletes what is still needed" if role is Role.MARKS else "Kafka deletes messages that nobody has taken"
         for setting in ("retention.ms", "retention.bytes"):
             if settings.get(setting, "-1") != "-1":
-                yield found(setting, "-1", why, breaks=role in (Role.LOG, Role.MARKS))
+                yield found(setting, "-1", why, breaks=role in (Role.JOURNAL, Role.LOG, Role.MARKS))
     limit = settings.get("max.message.bytes", "")
     if role not in (Role.TABLE, Role.MARKS) and limit and int(limit) < record_bytes:
-        yield found("max.message.bytes", str(record_bytes), "large transactions and messages cannot be stored", breaks=False)
+        yield too_small(topic, int(limit), record_bytes, breaks=role in (Role.JOURNAL, Role.STORE))
     if settings.get("unclean.leader.election.enable") == "true":
         why = "a replica that lags may become the leader, and what was confirmed is gone"
         yield found("unclean.leader.election.enable", "false", why, breaks=replicas > 1)
@@ -106,6 +107,11 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None, recor
         yield found("min.insync.replicas", str(max(2, replicas - 1)), why, breaks=False)
     if replicas == 1 < facts.brokers:
         yield found("replication factor", "3", "all is lost with one disk", breaks=False, value="1")
+
+
+def too_small(topic: str, limit: int, record_bytes: int, *, breaks: bool = True) -> Finding:
+    """Of a topic that takes records of ``limit`` bytes and has to take larger ones."""
+    return Finding(topic, "max.message.bytes", str(limit), str(record_bytes), "large transactions and messages cannot be stored", breaks)
 
 
 def ensure(

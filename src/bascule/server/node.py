@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,16 +22,13 @@ import uvloop
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.sasl import ExternalServer, SaslServer
-from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.administration import dead_letter
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
-from bascule.broker.matching import wants
 from bascule.config import Settings
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
-from bascule.jms.selector import compile_selector
 from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.actions import act, queue_named
@@ -41,7 +39,7 @@ from bascule.server.housekeeping import Pin
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import sasl_mechanisms
-from bascule.server.policies import policy_of
+from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
     ConnectionStatus,
@@ -76,25 +74,13 @@ def kafka_client(settings: Settings) -> dict[str, Any]:
     return {"bootstrap.servers": settings.kafka.bootstrap_servers, **settings.kafka.client}
 
 
-def diverts_of(settings: Settings) -> Diverts:
-    """What the broker must know of the configured diverts."""
-    enabled = [divert for divert in settings.divert if divert.enabled]
-    exclusive = tuple(
-        ExclusiveDivert(divert.name, divert.from_address, partial(wants, compile_selector(divert.selector)), divert.from_kafka)
-        for divert in enabled
-        if divert.exclusive
-    )
-    patterns, names = (tuple(getattr(divert, field) for divert in enabled) for field in ("from_address", "name"))
-    return Diverts(exclusive, patterns, settings.journal.replayable, names)
-
-
 class Node:
     """One broker: an epoch after another, and the clients of the present one."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.container_id = f"bascule-{settings.bridge.id}-{uuid.uuid4().hex[:8]}"
-        self.max_message_bytes = int(settings.broker.max_message_bytes)
+        self.max_message_bytes = int(settings.broker.max_message_bytes)  # and no more than the journal has room for, in each epoch
         self.idle_timeout_s = settings.broker.idle_timeout_s
         self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
@@ -183,7 +169,7 @@ class Node:
                 return
             crash.point("election.confirmed")
             try:
-                await self._start_epoch(epoch)
+                room = await self._start_epoch(epoch)
             except Unavailable as error:
                 if not self._has_served:
                     raise
@@ -201,7 +187,10 @@ class Node:
             assert self._ended is not None
             await asyncio.wait([self._stopping, self._ended], return_when=asyncio.FIRST_COMPLETED)
             listener.close()
-            await self._leave_epoch(self._ended.result() if self._ended.done() else None)
+            why = self._ended.result() if self._ended.done() else None
+            await self._leave_epoch(why)
+            if why is not None:
+                room.check(batch.size_bytes for batch in epoch.engine.journaling.in_flight)
         finally:
             await self._close_epoch()
 
@@ -286,7 +275,7 @@ class Node:
         return AdminServer(self, host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
 
     def _ensure_topics(self) -> None:
-        for finding in topics.ensure(self._kafka, self.settings.journal):
+        for finding in topics.ensure(self._kafka, self.settings.journal, int(self.settings.broker.max_message_bytes)):
             log.warning("%s", finding)
 
     async def _bind(self, port: int) -> asyncio.Server:
@@ -326,13 +315,22 @@ class Node:
         )  # fmt: skip
         return self._epoch
 
-    async def _start_epoch(self, epoch: Epoch) -> None:
+    async def _start_epoch(self, epoch: Epoch) -> topics.Room:
+        """Returns what the journal has room for: what clients are told holds for this epoch."""
+        loop = asyncio.get_running_loop()
+        wanted = int(self.settings.broker.max_message_bytes)
+        room = await loop.run_in_executor(None, topics.room, self._kafka, self.settings.journal, wanted)
+        self.max_message_bytes = min(wanted, room.content_bytes)
+        if room.shortage is not None:
+            log.error("%s, and start anew: until then messages of more than %d bytes are refused", room.shortage, self.max_message_bytes)
         await epoch.start()
+        largest = min(self._policy.transaction_bytes_max, room.content_bytes)
+        epoch.engine.policy = replace(self._policy, transaction_bytes_max=largest)
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()
-        loop = asyncio.get_running_loop()
         self._tail = IngressTail(self._kafka, self.settings.journal.topic("ingress"), PARTITION, epoch.engine, loop)
+        return room
 
     async def _leave_epoch(self, error: BasculeError | None) -> None:
         self.reason = str(error) if error is not None else "stopping"

@@ -1,12 +1,16 @@
-"""Settings of addresses as the broker engine takes them: other names where the file says it for people, times in milliseconds."""
+"""Settings of addresses and diverts as the broker engine takes them: other names where the file says it for people, times in ms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.matching import wants
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.config import Settings
+from bascule.jms.selector import compile_selector
 
 #: More failed deliveries than any message lives to see.
 _NEVER = 1 << 62
@@ -58,3 +62,15 @@ def policy_of(settings: Settings) -> Policy:
         queues=tuple(queue.name for queue in settings.queue),
         topics=tuple(topic.name for topic in settings.topic),
     )
+
+
+def diverts_of(settings: Settings) -> Diverts:
+    """What the broker must know of the configured diverts."""
+    enabled = [divert for divert in settings.divert if divert.enabled]
+    exclusive = tuple(
+        ExclusiveDivert(divert.name, divert.from_address, partial(wants, compile_selector(divert.selector)), divert.from_kafka)
+        for divert in enabled
+        if divert.exclusive
+    )
+    patterns, names = (tuple(getattr(divert, field) for divert in enabled) for field in ("from_address", "name"))
+    return Diverts(exclusive, patterns, settings.journal.replayable, names)

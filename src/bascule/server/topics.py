@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from bascule.config.settings import Journal
+from bascule.config.settings import MESSAGE_BYTES_MAX, Journal
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import Finding, Role, guard
+from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
 from bascule.kafka.log import RECORD_BYTES_MAX
+
+#: Of a journal record, so much is for what stands around a message or a transaction; half of it is enough.
+AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX
+#: With less the journal cannot work at all: what is small is gathered up to a quarter of it, and Kafka's client gathers on.
+RECORD_BYTES_MIN = 1_000_000
+#: What Kafka counts as a record's size beside its value: a batch's header, its own, its key.
+FRAME_BYTES = 128
 
 Name = Literal["journal", "ingress", "snapshots", "store"]
 
@@ -22,11 +30,11 @@ TOPIC_SETTINGS: Final[Mapping[Name, Mapping[str, str]]] = {
     "snapshots": {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_SAFE},
     "store": {"cleanup.policy": "compact", "segment.bytes": str(2 * RECORD_BYTES_MAX), **_SAFE},
 }
-TOPIC_ROLES: Final[Mapping[Name, Role]] = {"journal": Role.LOG, "ingress": Role.LOG, "snapshots": Role.TABLE, "store": Role.STORE}
+TOPIC_ROLES: Final[Mapping[Name, Role]] = {"journal": Role.JOURNAL, "ingress": Role.LOG, "snapshots": Role.TABLE, "store": Role.STORE}
 
 
-def ensure(kafka: Mapping[str, Any], journal: Journal) -> list[Finding]:
-    """Make those that are not there. Returns what weakens a promise; blocks. Raises Unavailable, UnsafeTopic."""
+def ensure(kafka: Mapping[str, Any], journal: Journal, message_bytes: int = MESSAGE_BYTES_MAX) -> list[Finding]:
+    """Make those that are not there. Returns what weakens a promise, of messages so large; blocks. Raises Unavailable, UnsafeTopic."""
     topics = Topics(kafka)
     topics.reach()
     for name, config in TOPIC_SETTINGS.items():
@@ -37,4 +45,37 @@ def ensure(kafka: Mapping[str, Any], journal: Journal) -> list[Finding]:
             replication_factor=journal.replication_factor,
         )
     topics.await_visible(map(journal.topic, TOPIC_SETTINGS))
-    return guard(kafka, {journal.topic(name): (role, 1) for name, role in TOPIC_ROLES.items()})
+    return guard(kafka, {journal.topic(name): (role, 1) for name, role in TOPIC_ROLES.items()}, _record_bytes(message_bytes))
+
+
+def _record_bytes(message_bytes: int) -> int:
+    return max(RECORD_BYTES_MIN, min(message_bytes + AROUND_BYTES, 2 * message_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the journal's topic has room for as it is now: records of so many bytes; and what is wrong with that, if anything."""
+
+    record_bytes: int
+    shortage: Finding | None
+
+    @property
+    def content_bytes(self) -> int:
+        """The largest message, or transaction."""
+        return max(self.record_bytes - AROUND_BYTES, self.record_bytes // 2)
+
+    def check(self, value_bytes: Iterable[int]) -> None:
+        """Of records that an epoch could not store. Raises UnsafeTopic for one that the next epoch could not store, either."""
+        largest = max(value_bytes, default=0)
+        if self.shortage is not None and largest + FRAME_BYTES > self.record_bytes:
+            raise UnsafeTopic(f"a record of {largest} bytes cannot be stored: {self.shortage}")
+
+
+def room(kafka: Mapping[str, Any], journal: Journal, message_bytes: int) -> Room:
+    """For an epoch that is to take messages of so many bytes; blocks. Raises Unavailable, and UnsafeTopic where none could be served."""
+    topic, needed = journal.topic("journal"), _record_bytes(message_bytes)
+    limit = int(Topics(kafka).config(topic)["max.message.bytes"])
+    shortage = too_small(topic, limit, needed) if limit < needed else None
+    if limit < RECORD_BYTES_MIN:
+        raise UnsafeTopic(str(shortage))
+    return Room(limit, shortage)
