@@ -19,6 +19,7 @@ from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, Inbound
 from bascule.adapter.inbound.metrics import serve_metrics
 from bascule.adapter.inbound.state import LogUnreadable
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
 from bascule.testing.system import wait_for
 
 QUICK = Backoff(0.05, 2.0, 0.2)
@@ -196,6 +197,34 @@ def test_dead_letters_may_have_another_topic(
         Watcher(kafka.bootstrap, f"{topic}.dead").wait(1)
     assert bascule("adapter", "status", *at).stdout == f"{topic}: 0 in flight, 1 dead letters\n"
     assert "ValueError: never" in bascule("adapter", "dead-letters", "list", *at).stdout
+
+
+def test_a_record_whose_key_alone_is_too_large_for_the_dead_letters_holds_nobody_up_and_comes_back_whole(
+    kafka: EmbeddedKafka,
+    topic: str,
+    bascule: Bascule,  # noqa: F811
+) -> None:
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(f"{topic}.dead-letter", 1, {"max.message.bytes": "20000"})
+    key = "k" * 40_000
+    produce(kafka.bootstrap, topic, ["large", "behind"], keys=[key], partition=0)
+    fails = True
+
+    def act(record: Record) -> None:
+        if fails and text(record) == "large":
+            raise ValueError("not now")
+
+    seen = Seen(act)
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, retries=0, order=Order.PARTITION), seen):
+        assert seen.wait(1) == ["behind"]
+        letters = Watcher(kafka.bootstrap, f"{topic}.dead-letter")
+        assert letters.wait(1) == [""]
+        assert letters.records[0].key() is None
+        said = dict(letters.records[0].headers())["bascule.retry.left-out"].decode()
+        assert said.startswith("key, value and headers: ")
+        fails = False
+        bascule("adapter", "dead-letters", "return", "--group", topic, "--kafka", kafka.bootstrap)
+        seen.wait(2)
+    assert (text(seen.records[1]), seen.records[1].key) == ("large", key.encode())
 
 
 def test_who_waits_for_a_next_try_holds_nobody_up(kafka: EmbeddedKafka, topic: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Record, dead_letters
 from bascule.adapter.inbound.dead_letters import DeadLetters
-from bascule.adapter.inbound.record import dead_letter_of
+from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, dead_letter_of
 from bascule.kafka.compacted import Outgoing
 from bascule.kafka.consumer import Received
 
@@ -22,9 +22,10 @@ def letter(left_out: str) -> Received:
     return Received("shop.dead-letter", 0, 0, key, value, headers, timestamp_ms)
 
 
+@pytest.mark.parametrize("left_out", [VALUE_AND_HEADERS, KEY_TOO])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_letter_without_its_value_goes_back_with_that_of_its_origin_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool
+def test_a_letter_that_is_not_whole_goes_back_with_what_its_origin_has_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool, left_out: str
 ) -> None:
     def read_again(_kafka: object, topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:
         assert (topic, partition, list(offsets)) == ("payments", 2, [17])
@@ -34,5 +35,5 @@ def test_a_letter_without_its_value_goes_back_with_that_of_its_origin_or_not_at_
     dead = DeadLetters({}, "shop")
     whole: Any = dead._returned(letter(""))
     assert whole == Outgoing("shop.retry", b"key", b"value", [("own", b"1"), ("bascule.retry.origin", b"payments/2/17")], timestamp_ms=1000)
-    assert dead._returned(letter("too large")) == (whole if kept else None)
+    assert dead._returned(letter(left_out)) == (whole if kept else None)
     assert ("payments/2/17" in caplog.text) is not kept

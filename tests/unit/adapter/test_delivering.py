@@ -123,5 +123,19 @@ def test_a_record_that_the_dead_letter_topic_is_too_small_for_is_there_without_i
     said: dict[str, Any] = dict(letter.headers)
     assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", b"key", b"", 2)
     assert (said["bascule.retry.origin"], said["__connect.errors.exception.message"]) == (b"topic/0/1", b"no account")
-    assert said["bascule.retry.left-out"] == b"g.dead-letter takes no more"
+    assert said["bascule.retry.left-out"] == b"value and headers: g.dead-letter takes no more"
     assert "own" not in said
+
+
+def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_its_origin_and_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken = Taken(refused=lambda outgoing: outgoing.key is not None)
+    with at_work(fails, taken, range(1, 3), replace(SPEC, retries=0)) as counts:
+        pass
+    letter = taken.moved[0]
+    said: dict[str, Any] = dict(letter.headers)
+    assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", None, b"", 2)
+    assert said["bascule.retry.origin"] == b"topic/0/1"
+    assert said["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
+    assert "topic-0, offset 1 is dead-lettered without its key, value and headers: g.dead-letter takes no more" in caplog.text

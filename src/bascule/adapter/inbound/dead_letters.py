@@ -49,7 +49,7 @@ class DeadLetters:
     def send_back(self, count: int | None = None) -> int:
         """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
 
-        Each once, whatever dies. Of one without its value, that of its origin; without that, it is passed over. Gives how many.
+        Each once, whatever dies. Of one that is not whole, what its origin has; without that, it is passed over. Gives how many.
         Raises Unavailable.
         """
         return self._mover.move(self._returned, count)
@@ -61,7 +61,7 @@ class DeadLetters:
         if (found := read_again(self._kafka, topic, partition, [offset]).get(offset)) is None:
             _log.error("%s, offset %d is not sent back: %s/%d/%d is not there any more", self.topic, letter.offset, *at)
             return None
-        return returned(letter._replace(value=found.value, headers=[*found.headers, *letter.headers]))
+        return returned(letter._replace(key=found.key, value=found.value, headers=[*found.headers, *letter.headers]))
 
 
 def _letter(received: Received) -> Letter:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from bascule.adapter.inbound.log import InboundLog, Superseded
-from bascule.adapter.inbound.record import Record, cause_of, dead_letter_of, retry_of
+from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
 from bascule.adapter.inbound.spec import ActivationSpec, Xa
 from bascule.adapter.inbound.state import Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
@@ -195,15 +195,20 @@ class Deliverer:
         return None
 
     def _bury(self, delivery: Delivery, error: BaseException) -> None:
-        """To the dead letters; without its value where they have no room for it, for its lane shall not stand for ever."""
-        record, spec = delivery.record, self._spec
+        """To the dead letters; without what they have no room for, for its lane shall not stand for ever."""
         crash.point("inbound.dead_letter.before")
         try:
-            self._mode.move(delivery, dead_letter_of(record, spec, error))
+            self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error))
         except TooLarge as refused:
-            _log.error("%s-%d, offset %d is dead-lettered without its value: %s", *record_at(record), refused)
-            self._mode.move(delivery, dead_letter_of(record, spec, error, left_out=str(refused)))
+            try:
+                self._bury_without(VALUE_AND_HEADERS, delivery, error, refused)
+            except TooLarge as again:
+                self._bury_without(KEY_TOO, delivery, error, again)
         self._counts.add("dead_lettered")
+
+    def _bury_without(self, left_out: str, delivery: Delivery, error: BaseException, refused: TooLarge) -> None:
+        _log.error("%s-%d, offset %d is dead-lettered without its %s: %s", *record_at(delivery.record), left_out, refused)
+        self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error, left_out=left_out, why=str(refused)))
 
 
 def record_at(record: Record) -> tuple[str, int, int]:

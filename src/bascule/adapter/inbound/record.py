@@ -18,7 +18,7 @@ FAILURES = "bascule.retry.count"
 CAUSE = "bascule.retry.cause"
 DUE = "bascule.retry.due"
 ORIGIN = "bascule.retry.origin"
-#: Of a dead letter: the topic that brings it back to the group; why value and headers are not in it, but in its origin alone.
+#: Of a dead letter: the topic that brings it back to the group; what is not in it, but in its origin alone, and why.
 RETURN_TO = "bascule.retry.topic"
 LEFT_OUT = "bascule.retry.left-out"
 _OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO, LEFT_OUT})
@@ -27,6 +27,9 @@ CONNECT = "__connect.errors."
 #: A header, too, counts towards the largest record that a topic takes.
 CAUSE_LENGTH_MAX = 1000
 STAGE = "ENDPOINT"
+#: What a dead letter goes without where its topic has no room for it. What is left fits into ``topics.HEADERS_BYTES_MAX``.
+VALUE_AND_HEADERS = "value and headers"
+KEY_TOO = "key, value and headers"
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -86,22 +89,22 @@ def retry_of(record: Record, spec: ActivationSpec, error: BaseException, due_ms:
     return _outgoing(spec.retry_topic, record, [*_coordinates(record, record.failures + 1), *said, (DUE, str(due_ms).encode())])
 
 
-def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *, left_out: str = "") -> Outgoing:
-    """For the dead-letter topic, under the names of Kafka Connect. ``left_out``: why the record's value and headers are not in it."""
+def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *, left_out: str = "", why: str = "") -> Outgoing:
+    """For the dead-letter topic, under the names of Kafka Connect. ``left_out``: VALUE_AND_HEADERS, or KEY_TOO, is not in it, and why."""
     # Many an exception cannot be made again from a text.
     said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, Exception(_told(str(error))))
     said.append((f"{CONNECT}exception.class.name", type(error).__name__.encode()))
     connect: Headers = [(name, value) for name, value in dict(said).items() if isinstance(value, bytes)]
     if left_out:
-        record = replace(record, value=b"", headers=())
-        connect.append((LEFT_OUT, _told(left_out).encode()))
+        record = replace(record, key=None if left_out == KEY_TOO else record.key, value=b"", headers=())
+        connect.append((LEFT_OUT, _told(f"{left_out}: {why}").encode()))
     return _outgoing(
         spec.dead_letter_topic, record, [*_coordinates(record, record.failures + 1), (RETURN_TO, spec.retry_topic.encode()), *connect]
     )
 
 
 def left_out_of(letter: Received) -> tuple[str, int, int] | None:
-    """Topic, partition and offset of a dead letter's value and headers; None where it has them."""
+    """Topic, partition and offset of what is not in a dead letter; None where it is whole."""
     headers = dict(letter.headers)
     origin = _ORIGIN.fullmatch(headers.get(ORIGIN) or b"") if LEFT_OUT in headers else None
     return (origin[1].decode(), int(origin[2]), int(origin[3])) if origin is not None else None
