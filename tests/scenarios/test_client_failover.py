@@ -14,6 +14,7 @@ import pytest
 from bascule.client import (
     Acknowledge,
     Context,
+    InvalidDestination,
     Message,
     Queue,
     Topic,
@@ -23,6 +24,7 @@ from bascule.client import (
     connect,
     connect_async,
 )
+from bascule.core.errors import BasculeError
 from bascule.testing.proxy import Proxy
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
@@ -230,3 +232,21 @@ def test_a_worker_that_repeats_its_transaction_until_it_is_whole_moves_each_mess
         assert not worker.is_alive()
         assert sorted(all_bodies(reader, target, count), key=int) == list(map(str, range(count)))
         assert all_bodies(reader, source, 0) == []
+
+
+def test_a_listener_is_told_that_its_queue_is_deleted_and_the_other_of_its_context_goes_on(system: System, name: str) -> None:
+    told: list[BasculeError] = []
+    heard: list[Any] = []
+    other = Queue(f"{name}.other")
+    with client(system.url, on_exception=told.append) as context, client(system.url) as sender:
+        for queue in (Queue(name), other):
+            context.consumer(queue).listener = lambda message: heard.append(message.body)
+        sender.send(Queue(name), "before")
+        wait_for(lambda: heard == ["before"], "the first message")
+        system.act("queues/delete", name=name, force=True)
+        wait_for(lambda: told, "the error")
+        sender.send(other, "after")
+        wait_for(lambda: heard == ["before", "after"], "the second message")
+    assert [(type(error), str(error)) for error in told] == [
+        (InvalidDestination, f"amqp:resource-deleted: queue {name!r} has been deleted")
+    ]

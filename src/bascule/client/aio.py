@@ -305,7 +305,6 @@ class AsyncContext:
                     session.tell(self._on_exception, error)
                 if session.over:
                     return
-                await self._run(session.rest())
                 continue
             if found is None:
                 return
@@ -443,18 +442,15 @@ class AsyncConsumer:
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """Called, and awaited where it can be, with each message. AUTO: a message on which it raises comes again."""
+        """Called, and awaited where it can be, with each message. AUTO: a message on which it raises comes again. As Consumer.listener."""
         return self.state.listener
 
     @listener.setter
     def listener(self, listener: Callable[[Message], Any] | None) -> None:
-        def change() -> None:
-            self.state.listener = listener
-            self.state.top_up()
-
-        self._context._task.call(change)
+        context = self._context
+        context._task.call(lambda: context._session.listen(self.state, listener))
         if listener is not None:
-            self._context._listen()
+            context._listen()
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Close. A durable subscription stays, ``unsubscribe`` deletes it."""

@@ -263,7 +263,6 @@ class Context:
                     session.tell(self._on_exception, error)
                 if session.over:
                     return
-                self._thread.run(session.rest())
                 continue
             if found is None:
                 return
@@ -389,7 +388,8 @@ class Consumer:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when there was none in time, or the consumer was closed. ``math.inf`` waits for ever.
 
-        Raises ConnectionLost, and InvalidDestination where the broker has deleted what it consumes from.
+        Raises ConnectionLost, and what the broker has ended the consumer with: InvalidDestination where it has deleted what that
+        consumes from, else Refused.
         """
         self._only_without_listener()
         return self._context._run(self._context._session.receive(self.state, self._context._until(timeout_s)))
@@ -406,18 +406,18 @@ class Consumer:
 
     @property
     def listener(self) -> Callable[[Message], Any] | None:
-        """Called with each message, on the context's own listener thread. AUTO: a message on which it raises comes again."""
+        """Called with each message, on the context's own listener thread. AUTO: a message on which it raises comes again.
+
+        Where the broker ends the consumer (its queue is deleted, say), ``on_exception`` is told why, once; to set one then raises it.
+        """
         return self.state.listener
 
     @listener.setter
     def listener(self, listener: Callable[[Message], Any] | None) -> None:
-        def change() -> None:
-            self.state.listener = listener
-            self.state.top_up()
-
-        self._context._thread.call(change)
+        context = self._context
+        context._thread.call(lambda: context._session.listen(self.state, listener))
         if listener is not None:
-            self._context._listen()
+            context._listen()
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Close. A durable subscription stays, ``unsubscribe`` deletes it."""

@@ -427,6 +427,8 @@ class ConsumerState(LinkState):
         if not self.closing:
             self.error = of_link(error, selector=selector)
             self.buffer.clear()
+            if self.listener is not None:
+                self.session.untold.append(self.error)
 
     def lost(self) -> None:
         """What was not acknowledged comes again from the broker."""

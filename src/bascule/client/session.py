@@ -69,6 +69,7 @@ class SessionState(Transactions):
         self.asked: list[Asked] = []  # requests that wait
         self.preparing = False  # for answers
         self.listening = False  # a listener has a message in its hands
+        self._rest_until_s = 0.0  # of listeners
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
 
@@ -342,21 +343,32 @@ class SessionState(Transactions):
 
     # --- listeners ---------------------------------------------------------------------------------------------------------------
 
+    def listen(self, consumer: ConsumerState, listener: Callable[[Message], Any] | None) -> None:
+        """Messages of a consumer go to a listener from now on, or to none any more. Raises what has ended the consumer."""
+        if listener is not None:
+            self._check_consumer(consumer)
+        consumer.listener = listener
+        consumer.top_up()
+
     def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, Arrived] | None]:
         """The next message of any consumer that has a listener; None when the context is closed.
 
-        Raises what ended the session, which is ``over`` then; else what kept the message, which waits for the next call. After
-        TransactionRolledBack the next transaction has begun: what was received in the last one comes again.
+        Raises what ended the session, which is ``over`` then; what ended a consumer, once; else what kept the message, which waits for the
+        next call. After TransactionRolledBack the next transaction has begun: what was received in the last one comes again.
         """
 
         def ready() -> ConsumerState | None:
             return next((each for each in self.consumers if each.listener is not None and each.available and not each.closing), None)
 
         while True:
-            yield Wait(lambda: ready() is not None or self.over, FOREVER)
+            if self._rest_until_s > self.core.clock():
+                yield Wait(lambda: self.over, self._rest_until_s)
+            yield Wait(lambda: ready() is not None or bool(self.untold) or self.over, FOREVER)
             if self.closing:
                 return None
             self.check()
+            if self.untold:
+                raise self.untold.popleft()
             consumer = ready()
             if consumer is None:
                 continue
@@ -368,11 +380,13 @@ class SessionState(Transactions):
                 message = yield from self._take(consumer, None)
             except MalformedMessage:
                 continue  # rejected: the broker keeps it among the dead letters
-            except TransactionRolledBack:
-                if self.in_block:  # another task's: the end of the block tells that one, which must not commit its second half
-                    yield Wait(lambda: self.transaction is not transaction or self.over, FOREVER)  # noqa: B023
-                    continue
-                self._next_transaction()
+            except BasculeError as error:
+                if isinstance(error, TransactionRolledBack):
+                    if self.in_block:  # another task's: the end of the block tells that one, which must not commit its second half
+                        yield Wait(lambda: self.transaction is not transaction or self.over, FOREVER)  # noqa: B023
+                        continue
+                    self._next_transaction()
+                self._rest_until_s = self.core.clock() + LISTENERS_REST_S
                 raise
             if message is not None and consumer.listener is not None:
                 self.listening = True
@@ -403,10 +417,6 @@ class SessionState(Transactions):
             on_exception(error)
         except Exception:
             log.exception("on_exception, told of: %s", error)
-
-    def rest(self) -> Operation[None]:
-        """Return after a while, or when the session is over."""
-        yield Wait(lambda: self.over, self.core.clock() + LISTENERS_REST_S)
 
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 

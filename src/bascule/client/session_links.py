@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.session import Session
@@ -58,6 +59,7 @@ class SessionLinks:
         self.coordinator: CoordinatorState | None = None
         self.transaction = Transaction() if mode is Acknowledge.TRANSACTED else None
         self.unacknowledged: dict[Arrived, ConsumerState] = {}
+        self.untold: deque[BasculeError] = deque()  # why the broker has ended consumers with listeners
 
     # --- over reconnects ---------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bascule.amqp.connection import Connection
+from bascule.amqp.errors import AmqpError
 from bascule.amqp.events import Attached, Flowed, Opened, Transferred
 from bascule.amqp.events import Declared as DeclareAsked
 from bascule.amqp.events import Discharged as DischargeAsked
@@ -45,6 +46,20 @@ def obliging(connection: Connection, event: Any) -> None:
             while event.link.credit and (data := next(event.link.context, None)):
                 event.link.send(data)
             event.link.drained()
+
+
+def ending_the_first_consumer(condition: str) -> React:
+    """Like ``obliging``, but the first consumer is ended when it asks for messages."""
+    ended: list[SenderLink] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Flowed) and isinstance(event.link, SenderLink) and not ended:
+            ended.append(event.link)
+            event.link.detach(AmqpError(condition, "queue 'q' has been deleted"))
+        elif not (isinstance(event, Flowed) and event.link in ended):
+            obliging(connection, event)
+
+    return react
 
 
 def serving(answer: Callable[[SenderLink, JmsMessage], None]) -> React:

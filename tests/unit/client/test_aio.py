@@ -9,14 +9,24 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, obliging, server, serving
+from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Detached, Discharged, Dispositioned, Flowed, Transferred
 from bascule.amqp.events import Declared as DeclareAsked
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Modified, TransactionalState
-from bascule.client import Acknowledge, ConnectionLost, IllegalState, Message, Queue, TimedOut, TransactionRolledBack, connect_async
+from bascule.client import (
+    Acknowledge,
+    ConnectionLost,
+    IllegalState,
+    InvalidDestination,
+    Message,
+    Queue,
+    TimedOut,
+    TransactionRolledBack,
+    connect_async,
+)
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
@@ -292,6 +302,20 @@ async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
         await cancelled(work(), asked)
         with pytest.raises(IllegalState, match="closed"):
             await context.send(QUEUE, "x")
+
+
+@run_async
+async def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_a_receive_raises_it() -> None:
+    told: asyncio.Future[BasculeError] = asyncio.get_running_loop().create_future()
+    with server(ending_the_first_consumer("amqp:resource-deleted"), ending_the_first_consumer("amqp:resource-deleted")) as url:
+        async with connect_async(url, on_exception=told.set_result) as context:
+            consumer = await context.consumer(QUEUE, prefetch=0)
+            consumer.listener = print
+            assert isinstance(await asyncio.wait_for(told, 10), InvalidDestination)
+        async with connect_async(url) as context:
+            consumer = await context.consumer(QUEUE, prefetch=0)
+            with pytest.raises(InvalidDestination, match="queue 'q' has been deleted"):
+                await consumer.receive()
 
 
 @run_async

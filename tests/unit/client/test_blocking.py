@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, obliging, server, serving
+from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
@@ -289,6 +289,32 @@ def test_listeners_end_with_the_connection_and_say_so() -> None:
         context.consumer(QUEUE).listener = lambda message: None
         eventually(lambda: len(errors) == 1)
     assert isinstance(errors[0], ConnectionLost)
+
+
+@pytest.mark.parametrize(("condition", "kind"), [("amqp:resource-deleted", InvalidDestination), ("amqp:illegal-state", Refused)])
+def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_may_make_another(condition: str, kind: type[BasculeError]) -> None:
+    told: list[BasculeError] = []
+    bodies: list[Any] = []
+
+    def make_anew(error: BasculeError) -> None:
+        told.append(error)
+        with pytest.raises(kind, match="queue 'q' has been deleted"):
+            consumer.listener = print
+        context.consumer(QUEUE).listener = lambda message: bodies.append(message.body)
+
+    with server(ending_the_first_consumer(condition)) as url, connect(url, on_exception=make_anew) as context:
+        consumer = context.consumer(QUEUE, prefetch=0)  # which asks for messages when there is a listener
+        consumer.listener = lambda message: None
+        eventually(lambda: bodies == list(BODIES))
+    assert [(type(error), str(error)) for error in told] == [(kind, f"{condition}: queue 'q' has been deleted")]
+
+
+def test_a_receive_that_waits_raises_what_the_broker_ends_its_consumer_with() -> None:
+    with server(ending_the_first_consumer("amqp:illegal-state")) as url, connect(url) as context:
+        consumer = context.consumer(QUEUE, prefetch=0)
+        for _ in range(2):
+            with pytest.raises(Refused, match="amqp:illegal-state: queue 'q' has been deleted"):
+                consumer.receive()
 
 
 @pytest.fixture
