@@ -247,15 +247,18 @@ class SessionLinks:
         if link is None or not consumer.attached or not max(link.credit, credit):
             return
         link.flow(max(link.credit, credit), drain=True)
-        while consumer.link is link and link.drain:
+
+        def over() -> bool:
+            return consumer.link is not link or not link.drain
+
+        while not over():
             again_s = min(until_s, self.core.clock() + DRAIN_AGAIN_S)
             try:
-                yield from self.core.until(lambda: consumer.link is not link or not link.drain, "drain", again_s)
+                yield from self.core.until(over, "drain", again_s)
             except TimedOut:
                 if again_s >= until_s:
                     raise
-                if consumer.link is link and consumer.attached:
-                    link.flow(link.credit, drain=True)
+                link.flow(link.credit, drain=True)
 
     def _suspend(self, consumers: list[ConsumerState], until_s: float) -> Operation[None]:
         """No more messages come, and those that came go back unseen."""

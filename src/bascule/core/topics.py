@@ -1,7 +1,9 @@
-"""Names of Bascule's own topics in Kafka, which no name from a message or a pattern may mean."""
+"""Bascule's own topics in Kafka: their names, which no name from a message or a pattern may mean, and their largest record."""
 
 from __future__ import annotations
 
+#: A journal record holds a whole transaction, as large as the largest message, 64 MiB; the rest is for what stands around it.
+RECORD_BYTES_MAX = 70 << 20
 XA_PREFIX = "bascule.xa"
 #: The decision log of transactions.
 DECISIONS = f"{XA_PREFIX}.decisions"

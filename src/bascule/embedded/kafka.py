@@ -25,13 +25,12 @@ from types import TracebackType
 from typing import Self
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import Java, find_java
 from bascule.embedded.process import POLL_S, Child, NotStarted, check_port, free_port
 
 HOST = "127.0.0.1"
-#: A journal record holds a whole JMS transaction; Bascule's largest message is 64 MiB, the rest is for what stands around it.
-MESSAGE_SIZE_MAX_BYTES = 70 << 20
 #: Kafka's own 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
 CLEANER_BUFFER_BYTES = 16 << 20
 HEAP_MB = 512
@@ -235,7 +234,7 @@ class EmbeddedKafka:
         return {
             "host": HOST, "port": self.port, "controller_port": controller_port, "node_id": 1, "voters": f"1@{HOST}:{controller_port}",
             "replicas": 1, "in_sync_replicas": 1, "log_dir": self._log_dir, "cleaner_buffer_bytes": CLEANER_BUFFER_BYTES,
-            "message_size_max_bytes": MESSAGE_SIZE_MAX_BYTES,
+            "message_size_max_bytes": RECORD_BYTES_MAX,
         }  # fmt: skip
 
     def _java_command(self, java: Java, classpath: str) -> list[str | Path]:

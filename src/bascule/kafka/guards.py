@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S, Topics
-from bascule.kafka.log import RECORD_BYTES_MAX
 
 _log = logging.getLogger("bascule.kafka.guards")
 

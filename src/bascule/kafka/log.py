@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.history import READ_AHEAD, passing
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
@@ -22,8 +23,6 @@ ANSWER_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.1
 #: A client that is full is given so long to have some record delivered.
 ROOM_POLL_S = 0.1
-#: Largest record a producer sends: the largest transaction, and what stands around it.
-RECORD_BYTES_MAX = 70 << 20
 
 APPEND_SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,

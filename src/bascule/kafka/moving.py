@@ -11,11 +11,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, hand_over
 from bascule.kafka.consumer import Received, received_of
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.log import RECORD_BYTES_MAX, patient
+from bascule.kafka.log import patient
 
 COORDINATOR_TIMEOUT_S = 30.0
 

@@ -19,8 +19,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.background import in_background
-from bascule.kafka.log import RECORD_BYTES_MAX, patient
+from bascule.kafka.log import patient
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.

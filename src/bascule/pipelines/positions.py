@@ -13,12 +13,12 @@ import structlog
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Role, guard
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.positions import (
     APART,
     BEGUN,

@@ -65,22 +65,12 @@ class StoredMessages:
 
     def read(self) -> dict[int, bytes]:
         """All of them. Raises Unavailable."""
-        found: dict[int, bytes] = {}
-        for mid, value in self._records():
-            if value is None:
-                found.pop(mid, None)
-            else:
-                found[mid] = value
-        self._mids = set(found)
-        return found
+        return {mid: value for mid, value in dict(self._records()).items() if value is not None}
 
     def mids_now(self) -> set[int]:
         """Of all of them, also of those that came after ``read``. Raises Unavailable."""
-        for mid, value in self._records():
-            if value is None:
-                self._mids.discard(mid)
-            else:
-                self._mids.add(mid)
+        for _ in self._records():
+            pass
         return set(self._mids)
 
     def _records(self) -> Iterator[tuple[int, bytes | None]]:
@@ -89,8 +79,12 @@ class StoredMessages:
         try:
             reader.seek(max(reader.range()[0], self._next_offset))
             for message in reader.to_end():
-                value = message.value()
-                yield int(message.key() or b""), None if value is None else bytes(value)
+                mid, value = int(message.key() or b""), message.value()
+                if value is None:
+                    self._mids.discard(mid)
+                else:
+                    self._mids.add(mid)
+                yield mid, None if value is None else bytes(value)
                 self._next_offset = (message.offset() or 0) + 1
         finally:
             reader.close()

@@ -108,7 +108,7 @@ class ProducerLink:
 class ConsumerLink:
     """A client's consumer; the broker's :class:`~bascule.broker.ports.ConsumerPort`."""
 
-    __slots__ = ("_keeps_credit", "_kept", "_tells", "connection", "consumer", "link", "on_close", "settled")
+    __slots__ = ("_keeps_credit", "_kept", "connection", "consumer", "gave_back", "link", "on_close", "settled")
 
     def __init__(self, connection: ClientConnection, link: SenderLink, *, settled: bool, keeps_credit: bool = False) -> None:
         self.connection = connection
@@ -116,7 +116,8 @@ class ConsumerLink:
         self.settled = settled
         self._keeps_credit = keeps_credit
         self._kept = 0  # of the credit, see bascule.server.lost_track
-        self._tells = False  # that no credit is left: its client has given it back
+        #: Whether, where no credit is left, the client has given it back: messages did not use it up, and it has taken nothing since.
+        self.gave_back = False
         self.consumer: Consumer | None = None
         self.on_close: Queue | None = None  # a queue that goes with its last consumer
 
@@ -130,20 +131,15 @@ class ConsumerLink:
         """Whether the client would take one more."""
         return self.link.credit + self.link.withheld > 0
 
-    @property
-    def gave_back(self) -> bool:
-        """Whether the client has given its credit back: there is none, messages did not use it up, and it has taken nothing since."""
-        return self._tells and not self.has_credit
-
     def granted(self) -> None:
         """The client has said how many it takes: the last one of several may be kept. A drain uses all."""
         credit, drain = self.link.credit, self.link.drain
         self._kept = int(self._keeps_credit and not drain and credit > 1 - self._kept)
-        self._tells = bool(self._kept) or drain
+        self.gave_back = bool(self._kept) or drain
 
     def taken(self) -> None:
         """The application has taken something: a drain before that was no part of a rollback."""
-        self._tells = bool(self._kept)
+        self.gave_back = bool(self._kept)
 
     def spend_all(self) -> None:
         """No credit is kept any more."""

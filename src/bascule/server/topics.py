@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bascule.config.settings import MESSAGE_BYTES_MAX, Journal
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
-from bascule.kafka.log import RECORD_BYTES_MAX
 
 #: Of a journal record, so much is for what stands around a message or a transaction; half of it is enough.
 AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX

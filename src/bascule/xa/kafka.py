@@ -26,11 +26,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
-from bascule.core.topics import XA_PREFIX
+from bascule.core.topics import RECORD_BYTES_MAX, XA_PREFIX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge, trim
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.slot import Refused, Slot
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import moving
 from bascule.kafka.compacted import Outgoing
 from bascule.kafka.consumer import Received
-from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.kafka.moving import Mover
 
 
