@@ -54,28 +54,33 @@ def _record_bytes(message_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the journal's topic has room for as it is now: records of so many bytes; and what is wrong with that, if anything."""
+    """What the journal's topic has room for as it is now: records of ``record_bytes``, where it should be ``needed_bytes``."""
 
+    topic: str
     record_bytes: int
-    shortage: Finding | None
+    needed_bytes: int
 
     @property
     def content_bytes(self) -> int:
         """The largest message, or transaction."""
         return max(self.record_bytes - AROUND_BYTES, self.record_bytes // 2)
 
+    @property
+    def shortage(self) -> Finding | None:
+        """What is wrong, if anything."""
+        return too_small(self.topic, self.record_bytes, self.needed_bytes) if self.record_bytes < self.needed_bytes else None
+
     def check(self, value_bytes: Iterable[int]) -> None:
         """Of records that an epoch could not store. Raises UnsafeTopic for one that the next epoch could not store, either."""
-        largest = max(value_bytes, default=0)
-        if self.shortage is not None and largest + FRAME_BYTES > self.record_bytes:
-            raise UnsafeTopic(f"a record of {largest} bytes cannot be stored: {self.shortage}")
+        largest = max(value_bytes, default=0) + FRAME_BYTES
+        if largest > self.record_bytes:
+            raise UnsafeTopic(str(too_small(self.topic, self.record_bytes, max(largest, self.needed_bytes))))
 
 
 def room(kafka: Mapping[str, Any], journal: Journal, message_bytes: int) -> Room:
     """For an epoch that is to take messages of so many bytes; blocks. Raises Unavailable, and UnsafeTopic where none could be served."""
-    topic, needed = journal.topic("journal"), _record_bytes(message_bytes)
-    limit = int(Topics(kafka).config(topic)["max.message.bytes"])
-    shortage = too_small(topic, limit, needed) if limit < needed else None
-    if limit < RECORD_BYTES_MIN:
-        raise UnsafeTopic(str(shortage))
-    return Room(limit, shortage)
+    topic = journal.topic("journal")
+    found = Room(topic, int(Topics(kafka).config(topic)["max.message.bytes"]), _record_bytes(message_bytes))
+    if found.record_bytes < RECORD_BYTES_MIN:
+        raise UnsafeTopic(str(found.shortage))
+    return found
