@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import struct
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from bascule.broker.engine import Engine
 from bascule.broker.message import Message
 from bascule.broker.queue import Queue
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, send_entry
+from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
 
 SNAPSHOT_VERSION = 1
 _LENGTH = struct.Struct(">I")
@@ -72,11 +74,15 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         branches=engine.branches.entries(engine.clock()),
     )  # fmt: skip
     for queue in queues:
-        messages = [message for message in (*queue.holds(), *uncommitted.get(queue, ())) if message.mid >= 0]
-        snapshot.mids.append(sorted([*(message.mid for message in messages), *acked.get(queue, ())]))
-        # Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is.
-        snapshot.counts.append(sorted((message.mid, count) for message in messages if (count := queue.counts.get(message.position))))
+        held = [*queue.holds(), *uncommitted.get(queue, ())]
+        snapshot.mids.append(sorted([*(mid for message in held if (mid := message.mid) >= 0), *acked.get(queue, ())]))
+        snapshot.counts.append(_counts(queue, held) if queue.counts else [])
     return snapshot
+
+
+def _counts(queue: Queue, held: list[Message]) -> list[tuple[int, int]]:
+    """Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is."""
+    return sorted((message.mid, count) for message in held if (count := queue.counts.get(message.position)) and message.mid >= 0)
 
 
 #: Messages that are moved to the store at once: they are written again, while traffic goes on.
@@ -88,12 +94,15 @@ STORE_DENSITY_MAX = 0.5
 
 def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[int, tuple[Message, Queue]]:
     """The few old messages for which much of the journal would have to be kept, by mid, ascending."""
-    stored = set(snapshot.stored)
-    old = sorted({mid for mids in snapshot.mids for mid in mids if mid >> INDEX_BITS < before_sequence} - stored)
-    if not old or len(old) > STORE_DENSITY_MAX * (before_sequence - (old[0] >> INDEX_BITS)):
+    limit = mid_of(before_sequence, 0)
+    parts = [mids[: bisect_left(mids, limit)] for mids in snapshot.mids]
+    longest, oldest = max(map(len, parts), default=0), min((part[0] for part in parts if part), default=limit)
+    if _dense(longest - len(snapshot.stored), oldest, before_sequence):
+        return {}  # told by the length of one queue: to look at each of a million messages would hold up traffic
+    old = sorted(set(chain.from_iterable(parts)).difference(snapshot.stored))
+    if not old or _dense(len(old), old[0], before_sequence):
         return {}
-    held = {message.mid: (message, queue) for queue in engine.addresses.queues.values() if queue.durable for message in queue.holds()}
-    held |= {message.mid: (message, queue) for queue, message in engine.branches.held() if queue.durable}
+    held = _held(engine, set(old[:STORE_MESSAGES_MAX]))
     found: dict[int, tuple[Message, Queue]] = {}
     size_bytes = 0
     for mid in old[:STORE_MESSAGES_MAX]:
@@ -102,6 +111,17 @@ def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[in
         found[mid] = held[mid]
         size_bytes += held[mid][0].size_bytes
     return found
+
+
+def _dense(wanted: int, oldest_mid: int, before_sequence: int) -> bool:
+    return wanted > STORE_DENSITY_MAX * (before_sequence - (oldest_mid >> INDEX_BITS))
+
+
+def _held(engine: Engine, mids: set[int]) -> dict[int, tuple[Message, Queue]]:
+    """Those of the messages that durable queues and prepared branches hold."""
+    queues = ((message, queue) for queue in engine.addresses.queues.values() for message in queue.holds())
+    branches = ((message, queue) for queue, message in engine.branches.held())
+    return {message.mid: (message, queue) for message, queue in chain(queues, branches) if message.mid in mids and queue.durable}
 
 
 def stored_record(engine: Engine, message: Message, queue: Queue) -> bytes:

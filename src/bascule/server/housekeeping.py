@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker import snapshot as snapshots
@@ -189,7 +190,8 @@ class Housekeeping:
         self._all_records += self._records
         self._all_bytes += self._size_bytes
         self._records = self._size_bytes = 0
-        taken.stored = sorted(self._stored.intersection(mid for mids in taken.mids for mid in mids))
+        if self._stored:
+            taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
         moved = snapshots.pinning(engine, taken, self._sequences[0])
         if moved:
             records = {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()}
@@ -198,7 +200,7 @@ class Housekeeping:
             self._stored.update(moved)
             taken.stored = sorted({*taken.stored, *moved})
         crash.point("snapshot.write.before")
-        await self._off_loop(self._snapshots.write, taken.id, snapshots.encode(taken))
+        await self._off_loop(lambda: self._snapshots.write(taken.id, snapshots.encode(taken)))
         crash.point("snapshot.write.after")
         if not self._running():
             return None
