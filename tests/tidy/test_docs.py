@@ -97,6 +97,25 @@ def test_each_test_that_a_promise_names_is_there() -> None:
     assert [f"{file}::{test}" for file, test in kept_by if test not in functions(ROOT / "tests" / file)] == []
 
 
+def test_a_promise_says_which_of_its_tests_are_slow() -> None:
+    kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`( \(slow\))?", (DOCS / "guarantees.md").read_text())
+    assert any(said for _, _, said in kept_by)
+    assert [f"{file}::{test}" for file, test, said in kept_by if bool(said) != (test in slow_functions(ROOT / "tests" / file))] == []
+
+
+def slow_functions(file: Path) -> set[str]:
+    """Those that only `make slow` runs, with all of their parameters."""
+    tree = ast.parse(file.read_bytes())
+    marked = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and "pytest.mark.slow" in map(ast.unparse, node.decorator_list)
+    }
+    all_of_them = any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and "pytest.mark.slow" in ast.unparse(node.value)
+        for node in tree.body
+    )
+    return functions(file) if all_of_them else marked
+
+
 def functions(file: Path) -> set[str]:
     if not file.exists():
         return set()
