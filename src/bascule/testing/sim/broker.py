@@ -48,6 +48,8 @@ APPEND_TIMEOUT_MS: Final = 250.0
 POLL_MS: Final = 20.0
 #: A client that hears nothing for so long takes the connection for broken.
 SILENCE_MS: Final = 300.0
+#: How long what a client says may be held up on its way. Its connection may be gone by then.
+HOLD_UP_MS: Final = 120.0
 
 
 class SteppedDown(BasculeError):
@@ -67,6 +69,7 @@ class Connection:
         self.name = name
         self.lost: Promise[None] = Promise()
         self.closed_by_broker = False
+        self.slowness = 0.0  # how often what the client says is held up
         self.consumers: list[Port] = []
         self.transactions: dict[bytes, Transaction] = {}
         self._process = broker.process
@@ -77,6 +80,9 @@ class Connection:
     def up(self, action: Callable[..., None], *arguments: Any) -> None:
         """To the broker."""
         self._up_ms = max(self._up_ms, self.world.now_ms + self.world.random.random())
+        if self.world.chance(self.slowness):
+            self.world.note("hold up manager", self.name)
+            self._up_ms += self.world.random.random() * HOLD_UP_MS
         self.world.after(self._up_ms - self.world.now_ms, self._process.do, self._at_broker, action, arguments)
 
     def _at_broker(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -114,7 +120,8 @@ class Connection:
         """The client's end is closed, or the network breaks; the broker's end hears of it later."""
         if not self.lost.done:
             self._forget()
-            self.world.after(self.world.random.random() * 20, self._process.do, self._gone)
+            gone_ms = max(self._up_ms, self.world.now_ms + self.world.random.random() * 20)
+            self.world.after(gone_ms - self.world.now_ms, self._process.do, self._gone)
 
     def _forget(self) -> None:
         self.lost.keep(None)

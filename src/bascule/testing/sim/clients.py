@@ -15,7 +15,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.jms.sections import Scan, scan
-from bascule.testing.operations import Facts, Operation, Outcome
+from bascule.testing.operations import Facts, Operation, Outcome, Place
 from bascule.testing.sim.broker import Broker, Connection, ConnectionLost, Port
 from bascule.testing.sim.world import Process, Promise, TimeOut, World
 
@@ -143,7 +143,7 @@ class Sender(Client):
         self.send(connection, connection.broker.engine, self._to, body, said, token, None)
 
 
-class _Transacted(Client):
+class Transacted(Client):
     """What transacted sessions have in common."""
 
     def _begin(self, connection: Connection, name: bytes) -> None:
@@ -165,6 +165,40 @@ class _Transacted(Client):
             connection.broker.engine.rollback(transaction)
             connection.down(answer.keep, None)
 
+    def _attach(self, connection: Connection, place: Place, selector: str, attached: Promise[Port]) -> None:
+        engine = connection.broker.engine
+        port = Port(connection, 0)
+        name = place.destination.removeprefix(TOPIC)
+        if place.subscription:
+            queue = engine.addresses.subscriptions.get(place.subscription) or engine.create_queue(
+                place.subscription, name, Routing.MULTICAST, selector=selector, subscription=place.subscription
+            )
+        else:
+            queue = engine.queue(name)
+        port.consumer = engine.attach(queue, port)
+        connection.consumers.append(port)
+        # Only when the subscription is stored it is there for good.
+        engine.journaling.then(connection.down, attached.keep, port)
+        self._credit(connection, port, PREFETCH)
+
+    def _detach(self, connection: Connection, port: Port) -> None:
+        connection.consumers.remove(port)
+        connection.broker.engine.detach(port.consumer, failed=False)
+
+    def _credit(self, connection: Connection, port: Port, count: int) -> None:
+        port.credit += count
+        connection.broker.engine.wake(port.consumer.queue)
+
+    async def _next(self, connection: Connection, port: Port, patience_ms: float) -> tuple[Message, int] | None:
+        if not port.inbox:
+            try:
+                await self.process.within(patience_ms, port.arrived)
+            except TimeOut:
+                return None
+        if connection.lost.done:
+            raise ConnectionLost
+        return port.inbox.popleft()
+
     async def end(self, connection: Connection, name: bytes, *, commit: bool = True) -> Outcome:
         """Commit or roll back; what is known then of what took place."""
         try:
@@ -176,7 +210,7 @@ class _Transacted(Client):
         return "ok" if commit else "fail"
 
 
-class TransactedSender(_Transacted):
+class TransactedSender(Transacted):
     """Sends to several destinations in each transaction."""
 
     def __init__(self, stage: Stage, name: str, targets: Sequence[str], count: int, pause_ms: float) -> None:
@@ -207,7 +241,7 @@ class TransactedSender(_Transacted):
                 self.note("send", ids, outcome, begun_ms, target=to, transaction=name.decode())
 
 
-class Taker(_Transacted):
+class Taker(Transacted):
     """Receives, in transactions or message by message, and may send on what it got in the same transaction."""
 
     def __init__(
@@ -231,7 +265,7 @@ class Taker(_Transacted):
         while not self.stage.ending:
             connection = await self.connect()
             try:
-                port = await connection.ask(self._attach, connection)
+                port = await connection.ask(self._attach, connection, Place(self._source, self._subscription), self._selector)
             except ConnectionLost:
                 continue
             if self._subscription:
@@ -241,36 +275,6 @@ class Taker(_Transacted):
                     await self._take(connection, port)
             except ConnectionLost:
                 continue
-
-    def _attach(self, connection: Connection, attached: Promise[Port]) -> None:
-        engine = connection.broker.engine
-        port = Port(connection, 0)
-        name = self._source.removeprefix(TOPIC)
-        if self._subscription:
-            queue = engine.addresses.subscriptions.get(self._subscription) or engine.create_queue(
-                self._subscription, name, Routing.MULTICAST, selector=self._selector, subscription=self._subscription
-            )
-        else:
-            queue = engine.queue(name)
-        port.consumer = engine.attach(queue, port)
-        connection.consumers.append(port)
-        # Only when the subscription is stored it is there for good.
-        engine.journaling.then(connection.down, attached.keep, port)
-        self._credit(connection, port, PREFETCH)
-
-    def _credit(self, connection: Connection, port: Port, count: int) -> None:
-        port.credit += count
-        connection.broker.engine.wake(port.consumer.queue)
-
-    async def _next(self, connection: Connection, port: Port, patience_ms: float) -> tuple[Message, int] | None:
-        if not port.inbox:
-            try:
-                await self.process.within(patience_ms, port.arrived)
-            except TimeOut:
-                return None
-        if connection.lost.done:
-            raise ConnectionLost
-        return port.inbox.popleft()
 
     async def _take(self, connection: Connection, port: Port) -> None:
         begun_ms = self.world.now_ms

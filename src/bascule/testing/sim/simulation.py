@@ -18,6 +18,8 @@ from bascule.testing.history_audit import JournalAudit
 from bascule.testing.sim.broker import JOURNAL, Broker
 from bascule.testing.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
 from bascule.testing.sim.kafka import Kafka, ToWrite, Weather
+from bascule.testing.sim.ledger import Mishaps
+from bascule.testing.sim.office import Office
 from bascule.testing.sim.pipelines import MakeWriter, Pipelines
 from bascule.testing.sim.world import Process, World
 from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, decoded, position_partition
@@ -112,6 +114,7 @@ class Simulation:
         self.pipelines.restlessness = some(0.4)
         for broker in self.brokers:
             broker.snapshot_records = pick.choice((8, 20, 1000))
+        self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
         self.pause_ms = pick.choice((15.0, 60.0, 200.0))
 
@@ -135,6 +138,7 @@ class Simulation:
             Taker(stage, "d2", "topic:news", subscription="some", selector=ODD),
             Taker(stage, "undertaker", DEAD_LETTERS),
         ]
+        self.office = Office(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
 
     def _feed(self, number: int, count: int) -> None:
         """A Kafka application writes what the ingress takes in; its aborted records do not count."""
@@ -210,6 +214,26 @@ class Simulation:
                     self.world.note("cut clients", connection.name)
                     connection.drop()
 
+    def kill_manager(self) -> None:
+        """kill -9 of the newest process of the transaction manager; another one starts."""
+        for manager in self.office.processes[-1:]:
+            self._note_if_alive("kill manager", manager.process)
+            manager.kill()
+            self.world.after(self.random.random() * 60, self.office.supervise)
+
+    def stop_manager(self) -> None:
+        """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
+        for manager in self.office.processes[-1:]:
+            self._note_if_alive("stop manager", manager.process)
+            manager.process.stop()
+            self.world.after(self.random.random() * 300, manager.process.go_on)
+            if self.random.random() < 0.7:
+                self.office.launch()
+
+    def force_branch(self) -> None:
+        """An administrator ends a prepared branch."""
+        self.office.administrator.force()
+
     def kill_driver(self) -> None:
         """kill -9 of the newest driver, or only one more beside it."""
         if self.random.random() < 0.8:
@@ -271,8 +295,14 @@ class Simulation:
         self.kafka.weather = Weather()
         self.kafka.away_until_ms = 0.0
         self.pipelines.reruns = self.pipelines.zombies = 0.0
+        self.office.calm()
         drivers = self.pipelines.drivers
-        for process in (*(broker.process for broker in self.brokers), *(each.process for each in drivers)):
+        managers = self.office.processes
+        for process in (
+            *(each.process for each in self.brokers),
+            *(each.process for each in managers),
+            *(each.process for each in drivers),
+        ):
             if process.stopped:
                 process.go_on()
         for driver in drivers:
@@ -288,6 +318,8 @@ class Simulation:
             self.pipelines.launch()
         if not any(broker.process.alive and (broker.serving or broker.world.now_ms - self.healed_ms < 500) for broker in self.brokers):
             self.take_over()
+        if self.office.processes:
+            self.office.supervise()
         self.world.after(100, self._supervise)
 
     def _look(self) -> None:
@@ -302,7 +334,13 @@ class Simulation:
         since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
         if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
             return False
+        if not self.office.done or any(self.office.in_doubt(self._newest())):
+            return False
         return not self.kafka.unfinished and all(self._position(key) >= end for key, end in self._ends())
+
+    def _newest(self) -> list[Broker]:
+        """Of the brokers that serve, the one that counts: another one has not heard of its end yet, if nobody has asked it for anything."""
+        return sorted((broker for broker in self.brokers if broker.serving), key=lambda broker: broker.epoch)[-1:]
 
     def _ends(self) -> Iterator[tuple[str, int]]:
         for ingress, partition in self.pipelines.sources():
@@ -325,6 +363,7 @@ class Simulation:
             )
             for divert in DIVERTS
         }  # fmt: skip
+        self.office.note()
         tally = check(
             self.stage.operations,
             diverted=diverted,
@@ -335,6 +374,7 @@ class Simulation:
             healed_ms=self.healed_ms + AFTERMATH_MS,
             clock_ms=0,
         )
+        self.office.judge(tally)
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
         return tally
 
@@ -345,10 +385,11 @@ class Simulation:
         for broker in self.brokers:
             if broker.failure is not None:
                 yield f"{broker.name}, which cannot load its journal: {broker.failure}", [broker.name]
-        serving = sorted((broker for broker in self.brokers if broker.serving), key=lambda broker: broker.epoch)
-        for broker in serving[-1:]:
+        serving = self._newest()
+        for broker in serving:
             for queue in broker.engine.addresses.queues.values():
                 yield queue.name, [id_of(message.body or b"") for message in (*queue.untouched(), *queue.unacked())]
+        yield "front of the end of their transactions", list(self.office.in_doubt(serving))
         if not serving:
             yield "front of brokers that do not serve", ["all"]
         for key, end in self._ends():
@@ -374,6 +415,9 @@ TROUBLES: Final[dict[str, Callable[[Simulation], None]]] = {
     "take over": Simulation.take_over,
     "stop broker": Simulation.stop_broker,
     "cut clients": Simulation.cut_clients,
+    "kill manager": Simulation.kill_manager,
+    "stop manager": Simulation.stop_manager,
+    "force branch": Simulation.force_branch,
     "kill driver": Simulation.kill_driver,
     "stop driver": Simulation.stop_driver,
     "kill worker": Simulation.kill_worker,

@@ -40,6 +40,14 @@ TROUBLE: Final[Mapping[str, str]] = {
     "stall": "appends are out for too long",
     "cut clients": "connections break",
     "doubt": "a client does not know what became of its operation",
+    # of transactions with branches
+    "kill manager": "one with transactions under way, perhaps",
+    "stop manager": "it stands still for a while",
+    "lose verdict": "of the log or the database, whose call has taken effect",
+    "hold up manager": "what it says arrives late, perhaps when its connection is gone",
+    "repeat request": "a client asks again on another connection",
+    "recover branch": "one that another process has prepared, or that could not be told",
+    "force branch": "an administrator ends it",
     # of Spark
     "kill driver": "the newest one",
     "stop driver": "it and its workers stand still for a while",

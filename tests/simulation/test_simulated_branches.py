@@ -1,0 +1,123 @@
+"""Faults planted in what the broker does with transaction branches, and in its manager, are found by the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.simulation.planting import Plant, not_found
+
+from bascule.broker import branches
+from bascule.broker.branches import Branches, ended_entry
+from bascule.broker.engine import Engine
+from bascule.broker.loading import Loader
+from bascule.broker.transactions import Transaction
+from bascule.core.xid import Xid
+from bascule.journal.branches import Ending
+from bascule.testing.sim import requests
+from bascule.testing.sim.managers import Manager
+from bascule.testing.sim.simulation import Parts
+from bascule.xa.log import Outcome
+from bascule.xa.recovery import Action, Step
+
+TIMEOUT_S = 120
+
+
+def snapshots_leave_prepared_branches_out(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    def entries(known: Branches, at_ms: int) -> bytes:
+        return b"".join(ended_entry(xid, ending, at_ms) for xid, ending in known.ended.items())
+
+    monkeypatch.setattr(Branches, "entries", entries)
+    return Parts()
+
+
+def loads_leave_prepared_branches_empty(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Loader, "_give_to_branches", lambda _: None)
+    return Parts()
+
+
+def loads_pass_ends_over(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Loader, "_branch_ended", lambda *_: None)
+    return Parts()
+
+
+def a_repeated_commit_is_carried_out_again(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    end = branches.end
+
+    def end_again(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
+        branch = engine.branches.prepared.get(xid)
+        if branch is not None and branch.ending is ending:
+            branch.ending = None
+        end(engine, xid, ending, done)
+
+    monkeypatch.setattr(branches, "end", end_again)
+    return Parts()
+
+
+def a_prepared_transaction_stays_the_connections(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(requests, "handed_over", lambda connection, name: connection.transactions.get(name))
+    return Parts()
+
+
+def prepared_is_said_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    prepare = branches.prepare
+
+    def prepare_hastily(engine: Engine, transaction: Transaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
+        prepare(engine, transaction, xid, container, done)
+        if xid in engine.branches.prepared:
+            done(True)  # the client passes the second one over
+
+    monkeypatch.setattr(branches, "prepare", prepare_hastily)
+    return Parts()
+
+
+def sends_of_a_prepared_branch_are_put_in(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    prepare = branches.prepare
+
+    def prepare_and_send(engine: Engine, transaction: Transaction | None, *more: Any) -> None:
+        drafts = [] if transaction is None else list(transaction.drafts)
+        prepare(engine, transaction, *more)
+        for draft in drafts:
+            engine._put(draft, engine.clock())
+
+    monkeypatch.setattr(branches, "prepare", prepare_and_send)
+    return Parts()
+
+
+def commits_in_one_phase_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Branches, "remember", lambda *_: None)
+    return Parts()
+
+
+def a_recovery_does_not_ask_the_log_for_its_rollback(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    step_of = Manager._step
+
+    async def step_alone(manager: Manager, step: Step) -> None:
+        if step.action is Action.ROLLBACK:
+            await manager._tell(step.xid, Outcome.ROLLBACK)
+        else:
+            await step_of(manager, step)
+
+    monkeypatch.setattr(Manager, "_step", step_alone)
+    return Parts()
+
+
+#: What is planted, and the anomalies that must show, each of them.
+PLANTED: list[tuple[Plant, set[str]]] = [
+    (snapshots_leave_prepared_branches_out, {"lost"}),
+    (loads_leave_prepared_branches_empty, {"duplicated"}),
+    (loads_pass_ends_over, {"torn-tx", "unexpected"}),
+    (a_repeated_commit_is_carried_out_again, {"duplicated", "divert-dup"}),
+    (a_prepared_transaction_stays_the_connections, {"duplicated"}),
+    (prepared_is_said_before_it_is_stored, {"lost"}),
+    (sends_of_a_prepared_branch_are_put_in, {"unexpected", "duplicated"}),
+    (commits_in_one_phase_are_not_remembered, {"unexpected"}),
+    (a_recovery_does_not_ask_the_log_for_its_rollback, {"torn-tx"}),
+]
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize(("plant", "names"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
+def test_the_simulation_finds(plant: Plant, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_found(plant(monkeypatch), names) == set()
