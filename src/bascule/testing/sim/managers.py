@@ -30,14 +30,15 @@ from bascule.xa.xid import branch as branch_of
 MANAGER: Final = "tm"
 BROKER, DATABASE = "broker", "database"
 #: What a branch takes from and sends to: what other clients work with, too.
-SOURCES: Final = ("orders", "moved", "alerts", "away")
+SOURCES: Final = (Place("orders"), Place("moved"), Place("alerts"), Place("away"), Place("topic:news", "all"))
 TARGETS: Final = ("orders", "topic:news", "alerts", "away")
 ENDINGS: Final = {decisions.Outcome.COMMIT: Ending.COMMITTED, decisions.Outcome.ROLLBACK: Ending.ROLLED_BACK}
 HEURISTIC: Final[dict[Said, Code]] = {"forced-commit": Code.XA_HEURCOM, "forced-rollback": Code.XA_HEURRB}
 FIRST_MS: Final = 60.0
 MORE_MS: Final = 3.0
-#: Recovery looks again so often; a transaction without a decision may be left alone for so long.
+#: Recovery looks again so often, and where it has found nothing to do; a transaction without a decision may be left alone for so long.
 INTERVAL_MS: Final = 120.0
+IDLE_MS: Final = 500.0
 DEADLINES_MS: Final = (40, 200)
 #: How long a manager may take from one call to the next.
 PAUSE_MAX_MS: Final = 70.0
@@ -109,6 +110,7 @@ class Manager(Transacted):
         self.books = books
         self.live: dict[bytes, None] = {}
         self.patient = self.world.chance(0.5)
+        self._pending = True  # there may be something for recovery
         self._connections: dict[Connection, None] = {}
         for _ in range(workers):
             self.process.spawn(self._work())
@@ -186,8 +188,8 @@ class Manager(Transacted):
         if connection.lost.done:
             raise ConnectionLost
 
-    async def _take(self, connection: Connection, work: Work, source: str) -> None:
-        port = await connection.ask(self._attach, connection, Place(source), "")
+    async def _take(self, connection: Connection, work: Work, source: Place) -> None:
+        port = await connection.ask(self._attach, connection, source, "")
         taken: list[tuple[Message, int]] = []
         for _ in range(self.world.random.randint(1, 3)):
             found = await self._next(connection, port, MORE_MS if taken else FIRST_MS)
@@ -196,7 +198,7 @@ class Manager(Transacted):
             taken.append(found)
             connection.up(self._acknowledge_in, connection, work.xid.gtrid, port, found[0])
         ids = [id_of(message.body or b"") for message, _ in taken]
-        work.branch.source, work.branch.taken = Place(source), tuple(ids)
+        work.branch.source, work.branch.taken = source, tuple(ids)
         work.redelivered = tuple(id for id, (_, count) in zip(ids, taken, strict=True) if count)
         work.stale = connection.broker.superseded
         connection.up(self._detach, connection, port)  # what was sent ahead goes back
@@ -244,7 +246,8 @@ class Manager(Transacted):
         try:
             decision = await self.books.log.decide(self._decision(gtrid, decisions.Outcome.COMMIT, names))
         except Unavailable:
-            return  # it may be stored or not; recovery will see
+            self._pending = True  # it may be stored or not; recovery will see
+            return
         await self._pause()
         if await self._finish(prepared, decision.outcome) and decision.outcome is decisions.Outcome.COMMIT:
             self.books.log.forget(gtrid)
@@ -284,6 +287,7 @@ class Manager(Transacted):
                 await self._tell(xid, outcome)
             except (Unfinished, ConnectionLost, Unavailable):
                 done = False
+                self._pending = True
             await self._pause()
         return done
 
@@ -320,7 +324,7 @@ class Manager(Transacted):
         while True:
             with suppress(BasculeError):  # then the next time
                 await self._pass()
-            await self.process.sleep(self.world.random.random() * INTERVAL_MS)
+            await self.process.sleep(self.world.random.random() * (INTERVAL_MS if self._pending else IDLE_MS))
 
     async def _pass(self) -> None:
         """See Recoverer.run. Raises Unavailable without the log."""
@@ -331,7 +335,9 @@ class Manager(Transacted):
             branches[BROKER] = await self._list()
         at_work |= set(self.live)
         after = await log.read()
-        for step in plan(MANAGER, View(branches, before, after, at_work, int(self.world.now_ms)), patient=self.patient):
+        steps = plan(MANAGER, View(branches, before, after, at_work, int(self.world.now_ms)), patient=self.patient)
+        self._pending = bool(steps) or BROKER not in branches
+        for step in steps:
             with suppress(Unfinished, ConnectionLost, Unavailable):
                 await self._step(step)
 

@@ -21,6 +21,8 @@ from bascule.xa import log as decisions
 
 #: How often an administrator looks for heuristic outcomes that are to be forgotten.
 LOOK_MS: Final = 60.0
+#: So many processes of one manager are alive at once.
+PROCESSES_MAX: Final = 3
 #: So often he looks for a branch to end, in that time.
 LOOKS_MAX: Final = 10
 
@@ -38,13 +40,23 @@ class Office:
         if count:
             self.launch()
 
+    @property
+    def alive(self) -> list[Manager]:
+        """The processes of the manager."""
+        return [each for each in self.processes if each.process.alive]
+
+    def one(self) -> list[Manager]:
+        """One of them, if there are any."""
+        return self.world.random.sample(self.alive, min(1, len(self.alive)))
+
     def launch(self) -> None:
-        """One more process of the manager."""
-        self.processes.append(Manager(self.books, f"tm{len(self.processes)}", self._workers))
+        """One more process of the manager, if there are not enough."""
+        if len(self.alive) < PROCESSES_MAX:
+            self.processes.append(Manager(self.books, f"tm{len(self.processes)}", self._workers))
 
     def supervise(self) -> None:
         """Somebody has to be there."""
-        if not any(each.process.alive for each in self.processes):
+        if self.processes and not self.alive:
             self.launch()
 
     def calm(self) -> None:
@@ -65,7 +77,7 @@ class Office:
     @property
     def done(self) -> bool:
         """All transactions were begun, and nobody is at work on one."""
-        return not self.books.left and not any(each.live for each in self.processes if each.process.alive)
+        return not self.books.left and not any(each.live for each in self.alive)
 
     def note(self) -> None:
         """What the transactions were, for the history."""
@@ -80,7 +92,8 @@ class Office:
             if work.stale and outcome != "ok":
                 self.stage.stale += len(branch.taken)
             else:
-                note("receive", branch.taken, source=branch.source.destination, redelivered=work.redelivered)
+                where = {"source": branch.source.destination, "subscription": branch.source.subscription}
+                note("receive", branch.taken, redelivered=work.redelivered, **where)
         for target, ids in branch.sent.items():
             note("send", ids, target=target, transaction=branch.name, facts={id: self.stage.facts[id] for id in ids})
 

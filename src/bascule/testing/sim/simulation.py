@@ -215,16 +215,16 @@ class Simulation:
                     connection.drop()
 
     def kill_manager(self) -> None:
-        """kill -9 of the newest process of the transaction manager; another one starts."""
-        for manager in self.office.processes[-1:]:
-            self._note_if_alive("kill manager", manager.process)
+        """kill -9 of a process of the transaction manager; where that was the last one, another one starts."""
+        for manager in self.office.one():
+            self.world.note("kill manager", manager.name)
             manager.kill()
             self.world.after(self.random.random() * 60, self.office.supervise)
 
     def stop_manager(self) -> None:
         """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
-        for manager in self.office.processes[-1:]:
-            self._note_if_alive("stop manager", manager.process)
+        for manager in self.office.one():
+            self.world.note("stop manager", manager.name)
             manager.process.stop()
             self.world.after(self.random.random() * 300, manager.process.go_on)
             if self.random.random() < 0.7:
@@ -318,8 +318,7 @@ class Simulation:
             self.pipelines.launch()
         if not any(broker.process.alive and (broker.serving or broker.world.now_ms - self.healed_ms < 500) for broker in self.brokers):
             self.take_over()
-        if self.office.processes:
-            self.office.supervise()
+        self.office.supervise()
         self.world.after(100, self._supervise)
 
     def _look(self) -> None:
