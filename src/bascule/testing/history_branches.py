@@ -19,6 +19,7 @@ Wanted = Literal["commit", "rollback"]
 #: What is answered: done; unknown, and perhaps what it remembers of it; what an administrator has made of it; not now. To a prepare and to
 #: a commit in one phase also that there was nothing to do, or that the transaction has been rolled back.
 Said = Literal["done", "unknown", "committed", "rolled-back", "forced-commit", "forced-rollback", "busy", "read-only", "gone"]
+FORCED: Collection[Said] = ("forced-commit", "forced-rollback")
 _FORGOTTEN: Collection[Said] = ("unknown", "committed", "rolled-back")
 _OTHERWISE: Collection[tuple[Wanted, Said]] = (("commit", "rolled-back"), ("rollback", "committed"))
 
@@ -45,11 +46,16 @@ class Branch:
     decided: Wanted = "rollback"  # for its transaction, where it was prepared
     prepared_ms: float = NEVER_MS  # answered
     one_phase_ms: float = NEVER_MS  # the first commit in one phase was asked for
+    forget_ms: float = NEVER_MS  # an administrator first asked that his end be forgotten
     ends: list[End] = field(default_factory=list)
 
     def asked_ms(self) -> float:
         """From when on it may be over."""
         return min((self.one_phase_ms, *(end.asked_ms for end in self.ends)))
+
+    def forced_ms(self) -> float:
+        """From when on an administrator's end of it was known."""
+        return min((end.answered_ms for end in self.ends if end.said in FORCED), default=NEVER_MS)
 
 
 class Listing(NamedTuple):
@@ -64,20 +70,31 @@ def judge(tally: Tally, operations: Sequence[Operation], branches: Iterable[Bran
     """Adds to a tally what is found."""
     takes = [each for each in operations if each.place is not None and each.ids and each.ended_ms is not None]
     prepared = [branch for branch in branches if branch.prepared_ms < NEVER_MS]
-    tally.report("lost", "prepared branches that nobody has ended are unknown", (each.name for each in prepared if _forgotten(each)))
-    tally.report("lost", "prepared branches are not listed", (each.name for each in prepared if _unlisted(each, listings)))
+    tally.report(
+        "lost",
+        "branches that are prepared, or ended by an administrator, are unknown",
+        (each.name for each in prepared if _forgotten(each)),
+    )
+    tally.report(
+        "lost",
+        "branches that are prepared, or ended by an administrator, are not listed",
+        (each.name for each in prepared if _unlisted(each, listings)),
+    )
     tally.report("torn-tx", "branches have ended otherwise than was decided", (each.name for each in prepared if _otherwise(each)))
     tally.report("unexpected", "given out before the end of their branch", (id for each in branches for id in _early(each, takes)))
     tally.report("duplicated", "given out while a prepared branch had them", (id for each in prepared for id in _released(each, takes)))
 
 
 def _forgotten(branch: Branch) -> bool:
-    """Whether the first who asked for its end was told that there is no such branch."""
-    return any(
-        end.said in _FORGOTTEN and not any(other is not end and other.asked_ms < end.answered_ms for other in branch.ends)
+    """Whether the first who asked for its end was told that there is no such branch, or somebody whose administrator had ended it."""
+    first = (
+        end
         for end in branch.ends
-        if end.asked_ms >= branch.prepared_ms
+        if end.asked_ms >= branch.prepared_ms and not any(other is not end and other.asked_ms < end.answered_ms for other in branch.ends)
     )
+    forced_ms = branch.forced_ms()
+    later = (end for end in branch.ends if forced_ms <= end.asked_ms and end.answered_ms < branch.forget_ms)
+    return any(end.said in _FORGOTTEN for end in (*first, *later))
 
 
 def _otherwise(branch: Branch) -> bool:
@@ -86,8 +103,13 @@ def _otherwise(branch: Branch) -> bool:
 
 
 def _unlisted(branch: Branch, listings: Sequence[Listing]) -> bool:
-    asked_ms = branch.asked_ms()
-    return any(branch.name not in each.names for each in listings if branch.prepared_ms <= each.asked_ms and each.answered_ms < asked_ms)
+    known = ((branch.prepared_ms, branch.asked_ms()), (branch.forced_ms(), branch.forget_ms))
+    return any(
+        branch.name not in each.names
+        for each in listings
+        for since_ms, until_ms in known
+        if since_ms <= each.asked_ms and each.answered_ms < until_ms
+    )
 
 
 def _early(branch: Branch, takes: Sequence[Operation]) -> Iterator[str]:

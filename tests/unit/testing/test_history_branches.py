@@ -11,8 +11,8 @@ from bascule.testing.history_branches import NEVER_MS, Branch, End, Listing, Sai
 from bascule.testing.operations import Operation, Place
 
 
-def branch(*ends: End, prepared_ms: float = 10, decided: Wanted = "commit") -> Branch:
-    return Branch("b", Place("in"), ("1",), {"out": ("2",)}, decided, prepared_ms, ends=list(ends))
+def branch(*ends: End, prepared_ms: float = 10, decided: Wanted = "commit", forget_ms: float = NEVER_MS) -> Branch:
+    return Branch("b", Place("in"), ("1",), {"out": ("2",)}, decided, prepared_ms, forget_ms=forget_ms, ends=list(ends))
 
 
 def end(wanted: Wanted, said: Said | None = "done", asked_ms: float = 20, *, forced: bool = False) -> End:
@@ -37,7 +37,7 @@ def found(each: Branch, operations: Sequence[Operation] = (), listings: Sequence
         branch(end("commit", None), end("commit", "unknown", 30)),
         branch(end("rollback", "committed", 40), end("commit")),  # by a recovery that was late, and harmless
         branch(end("rollback", "unknown", asked_ms=5), decided="rollback", prepared_ms=NEVER_MS),
-        branch(end("commit", "forced-commit", forced=True), end("rollback", "rolled-back", 90)),
+        branch(end("commit", "forced-commit", forced=True), end("rollback", "rolled-back", 90), forget_ms=60),
     ],
 )
 def test_a_branch_that_ends_as_was_decided_is_sound(each: Branch) -> None:
@@ -47,11 +47,26 @@ def test_a_branch_that_ends_as_was_decided_is_sound(each: Branch) -> None:
 
 @pytest.mark.parametrize("said", ["unknown", "committed"])
 def test_a_prepared_branch_that_is_over_before_anybody_ends_it_is_lost(said: Said) -> None:
-    assert found(branch(end("commit", said))) == ["lost: 1 prepared branches that nobody has ended are unknown (b)"]
+    assert found(branch(end("commit", said))) == ["lost: 1 branches that are prepared, or ended by an administrator, are unknown (b)"]
 
 
 def test_a_prepared_branch_that_is_not_listed_is_lost() -> None:
-    assert found(branch(end("commit")), listings=[Listing(12, 18, frozenset())]) == ["lost: 1 prepared branches are not listed (b)"]
+    assert found(branch(end("commit")), listings=[Listing(12, 18, frozenset())]) == [
+        "lost: 1 branches that are prepared, or ended by an administrator, are not listed (b)"
+    ]
+
+
+def test_what_an_administrator_has_made_of_a_branch_is_known_until_it_is_forgotten() -> None:
+    forced = branch(end("commit", "forced-commit", forced=True), end("rollback", "unknown", 40))
+    unknown, unlisted = (
+        f"lost: 1 branches that are prepared, or ended by an administrator, are {what} (b)" for what in ("unknown", "not listed")
+    )
+    listing = Listing(50, 55, frozenset())
+    assert found(forced, listings=[listing]) == [unknown, unlisted]
+    forced.forget_ms = 52
+    assert found(forced, listings=[listing]) == [unknown]
+    forced.forget_ms = 40
+    assert found(forced, listings=[listing]) == []
 
 
 def test_a_branch_that_ends_otherwise_than_was_decided_tears_its_transaction() -> None:

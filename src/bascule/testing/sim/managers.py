@@ -220,6 +220,7 @@ class Manager(Transacted):
 
     async def _settle(self, work: Work) -> Outcome:
         """What became of a commit in one phase that has not been answered. It will not be carried out after this."""
+        await self._pause()
         while True:
             said = await self._end_at_broker(work.xid, decisions.Outcome.ROLLBACK)
             if said != "busy":

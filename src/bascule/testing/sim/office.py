@@ -10,7 +10,7 @@ from bascule.broker.branches import listed
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.testing.history import Tally
-from bascule.testing.history_branches import NEVER_MS, End, judge
+from bascule.testing.history_branches import FORCED, NEVER_MS, End, judge
 from bascule.testing.operations import Operation, Outcome
 from bascule.testing.sim import requests
 from bascule.testing.sim.broker import Broker, ConnectionLost
@@ -104,7 +104,7 @@ class Office:
     def _outcome(self, work: Work) -> Outcome:
         """Of the broker's branch: an administrator's word goes before the manager's."""
         for end in work.branch.ends:
-            if end.said in ("forced-commit", "forced-rollback"):
+            if end.said in FORCED:
                 return "ok" if end.said == "forced-commit" else "fail"
         if work.one_phase is not None:
             return work.one_phase
@@ -166,6 +166,8 @@ class Administrator(Client):
 
     async def _forget_one(self, xid: Xid) -> None:
         connection = await self.connect()
+        branch = self._books.works[xid].branch
+        branch.forget_ms = min(branch.forget_ms, self.world.now_ms)
         try:
             said = await requests.forget(connection, xid)
         except ConnectionLost:
