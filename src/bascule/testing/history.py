@@ -333,14 +333,15 @@ class _Rank(NamedTuple):
 
 
 def _ranks(history: _History, destination: str) -> dict[str, _Rank]:
-    """The order in which messages were sent to a destination; where a move was repeated, its last one counts."""
+    """The order in which messages were sent to a destination; of repeated moves the sure one counts, or the last."""
     found: dict[str, _Rank] = {}
     numbers = count()
+    sure = history.sent(destination, "ok")
     for each in history.sends.get(destination, ()):
         if each.outcome != "fail":
             for id in each.ids:
                 facts = history.facts_of(id)
-                if not facts.due_ms:
+                if not facts.due_ms and (each.outcome == "ok" or id not in sure):
                     found[id] = _Rank((each.client, facts.priority, facts.persistent), next(numbers))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,13 @@ def test_a_message_that_overtakes_is_found() -> None:
     assert found([*operations, taken("2", "3", "4", source="a"), taken("1", source="a", by="another")]) == []
     late = {"t": Divert("a", ("1", "3", "2", "4"), ordered=True)}
     assert found([*operations, taken("2", "1", "3", "4", source="a")], diverted=late) == ["out-of-order: 1 late in topic t (2)"]
+
+
+def test_a_move_in_doubt_says_nothing_of_the_order_in_which_another_one_has_sent_on() -> None:
+    doubtful = moved("2", "1", outcome="indeterminate", begun_ms=0, redelivered=("1", "2"))
+    operations = [sent("1", "2"), moved("1", "2"), replace(doubtful, client="another")]
+    assert found([*operations, taken("1", "2")]) == []
+    assert found([*operations, taken("2", "1")]) == ["out-of-order: 1 late from b (1)"]
 
 
 @pytest.mark.parametrize(
