@@ -42,6 +42,8 @@ IDLE_MS: Final = 500.0
 DEADLINES_MS: Final = (40, 200)
 #: How long a manager may take from one call to the next.
 PAUSE_MAX_MS: Final = 70.0
+#: How long it may be before it asks what became of a commit that was not answered.
+LATE_MAX_MS: Final = 400.0
 
 
 class RolledBack(Exception):
@@ -220,7 +222,8 @@ class Manager(Transacted):
 
     async def _settle(self, work: Work) -> Outcome:
         """What became of a commit in one phase that has not been answered. It will not be carried out after this."""
-        await self._pause()
+        if self.world.chance(0.3):
+            await self.process.sleep(self.world.random.random() * LATE_MAX_MS)
         while True:
             said = await self._end_at_broker(work.xid, decisions.Outcome.ROLLBACK)
             if said != "busy":
