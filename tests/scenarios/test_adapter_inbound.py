@@ -20,14 +20,17 @@ from bascule.adapter.inbound.metrics import serve_metrics
 from bascule.adapter.inbound.state import LogUnreadable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
 from bascule.testing.system import wait_for
 
 QUICK = Backoff(0.05, 2.0, 0.2)
 
 
 @contextmanager
-def active(kafka: EmbeddedKafka, spec: ActivationSpec, endpoint: Any) -> Iterator[Activation]:
-    activation = Activation({"bootstrap.servers": kafka.bootstrap}, spec, endpoint)
+def active(kafka: EmbeddedKafka | KafkaProxy, spec: ActivationSpec, endpoint: Any, **client: str) -> Iterator[Activation]:
+    """``client``: settings of the Kafka client, with underscores for dots."""
+    settings = {name.replace("_", "."): value for name, value in client.items()}
+    activation = Activation({"bootstrap.servers": kafka.bootstrap, **settings}, spec, endpoint)
     activation.start()
     try:
         yield activation
@@ -377,3 +380,26 @@ def test_a_log_that_cannot_be_read_holds_the_partition_up_and_nothing_of_it_is_p
     for _ in range(2):
         with pytest.raises(LogUnreadable, match="unreadable key b'by hand'"):
             again.start()
+
+
+def test_a_member_with_a_name_whose_request_to_join_comes_twice_joins_again_by_itself(kafka: EmbeddedKafka, topic: str) -> None:
+    """As over a pause of Kafka: the client repeats the request, and is fenced by itself."""
+    produce(kafka.bootstrap, topic, values(10))
+    seen = Seen()
+    with KafkaProxy(kafka.port) as proxy:
+        twice = proxy.inject(Api.JOIN_GROUP, Action.DUPLICATE)
+        with active(proxy, ActivationSpec(topics=(topic,), group=topic), seen, group_instance_id="one") as activation:
+            assert sorted(seen.wait(10)) == values(10)
+            assert (twice.hit, activation.status().running) == (True, True)
+
+
+def test_of_two_members_of_one_name_one_stands_still_and_says_so_and_the_other_reads_on(kafka: EmbeddedKafka, topic: str) -> None:
+    spec, seen = ActivationSpec(topics=(topic,), group=topic), Seen()
+    with active(kafka, spec, seen, group_instance_id="one") as first, active(kafka, spec, seen, group_instance_id="one") as second:
+        wait_for(lambda: not (first.status().running and second.status().running), "one of them to stand still", 90)
+        told = [each.status() for each in (first, second) if not each.status().running]
+        assert len(told) == 1
+        assert "under this one's name" in told[0].trouble
+        assert told[0].partitions == {}
+        produce(kafka.bootstrap, topic, values(10))
+        assert sorted(seen.wait(10)) == values(10)

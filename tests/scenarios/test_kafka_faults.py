@@ -13,7 +13,8 @@ from tests.scenarios.topics import Reader, create
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.election import Election, NotAllowed, SameInstance
+from bascule.kafka.election import Election, NotAllowed
+from bascule.kafka.instance import SameInstance
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from bascule.core.errors import Unavailable
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.history import TopicHistory, passing
+from bascule.kafka.instance import Fence, fenced
 
 #: Offsets further apart than this are fetched one by one when records are read again.
 GAP_MAX = 1000
@@ -29,6 +31,9 @@ _SETTINGS: Mapping[str, Any] = {
 _QUIET = frozenset({KafkaError._MAX_POLL_EXCEEDED, KafkaError._PARTITION_EOF})
 
 Partitions = Callable[[list[tuple[str, int]]], None]
+
+_log = logging.getLogger("bascule.kafka.consumer")
+_log.addHandler(logging.NullHandler())
 
 
 class Received(NamedTuple):
@@ -59,17 +64,25 @@ class GroupConsumer:
         """
         # Where something is committed and deleted from its topic, reading goes on with the next record that is there.
         own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "earliest"}
-        self._consumer = Consumer({**_SETTINGS, **kafka, **own})
+        self._settings = {**_SETTINGS, **kafka, **own}
+        self._topics = list(topics)
         self._at_end = start == "latest"
         self._whole = frozenset(whole)
         self._failure: KafkaError | None = None
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._held: set[tuple[str, int]] = set()
+        self._fence = Fence()
+        self._consumer = self._joined()
 
     def poll(self, count: int, timeout_s: float) -> list[Received]:
-        """What is there, at most ``count``; waits only while nothing is. Raises Unavailable."""
+        """What is there, at most ``count``; waits only while nothing is.
+
+        Raises Unavailable; SameInstance when another process is the member of this name, and this one no more.
+        """
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            if fenced(failure):
+                self._join_again()
             raise Unavailable(f"records are not readable: {failure.str()}")
         first = self._consumer.poll(timeout_s)
         if first is None:
@@ -129,6 +142,20 @@ class GroupConsumer:
         """Leaves the group."""
         self._consumer.close()
 
+    def _joined(self) -> Consumer:
+        consumer = Consumer(self._settings)
+        consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        return consumer
+
+    def _join_again(self) -> None:
+        """A fenced client reads nothing any more, and its partitions are gone without a call. Raises SameInstance."""
+        held, self._held = self._held, set()
+        self._on_lost(sorted(held))
+        self._fence.meet()
+        _log.warning("group %s has given this member's name to another client: joining it once more", self._settings["group.id"])
+        self._consumer.close()
+        self._consumer = self._joined()
+
     def _ours(self, partitions: Collection[tuple[str, int]]) -> list[TopicPartition]:
         return [each for each in self._consumer.assignment() if (each.topic, each.partition) in partitions]
 
@@ -141,7 +168,9 @@ class GroupConsumer:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        self._on_assigned([(each.topic, each.partition) for each in partitions])
+        places = [(each.topic, each.partition) for each in partitions]
+        self._held.update(places)
+        self._on_assigned(places)
 
     def _begun(self, at: TopicPartition) -> int:
         """Where the group begins with a partition of which it has committed nothing. Raises KafkaException."""
@@ -156,12 +185,20 @@ class GroupConsumer:
         return ends
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._on_revoked([(each.topic, each.partition) for each in partitions])
+        self._on_revoked(self._released(partitions))
         consumer.incremental_unassign(partitions)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._on_lost([(each.topic, each.partition) for each in partitions])
-        consumer.incremental_unassign(partitions)
+        self._on_lost(self._released(partitions))
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException:
+            consumer.unassign()
+
+    def _released(self, partitions: list[TopicPartition]) -> list[tuple[str, int]]:
+        places = [(each.topic, each.partition) for each in partitions]
+        self._held.difference_update(places)
+        return places
 
 
 def _good(answer: TopicPartition) -> TopicPartition:

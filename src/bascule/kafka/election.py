@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.kafka.instance import Fence, SameInstance, fenced
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +31,6 @@ CLOSE_TIMEOUT_S = 5.0
 #: It is the session, not the polling thread, that says whether this process lives; but the client waits for so long for an answer to its
 #: request to join, and asks again. Never below the session, says the client.
 _POLL_INTERVAL_MS = 60 * 1000
-#: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
-_FENCED_BY_ITSELF_S = 60.0
-#: Told by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
-_FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 #: What no waiting helps against.
 _REFUSED = {
     KafkaError.INVALID_SESSION_TIMEOUT: "broker.session_timeout_s lies between Kafka's group.min.session.timeout.ms (6 s by default) and"
@@ -56,10 +53,6 @@ _SETTINGS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 500,
     "log_level": 0,
 }
-
-
-class SameInstance(BasculeError):
-    """Another process stands for election under this one's name."""
 
 
 class NotAllowed(InvalidInput):
@@ -89,7 +82,7 @@ class Election:
         }
         self._consumer = Consumer(self._settings)
         self._session_timeout_s = session_timeout_s
-        self._fenced_s = -_FENCED_BY_ITSELF_S
+        self._fence = Fence()
         self._group = group
         self._instance = instance
         self._topic = topic
@@ -121,26 +114,24 @@ class Election:
     def _fatal(self, error: KafkaError) -> BasculeError | None:
         if error.code() in _REFUSED:
             return NotAllowed(f"no election in group {self._group} over topic {self._topic}: {error.str()}: {_REFUSED[error.code()]}")
-        if error.code() in _FENCED and not self._stands_again():
-            return SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own")
+        if fenced(error):
+            try:
+                self._fence.meet()
+            except SameInstance:
+                return SameInstance(f"another broker runs as {self._instance!r}: each needs a data directory of its own")
+            self._stand_again()
         return None
 
     def _stand(self) -> None:
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
-    def _stands_again(self) -> bool:
-        """As a new client, since a fenced one is of no more use; False when the last time was just now."""
-        now_s = time.monotonic()
-        if now_s - self._fenced_s < _FENCED_BY_ITSELF_S:
-            return False
+    def _stand_again(self) -> None:
         why = f"Kafka has given the name {self._instance!r} to another client"
         log.warning("%s: standing for election once more", why)
-        self._fenced_s = now_s
         self._on_doubt(why)
         self._consumer.close()
         self._consumer = Consumer(self._settings)
         self._stand()
-        return True
 
     def _leave(self) -> None:
         """A member with a name does not say goodbye by closing, so that it may come back: this makes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,22 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from bascule.core.errors import Unavailable
 from bascule.kafka import consumer
 from bascule.kafka.consumer import GroupConsumer
+from bascule.kafka.instance import SameInstance
 
 At = tuple[str, int]
 ORDERS: At = ("orders", 0)
 RETRY: list[At] = [("retry", 0), ("retry", 1)]
 ENDS = (3, 40)
+
+
+class Failure:
+    """A message of the client that is none."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def error(self) -> KafkaError:
+        return KafkaError(self._code)
 
 
 class Client:
@@ -25,12 +37,25 @@ class Client:
         self.offsets = {ORDERS: OFFSET_INVALID, RETRY[0]: OFFSET_INVALID, RETRY[1]: 17}
         self.refuses: int | None = None
         self.read_from: list[int] = []
+        self.says: list[int] = []
+        self.closed = False
+
+    def poll(self, timeout_s: float) -> Failure | None:
+        return Failure(self.says.pop()) if self.says else None
+
+    def close(self) -> None:
+        self.closed = True
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        pass
+
+    pause = incremental_assign
 
     def seek(self, at: TopicPartition) -> None:
         self.read_from.append(at.offset)
 
-    def subscribe(self, topics: list[str], **calls: Any) -> None:
-        pass
+    def subscribe(self, topics: list[str], *, on_assign: Any, **_: Any) -> None:
+        self.assign = on_assign
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         assert timeout > 0
@@ -47,11 +72,13 @@ class Client:
         self.offsets |= {(each.topic, each.partition): each.offset for each in offsets}
 
 
-def member(monkeypatch: pytest.MonkeyPatch, start: str = "earliest") -> tuple[GroupConsumer, Client]:
+def member(
+    monkeypatch: pytest.MonkeyPatch, start: str = "earliest", on_lost: Callable[[list[At]], None] = lambda _: None
+) -> tuple[GroupConsumer, Client]:
     monkeypatch.setattr(consumer, "Consumer", Client)
     made: Any = GroupConsumer(
         {}, "shop", ["orders", "retry"], start=start, whole=["retry"],
-        on_assigned=lambda _: None, on_revoked=lambda _: None, on_lost=lambda _: None,
+        on_assigned=lambda _: None, on_revoked=lambda _: None, on_lost=on_lost,
     )  # fmt: skip
     return made, made._consumer
 
@@ -90,3 +117,26 @@ def test_who_is_no_member_any_more_holds_nothing(monkeypatch: pytest.MonkeyPatch
             group.hold([at])
     client.refuses = None
     assert group.hold([ORDERS]) == {ORDERS: 40}
+
+
+def fence(group: GroupConsumer, client: Client) -> None:
+    """The client says once, and never again, that it is of no more use."""
+    client.assign(client, [TopicPartition(*ORDERS)])
+    client.says.append(KafkaError._FATAL)
+    assert group.poll(1, 0.0) == []
+    group.poll(1, 0.0)
+
+
+def test_a_member_whose_name_kafka_has_given_away_joins_once_more_and_tells_that_its_partitions_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[list[At]] = []
+    made: tuple[Any, Client] = member(monkeypatch, on_lost=lost.append)
+    group, first = made
+    with pytest.raises(Unavailable):
+        fence(group, first)
+    assert first.closed
+    assert group._consumer is not first
+    with pytest.raises(SameInstance):
+        fence(group, group._consumer)
+    assert lost == [[ORDERS], [ORDERS]]
