@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from bascule.kafka.consumer import Received
 from bascule.testing.system import wait_for
 
 PLACE = Place("payments", 0)
+SPEC = ActivationSpec(topics=(PLACE.topic,), group="shop")
 WAIT_S = 60.0
 
 
@@ -51,8 +53,7 @@ class Member:
     """One that takes a partition over in which some records are in flight, by an earlier member."""
 
     def __init__(self, in_flight: Sequence[int], committed: int | None, begins: int = 0) -> None:
-        spec = ActivationSpec(topics=(PLACE.topic,), group="shop")
-        self.activation: Any = cast("Any", Activation({}, spec, lambda _: None))
+        self.activation: Any = cast("Any", Activation({}, SPEC, lambda _: None))
         self.scheduled: list[int] = []
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
         self.group = Group(committed, begins)
@@ -82,7 +83,7 @@ def received(offset: int) -> Received:
 
 
 def found(offset: int) -> Delivery:
-    return _delivery(Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
+    return _delivery(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
 
 
 def test_what_the_group_has_passed_is_delivered_at_once() -> None:
@@ -283,3 +284,10 @@ def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeyp
     wait_for(lambda: not activation.status().running, "the end of what was left behind", WAIT_S)
     activation.start()
     assert activation.stop(0.1) == []
+
+
+def test_a_record_that_is_due_in_a_thousand_years_waits_for_the_longest_pause() -> None:
+    headers = [("bascule.retry.origin", b"payments/0/1"), ("bascule.retry.due", b"9" * 14)]
+    retry = Received(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
+    due_s = _delivery(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
+    assert 0 < due_s <= time.monotonic() + SPEC.backoff.longest_s

@@ -64,6 +64,9 @@ class Topic:
     def reach(self, _partition: int, _offset: int, timeout_s: float) -> dict[bytes, Any]:
         return self.read(timeout_s)
 
+    def reached(self) -> dict[int, int]:
+        return {}
+
     def close(self) -> None: ...
 
 
@@ -217,3 +220,26 @@ def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_with
         wait_for(lambda: shop.counts.dead_lettered, "the dead letter", 10)
         shop.workers.stop(10)
     assert (shop.kafka.durable.committed, shop.log.flights(PLACE).keys) == ([("shop.dead-letter", b"")], {})
+
+
+def test_a_record_whose_endpoint_rolls_its_transaction_back_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it was counted as delivered, and stayed in flight until the next start."""
+    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+    monkeypatch.setattr(shop.workers, "_endpoint", lambda _: shop.manager.current.rollback())
+    with shop.manager:
+        shop.workers.start()
+        shop.deliver()
+        wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
+        shop.workers.stop(10)
+    assert (shop.counts.delivered, shop.counts.failed, shop.counts.dead_lettered) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("told_again", [InboundLog.housekeep, InboundLog.close])
+def test_what_was_done_in_an_outage_is_in_flight_no_more_when_kafka_is_back(case: Case, told_again: Callable[[InboundLog], None]) -> None:
+    """Else it came again with the next start, days later."""
+    case.topic.replicas, case.topic.lost = False, True
+    case.log.done(PLACE, [key_of(FLIGHT, case.ref)])
+    case.topic.recover()
+    told_again(case.log)
+    case.topic.read(0.0)
+    assert case.log._fold.place(PLACE).flights == {}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bascule.adapter.inbound import ActivationSpec, Record
-from bascule.adapter.inbound.record import CAUSE_LENGTH_MAX, dead_letter_of, record_of, retry_of, returned
+from bascule.adapter.inbound.record import CAUSE_LENGTH_MAX, dead_letter_of, retry_of, returned
+from bascule.adapter.inbound.record import record_of as as_delivered
 from bascule.kafka.compacted import Outgoing
 from bascule.kafka.consumer import Received
 
 SPEC = ActivationSpec(topics=("payments",), group="shop")
 RECORD = Record("payments", 2, 17, b"key", b"value", (("kept", b"1"), ("kept", b"2")), 1000)
+
+
+def record_of(received: Received) -> tuple[Record, int]:
+    return as_delivered(received, SPEC.retry_topic)
 
 
 def read(outgoing: Outgoing) -> Received:
@@ -67,6 +74,26 @@ def test_a_strangers_record_in_the_retry_topic_is_a_record_of_that_topic() -> No
     headers = [("bascule.retry.origin", b"nowhere"), ("bascule.retry.due", b"soon")]
     record, due_ms = record_of(Received("shop.retry", 0, 5, None, b"x", headers, 0))
     assert (record.topic, record.offset, due_ms) == ("shop.retry", 5, 0)
+
+
+OF_ANOTHER_GROUP = [("bascule.retry.origin", b"orders/0/1"), ("bascule.retry.count", b"4"), ("bascule.retry.due", b"9" * 400)]
+
+
+def test_a_letter_of_another_group_is_a_record_of_its_topic_that_has_not_failed() -> None:
+    received = Received("other.dead-letter", 0, 5, None, b"x", OF_ANOTHER_GROUP, 0)
+    assert record_of(received) == (Record("other.dead-letter", 0, 5, None, b"x", tuple(OF_ANOTHER_GROUP)), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("due", b"9" * 400), ("count", b"9" * 5000), ("origin", b"orders/0/" + b"9" * 5000), ("origin", b"orders/99999999999/1")],
+)
+def test_a_number_that_is_none_stops_nobody(name: str, value: bytes) -> None:
+    headers = {"origin": b"orders/0/1", name: value}
+    record, due_ms = record_of(
+        Received("shop.retry", 0, 5, None, b"x", [(f"bascule.retry.{each}", said) for each, said in headers.items()], 0)
+    )
+    assert (record.failures, due_ms) == (0, 0)
 
 
 def test_the_last_header_of_a_name_counts() -> None:

@@ -264,7 +264,7 @@ class Activation:
             found = run.ahead.popleft()
             self._unscheduled.append(found)
         if found is None or found.ref.offset < received.offset:
-            self._unscheduled.append(_delivery(Ref(place, run.token, received.offset), received))
+            self._unscheduled.append(_delivery(self.spec, Ref(place, run.token, received.offset), received))
 
     def _move(self, consumer: GroupConsumer, place: Place) -> None:
         run = self._runs[place]
@@ -360,8 +360,8 @@ class Activation:
         deliveries = []
         for offset, keys in sorted(flights.keys.items()):
             if offset in found:
-                ref = Ref(run.place, run.token, offset)
-                deliveries.append(_delivery(ref, found[offset], keys, failures=flights.failures[offset], redelivered=True))
+                ref, failures = Ref(run.place, run.token, offset), flights.failures[offset]
+                deliveries.append(_delivery(self.spec, ref, found[offset], keys, failures=failures, redelivered=True))
                 continue
             _log.error("%s, offset %d was in flight and is not there any more: it was deleted from its topic", run.place, offset)
             self.counts.add("vanished")
@@ -397,7 +397,10 @@ class Activation:
             )
 
 
-def _delivery(ref: Ref, received: Received, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False) -> Delivery:
-    record, due_ms = record_of(received, failures=failures, redelivered=redelivered)
-    due_s = time.monotonic() + due_ms / 1000 - time.time() if due_ms else 0.0
-    return Delivery(ref, record, keys or (key_of(FLIGHT, ref),), max(0.0, due_s))
+def _delivery(
+    spec: ActivationSpec, ref: Ref, received: Received, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
+) -> Delivery:
+    record, due_ms = record_of(received, spec.retry_topic, failures=failures, redelivered=redelivered)
+    # Whoever may write to the retry topic parks nothing for ever.
+    pause_s = min(due_ms / 1000 - time.time(), spec.backoff.longest_s)
+    return Delivery(ref, record, keys or (key_of(FLIGHT, ref),), time.monotonic() + pause_s if pause_s > 0 else 0.0)

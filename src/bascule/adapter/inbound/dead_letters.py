@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, left_out_of, returned
+from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, left_out_of, number_of, returned
 from bascule.kafka.compacted import Outgoing
 from bascule.kafka.consumer import Received, read_again
 from bascule.kafka.moving import Mover
@@ -67,8 +67,7 @@ class DeadLetters:
 def _letter(received: Received) -> Letter:
     said = {name: (value or b"").decode(errors="replace") for name, value in received.headers}
     error = f"{said.get(f'{CONNECT}exception.class.name', '')}: {said.get(f'{CONNECT}exception.message', '')}"
-    failures = said.get(FAILURES, "")
     return Letter(
-        received.partition, received.offset, said.get(ORIGIN, ""), int(failures) if failures.isdigit() else 0, error, received.key,
+        received.partition, received.offset, said.get(ORIGIN, ""), number_of(dict(received.headers).get(FAILURES)), error, received.key,
         len(received.value or b""), received.timestamp_ms,
     )  # fmt: skip

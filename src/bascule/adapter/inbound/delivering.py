@@ -17,6 +17,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.compacted import Outgoing, TooLarge
 from bascule.xa.errors import BranchRolledBack, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
+from bascule.xa.transaction import Status
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
 AWAY_PAUSE_S = 1.0
@@ -87,6 +88,8 @@ class InTransaction:
             with transaction:
                 transaction.enlist(self._xa.log).take(ref)
                 work()
+            if transaction.status is not Status.COMMITTED:
+                raise TransactionRolledBack(transaction.id, "was rolled back by its endpoint")
         except ResourceFailed as error:
             raise NotNow(str(error)) from error
         except TransactionRolledBack as error:

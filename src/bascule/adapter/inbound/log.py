@@ -11,10 +11,11 @@ import socket
 import threading
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of, owner_value
@@ -97,6 +98,8 @@ class InboundLog:
         self._clients: _Clients | None = None
         self._fold = LogFold()
         self._trimmed: dict[int, int] = {}
+        #: Of records that are done, and which Kafka may not have stored.
+        self._deletions: deque[tuple[Place, bytes]] = deque()
 
     # -- of the adapter
 
@@ -142,7 +145,7 @@ class InboundLog:
         return key
 
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
-        """A record is in flight no more. Raises Unavailable, if ``wait``."""
+        """A record is in flight no more. Raises Unavailable, if ``wait``; else what Kafka does not store is told again by ``housekeep``."""
         crash.point("inbound.done.before")
         gone = list(keys)
         # One key is that of the schedule, which has been answered; others may be on their way.
@@ -150,14 +153,28 @@ class InboundLog:
         if wait:
             for future in futures:
                 future.result()
+        else:
+            for key, future in zip(gone, futures, strict=True):
+                future.add_done_callback(partial(self._keep, place, key))
         crash.point("inbound.done.after")
 
     def append(self, outgoing: Outgoing) -> Future[int]:
         """A record of another topic, outside of any transaction."""
         return self._open().single.append(outgoing)
 
+    def _keep(self, place: Place, key: bytes, deletion: Future[int]) -> None:
+        if deletion.exception() is not None:
+            self._deletions.append((place, key))
+
+    def _delete_again(self) -> None:
+        """Else what was done in an outage would come again at the next taking over, however late. Nothing is lost by a second deletion."""
+        for _ in range(len(self._deletions)):
+            place, key = self._deletions.popleft()
+            self.done(place, [key])
+
     def housekeep(self) -> None:
-        """Deletes what lies before the oldest entry that says something. Raises Unavailable."""
+        """Says again what is done, and deletes what lies before the oldest entry that says something. Raises Unavailable."""
+        self._delete_again()
         with self._lock:
             reader = self._open().reader
             table = self._guarded(lambda: reader.read(READ_TIMEOUT_S))
@@ -171,6 +188,8 @@ class InboundLog:
 
     def close(self) -> None:
         """Waits for what is under way, and frees the clients."""
+        if self._clients is not None:
+            self._delete_again()
         with self._lock:
             clients, self._clients = self._clients, None
         if clients is not None:

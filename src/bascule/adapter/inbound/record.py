@@ -22,7 +22,9 @@ ORIGIN = "bascule.retry.origin"
 RETURN_TO = "bascule.retry.topic"
 LEFT_OUT = "bascule.retry.left-out"
 _OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO, LEFT_OUT})
-_ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d+)/(\d+)")
+#: As large as Kafka's numbers are, at most.
+_ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d{1,9})/(\d{1,18})")
+_NUMBER = re.compile(rb"\d{1,18}")
 CONNECT = "__connect.errors."
 #: A header, too, counts towards the largest record that a topic takes.
 CAUSE_LENGTH_MAX = 1000
@@ -56,21 +58,24 @@ class Record:
         return next((value for each, value in reversed(self.headers) if each == name), None)
 
 
-def record_of(received: Received, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
-    """What an endpoint gets, and when at the earliest (ms since the epoch; 0 for at once)."""
-    own = {name: value or b"" for name, value in received.headers if name in _OWN}
+def record_of(received: Received, retry_topic: str, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
+    """What an endpoint gets, and when at the earliest (ms since the epoch; 0 for at once).
+
+    What headers say about earlier tries counts in the group's own topic alone: elsewhere it is somebody else's.
+    """
+    own = {name: value or b"" for name, value in received.headers if name in _OWN} if received.topic == retry_topic else {}
     at, headers = (received.topic, received.partition, received.offset), tuple(received.headers)
     due_ms = 0
     if ORIGIN in own and (match := _ORIGIN.fullmatch(own[ORIGIN])) is not None:
         at = (match[1].decode(), int(match[2]), int(match[3]))
         headers = tuple(header for header in headers if header[0] not in _OWN)
-        failures, due_ms = max(failures, _number(own, FAILURES)), _number(own, DUE)
+        failures, due_ms = max(failures, number_of(own.get(FAILURES))), number_of(own.get(DUE))
     return Record(*at, received.key, received.value, headers, received.timestamp_ms, failures, redelivered), due_ms
 
 
-def _number(own: dict[str, bytes], name: str) -> int:
-    text = own.get(name, b"")
-    return int(text) if text.isdigit() else 0
+def number_of(header: bytes | None) -> int:
+    """Of a header; 0 for what is none."""
+    return int(header) if header and _NUMBER.fullmatch(header) else 0
 
 
 def cause_of(error: BaseException) -> str:
