@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bascule.adapter.inbound import Activation, ActivationSpec
+from bascule.adapter.inbound import Activation, ActivationSpec, Order
 from bascule.adapter.inbound.activation import _delivery, _Run
 from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
@@ -291,3 +292,44 @@ def test_a_record_that_is_due_in_a_thousand_years_waits_for_the_longest_pause() 
     retry = Received(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
     due_s = _delivery(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
     assert 0 < due_s <= time.monotonic() + SPEC.backoff.longest_s
+
+
+class Reading:
+    """A consumer's flow."""
+
+    def __init__(self) -> None:
+        self.flowing: set[Place] = set()
+
+    def pause(self, places: Collection[Place]) -> None:
+        self.flowing.difference_update(places)
+
+    def resume(self, places: Collection[Place]) -> None:
+        self.flowing.update(places)
+
+
+@pytest.mark.parametrize(("waiting", "flows"), [({0: 1001}, {1, 2}), ({0: 1001, 1: 1001}, {2}), ({0: 500, 1: 500}, {0, 1, 2})])
+def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_partition_alone(
+    waiting: dict[int, int], flows: set[int]
+) -> None:
+    activation: Any = Activation({}, replace(SPEC, order=Order.PARTITION), lambda _: None)
+    for partition in range(3):
+        place = Place(PLACE.topic, partition)
+        activation._runs[place] = _Run(place, f"token-{partition}", ready=True)
+        refs = [Ref(place, f"token-{partition}", offset) for offset in range(1 + waiting.get(partition, 0))]
+        activation._workers.add([_delivery(SPEC, ref, Received(*place, ref.offset, None, b"", (), 0)) for ref in refs])
+    scheduler = activation._workers.scheduler
+    for head in [scheduler.take(0.0) for _ in range(3)]:
+        scheduler.again(head, 60.0)
+    reading = Reading()
+    activation._regulate(reading)
+    assert {place.partition for place in reading.flowing} == flows
+
+
+def test_nothing_is_read_when_the_workers_have_enough() -> None:
+    member = Member([], committed=0)
+    reading = Reading()
+    member.activation._regulate(reading)
+    assert reading.flowing == {PLACE}
+    member.read(*range(1000))
+    member.activation._regulate(reading)
+    assert reading.flowing == set()

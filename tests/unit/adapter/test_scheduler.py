@@ -48,6 +48,18 @@ def test_of_a_key_one_is_at_work_and_the_next_follows_it() -> None:
     assert taken(scheduler) == [1]
 
 
+def test_what_waits_behind_another_is_counted_by_its_owner() -> None:
+    scheduler: Scheduler[Job] = Scheduler(Order.KEY)
+    jobs = [job(0, b"a"), job(1, b"a", token="u"), job(2, b"a", token="u"), job(3, b"b")]
+    for each in jobs:
+        scheduler.add(each)
+    assert (scheduler.ready, scheduler.behind("t"), scheduler.behind("u")) == (2, 0, 2)
+    scheduler.drop("t")
+    assert (scheduler.ready, scheduler.behind("t"), scheduler.behind("u")) == (1, 0, 1)
+    scheduler.drop("u")
+    assert (scheduler.ready, scheduler.behind("u")) == (0, 0)
+
+
 def test_an_item_that_is_tried_again_stays_before_those_behind_it() -> None:
     scheduler: Scheduler[Job] = Scheduler(Order.PARTITION)
     jobs = [job(0), job(1), job(2, partition=1)]
@@ -154,6 +166,8 @@ class Model(RuleBasedStateMachine):
     def counts(self) -> None:
         assert self.scheduler.waiting == sum(len(lane) for lane in self.lanes.values()) - len(self.at_work)
         assert len(self.scheduler.running()) == len(self.at_work)
+        behind = sum(map(self.scheduler.behind, "xy"))
+        assert self.scheduler.waiting == behind + self.scheduler.ready + self.scheduler.delayed
 
 
 class ByKey(Model):

@@ -9,27 +9,28 @@ from contextlib import contextmanager
 
 import pytest
 
-from bascule.adapter.inbound import ActivationSpec, Record, workers
+from bascule.adapter.inbound import ActivationSpec, Order, Record, workers
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.kafka.background import in_background
+from bascule.testing.system import wait_for
 
 PLACE = Place("topic", 0)
 SOON_S = 0.3
 LONG_S = 30.0
 
 
-def delivery(offset: int, delay_s: float = 0.0) -> Delivery:
-    return Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, None, None), (), time.monotonic() + delay_s if delay_s else 0.0)
+def delivery(offset: int, delay_s: float = 0.0, token: str = "t") -> Delivery:
+    return Delivery(Ref(PLACE, token, offset), Record(*PLACE, offset, b"key", None), (), time.monotonic() + delay_s if delay_s else 0.0)
 
 
 @contextmanager
-def pool(workers: int, work: Callable[[Record], None]) -> Iterator[Workers]:
+def pool(workers: int, work: Callable[[Record], None], order: Order = Order.NONE) -> Iterator[Workers]:
     def handle(delivery: Delivery, call: Callable[[Record], None]) -> None:
         call(delivery.record)
         running.settle(delivery)
 
-    running = Workers(ActivationSpec(topics=("topic",), group="g", workers=workers), work, handle, Counts())
+    running = Workers(ActivationSpec(topics=("topic",), group="g", workers=workers, order=order), work, handle, Counts())
     running.start()
     try:
         yield running
@@ -62,6 +63,17 @@ def test_a_record_that_is_due_later_is_begun_though_the_worker_that_waited_for_i
         running.add([delivery(3)])
         assert begun.wait(LONG_S / 2)
         go_on.set()
+
+
+def test_what_stood_behind_a_record_that_another_member_has_now_is_begun_at_once() -> None:
+    """The same key in two partitions, of which one went to another member while its record waited for its next try."""
+    begun = threading.Event()
+    with pool(2, lambda _: begun.set(), Order.KEY) as running:
+        running.add([delivery(1, 2 * LONG_S, "other"), delivery(2)])
+        wait_for(lambda: running.scheduler.delayed, "the first to wait")
+        assert not begun.wait(SOON_S)
+        running.drop("other")
+        assert begun.wait(LONG_S)
 
 
 def ended(stop: Callable[[], list[str]]) -> list[str]:

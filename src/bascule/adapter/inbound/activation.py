@@ -37,8 +37,11 @@ from bascule.xa.log import Outcome
 POLL_S = 0.1
 #: A partition goes to another member when what is at work on its records is done, or after this time; the rest is in the log.
 HAND_OVER_S = 30.0
-#: So many batches may wait; then nothing more is read for a while.
+#: So many batches may be ready; then nothing more is read for a while. And so many of a partition behind what fails or hangs: then
+#: nothing more of that one.
 BATCHES_WAITING = 2
+#: Unless there are so many such partitions that memory would suffer: then nothing at all.
+PARTITIONS_FULL_MAX = 16
 #: So many records may wait for their next try; then no more is read from the retry topic.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
@@ -109,6 +112,7 @@ class Activation:
         self._runs: dict[Place, _Run] = {}
         self._flowing: set[Place] = set()
         self._full = False
+        self._full_places: set[Place] = set()
         #: Read from before where the group is.
         self._behind: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
@@ -238,11 +242,16 @@ class Activation:
 
     def _regulate(self, consumer: GroupConsumer) -> None:
         with self._workers.changed:
-            delayed = self._workers.scheduler.delayed
-            waiting = self._workers.scheduler.waiting - delayed
+            scheduler = self._workers.scheduler
+            delayed, ready = scheduler.delayed, scheduler.ready
+            behind = {run.place: scheduler.behind(run.token) for run in self._runs.values()}
         high = BATCHES_WAITING * self.spec.batch
-        self._full = waiting >= (high // 2 if self._full else high)
+        # Half of that has to be done before more is read: to pause and to resume costs what was fetched.
+        limit = high // 2 if self._full else high
+        self._full = ready >= limit or sum(behind.values()) >= PARTITIONS_FULL_MAX * limit
+        self._full_places = {place for place, count in behind.items() if count >= (high // 2 if place in self._full_places else high)}
         flowing = set() if self._full or self._unscheduled else {run.place for run in self._runs.values() if run.ready}
+        flowing -= self._full_places
         if delayed >= DELAYED_MAX:
             flowing = {place for place in flowing if place.topic != self.spec.retry_topic}
         if flowing != self._flowing:

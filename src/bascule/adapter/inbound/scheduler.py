@@ -38,6 +38,7 @@ class Scheduler(Generic[ItemT]):
         self._behind: dict[Hashable, deque[tuple[ItemT, float]]] = {}
         self._numbers = itertools.count()
         self._waiting: Counter[str] = Counter()
+        self._behind_of: Counter[str] = Counter()
         self._running: dict[int, ItemT] = {}
 
     @property
@@ -50,6 +51,15 @@ class Scheduler(Generic[ItemT]):
         """Items that have a time before which they are not due, when that was last looked at."""
         return len(self._later)
 
+    @property
+    def ready(self) -> int:
+        """Items that ``take`` may give, as far as that is known since the last time."""
+        return len(self._ready)
+
+    def behind(self, token: str) -> int:
+        """Items of an owner's token that wait for another one of their lane."""
+        return self._behind_of[token]
+
     def running(self, token: str | None = None) -> list[ItemT]:
         """Items at work; those of one owner's token, if it is given."""
         return [item for item in self._running.values() if token in (None, item.ref.token)]
@@ -60,6 +70,7 @@ class Scheduler(Generic[ItemT]):
         if (lane := self._lane_of(item)) is not None:
             if (behind := self._behind.get(lane)) is not None:
                 behind.append((item, due_s))
+                self._behind_of[item.ref.token] += 1
                 return
             self._behind[lane] = deque()
         self._offer(item, due_s)
@@ -106,7 +117,7 @@ class Scheduler(Generic[ItemT]):
             self._behind[lane] = deque(each for each in behind if each[0].ref.token != token)
         for item in heads:
             self._advance(self._lane_of(item))
-        del self._waiting[token]
+        del self._waiting[token], self._behind_of[token]
 
     def _offer(self, item: ItemT, due_s: float) -> None:
         if due_s > 0:
@@ -118,7 +129,9 @@ class Scheduler(Generic[ItemT]):
         if lane is None:
             return
         if behind := self._behind[lane]:
-            self._offer(*behind.popleft())
+            item, due_s = behind.popleft()
+            self._behind_of[item.ref.token] -= 1
+            self._offer(item, due_s)
         else:
             del self._behind[lane]
 

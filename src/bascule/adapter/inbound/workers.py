@@ -141,6 +141,8 @@ class Workers:
         with self.changed:
             self.gone.add(token)
             self.scheduler.drop(token)
+            # What others have behind it in its lane is ready now, and who sleeps does so until it would have been due.
+            self.changed.notify_all()
             return self._released.wait_for(lambda: not self.scheduler.running(token), drain_s) if drain_s else True
 
     def settle(self, delivery: Delivery) -> None:
