@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import stat
 import threading
@@ -29,6 +30,8 @@ from bascule.xa.xid import Xid
 DEAD_LINES_MAX = 2000
 _CRC_DIGITS = 8
 
+_log = logging.getLogger("bascule.xa")
+
 
 @dataclass(slots=True, eq=False)
 class _Line:
@@ -44,6 +47,7 @@ class FileLog:
         self._file = -1
         self._read_to = 0  # bytes
         self._lines = 0
+        self._compact_from = 0  # lines
         self._state = LogState()
         self._mutex = threading.Lock()  # for what follows
         self._waiting: list[_Line] = []
@@ -128,7 +132,7 @@ class FileLog:
             crash.point("xa.log.sync.after")
         self._catch_up()
         live = len(self._state.decisions) + len(self._state.heuristics)
-        if self._lines - live > max(DEAD_LINES_MAX, live):
+        if self._lines - live > max(DEAD_LINES_MAX, live) and self._lines >= self._compact_from:
             self._compact()
 
     @contextmanager
@@ -201,6 +205,18 @@ class FileLog:
             self._state.heuristics.pop(Xid.parse(fields["xid"]), None)
 
     def _compact(self) -> None:
+        """What is decided is stored already: so a directory that takes no new file is no reason to be in doubt about it."""
+        try:
+            self._rewrite()
+        except OSError as error:
+            self._compact_from = self._lines + DEAD_LINES_MAX
+            _log.warning("%s cannot be written anew, and grows: %s", self.path, error)
+            return
+        self._close()
+        self._open()  # which syncs the new name
+        self._catch_up()
+
+    def _rewrite(self) -> None:
         entries: list[Entry] = [*self._state.decisions.values(), *self._state.heuristics.values()]
         new = self.path.with_name(self.path.name + ".new")
         with new.open("wb") as file:
@@ -209,13 +225,6 @@ class FileLog:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
-        self._close()
-        self._open()  # which syncs the new name
-        self._catch_up()
-
-
-def _name_of(gtrid: bytes) -> bytes:
-    return json.dumps({"gtrid": gtrid.decode("latin-1")}).encode()
 
 
 def _line(sign: str, data: bytes) -> bytes:

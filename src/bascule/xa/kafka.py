@@ -183,10 +183,12 @@ class KafkaResource:
         """See Resource. One-phase saves the manager's log, not this one: it tells what became of a commit in doubt."""
         if one_phase:
             self._branches.check(xid, Call.COMMIT_ONE_PHASE)
-            if self._sent[xid].offsets:
-                self._store(xid)
-                self._finish(xid, Outcome.COMMIT, one_phase=True)
-            self._gone(xid)
+            try:
+                if self._sent[xid].offsets:
+                    self._store(xid)
+                    self._finish(xid, Outcome.COMMIT, one_phase=True)
+            finally:
+                self._gone(xid)
             return
         if self._branches.state(xid) is not State.NONE:
             self._branches.check(xid, Call.COMMIT)
@@ -196,11 +198,13 @@ class KafkaResource:
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
         state = self._branches.state(xid)
-        if state in (State.NONE, State.PREPARED):
-            self._finish(xid, Outcome.ROLLBACK)
-        elif self._sent[xid].offsets:
-            self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
-        self._gone(xid)
+        try:
+            if state in (State.NONE, State.PREPARED):
+                self._finish(xid, Outcome.ROLLBACK)
+            elif self._sent[xid].offsets:
+                self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
+        finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
+            self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:
         """See Resource. Only prepared branches: what was started and not prepared is nobody's."""

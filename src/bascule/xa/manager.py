@@ -24,10 +24,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import InvalidInput
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
 from bascule.xa.log import DecisionLog
-from bascule.xa.recovery import Pass, Recoverer
+from bascule.xa.recovery import Pass, Recoverer, said_of
 from bascule.xa.resource import Resource
 from bascule.xa.transaction import HandleT, Surroundings, Transaction
 from bascule.xa.xid import MANAGER_NAME, RESOURCE_NAME, named
@@ -229,8 +229,8 @@ class TransactionManager:
                 return
             try:
                 finished = recoverer.run(self._at_work).finished
-            except BasculeError as error:
-                _log.warning("recovery: the decision log does not answer: %s", error)
+            except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
+                _log.warning("recovery: the decision log does not answer: %s", said_of(error))
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s

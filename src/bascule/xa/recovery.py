@@ -147,8 +147,8 @@ class Recoverer:
         for name, resource in self._resources.items():
             try:
                 branches[name] = self._ask(name, resource.recover)
-            except BasculeError as error:
-                found.unreachable[name] = str(error)
+            except Exception as error:  # one resource's, whatever it is, keeps no branch of another from being finished
+                found.unreachable[name] = said_of(error)
         at_work.update(live())  # one that began since may be among the branches
         view = View(branches, before, self._log.read(), at_work, now_ms())
         found.steps = plan(self._manager, view, patient=self._patient if patient is None else patient)
@@ -163,9 +163,9 @@ class Recoverer:
             try:
                 self._take(step)
                 crash.point("xa.recover.step")
-            except BasculeError as error:
-                done.failed[step] = str(error)
-                _log.warning("recovery: %s %s: %s", step.action, step.xid, error)
+            except Exception as error:
+                done.failed[step] = said_of(error)
+                _log.warning("recovery: %s %s: %s", step.action, step.xid, said_of(error))
         return done
 
     def _ask(self, resource: str, question: Callable[[], T]) -> T:
@@ -236,6 +236,11 @@ def finish(resource: Resource[object], xid: Xid, outcome: Outcome, log: Decision
 def split(heuristic: Heuristic) -> bool:
     """Whether an outcome from outside differs, or may differ, from what was decided."""
     return heuristic.code is not {Outcome.COMMIT: Code.XA_HEURCOM, Outcome.ROLLBACK: Code.XA_HEURRB}[heuristic.wanted]
+
+
+def said_of(error: Exception) -> str:
+    """What it says; of one that is none of ours, also what it is: many a driver's says nothing."""
+    return str(error) if isinstance(error, BasculeError) else f"{type(error).__name__}: {error}"
 
 
 def now_ms() -> int:

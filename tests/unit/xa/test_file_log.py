@@ -217,3 +217,25 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 def test_an_xid_is_its_text() -> None:
     for xid in (branch(b"shop/1", "db"), Xid(0, bytes(range(64)), b""), Xid(2**31 - 1, b":/%", b":")):
         assert Xid.parse(str(xid)) == xid
+
+
+def test_a_log_that_cannot_be_written_anew_goes_on_and_is_when_it_can(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a directory that takes no new file: each decision was told to be in doubt, though it was stored."""
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
+    log = FileLog(path)
+    log.decide(decision(0))
+    in_the_way = path.with_name(path.name + ".new")
+    in_the_way.mkdir()
+
+    def decide(numbers: range) -> None:
+        for number in numbers:
+            assert log.decide(decision(number)) == decision(number)
+            log.forget([decision(number).gtrid])
+
+    decide(range(1, 12))
+    assert set(log.read().decisions) == {b"shop/0"}
+    in_the_way.rmdir()
+    size_bytes = path.stat().st_size
+    decide(range(12, 18))
+    assert path.stat().st_size < size_bytes
+    assert set(log.read().decisions) == {b"shop/0"}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, cast
 
 import pytest
 
+from bascule.core.errors import Unavailable
 from bascule.kafka.compacted import Outgoing, TooLarge
-from bascule.testing.xa import ModelLog
+from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
+from bascule.xa.errors import TransactionError
 from bascule.xa.kafka import KafkaResource
 
 
@@ -56,3 +59,32 @@ def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at
     assert resource._sent == {}
     assert transaction._branches == {}
     assert transaction.unfinished == {}
+
+
+class Away(Clients):
+    """In the stead of a Kafka that does not answer."""
+
+    def turn(self, _transactional_id: str) -> Lock:
+        return Lock()
+
+    def transact(self, _make: object) -> None:
+        raise Unavailable("no answer")
+
+    def append(self, _record: Outgoing) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_exception(Unavailable("no answer"))
+        return future
+
+
+@pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
+def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
+    """For nobody asks again for what never got into the log."""
+    resource, others = KafkaResource("kafka", {}), [ModelResource(name) for name in beside]
+    resource._clients = cast("Any", Away())
+    with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
+        manager.resources["kafka"] = resource
+        with pytest.raises(TransactionError), manager.begin() as transaction:
+            for each in others:
+                transaction.enlist(each).append("row")
+            transaction.enlist(resource).send("receipts", b"large")
+        assert (resource._sent, resource._branches._states) == ({}, {})

@@ -232,6 +232,23 @@ def test_a_resource_that_hangs_holds_up_neither_the_recovery_of_others_nor_the_c
     wait_until(lambda: call == "recover" or not one.durable.prepared)
 
 
+def test_an_exception_of_a_resources_own_ends_no_recovery_and_holds_up_no_other(
+    log: ModelLog, one: ModelResource, two: ModelResource, down: Down
+) -> None:
+    """A driver raises what it likes: the thread ended of it, silently."""
+    with TransactionManager("shop", log, [one, two], recovery_interval_s=0.02) as manager:
+        down.calls = {"two.commit.before": ResourceFailed("down"), "one.recover.before": ConnectionResetError("a driver's own")}
+        spend(manager.begin(), one, two)
+        passes = down.seen.count("one.recover.before")
+        wait_until(lambda: down.seen.count("one.recover.before") > passes + 1)
+        down.calls["two.commit.before"] = ConnectionResetError("a driver's own")
+        tries = down.seen.count("two.commit.before")
+        wait_until(lambda: down.seen.count("two.commit.before") > tries + 1)
+        del down.calls["two.commit.before"]
+        wait_until(lambda: two.durable.committed == ["b"])
+        assert manager.recoverer().look().unreachable == {"one": "ConnectionResetError: a driver's own"}
+
+
 def test_a_manager_closes_though_its_recovery_hangs_and_opens_again(
     log: ModelLog, one: ModelResource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -234,12 +234,14 @@ class InboundLog:
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
         state, branch = self._branches.state(xid), self._taken.get(xid)
-        if state is State.PREPARED and branch is not None and branch.ref is not None:
-            # Also a claim that was not answered and cannot be read yet: should it come, it comes before its deletion.
-            self._answer(self._append(key_of(CLAIM, branch.ref, xid), None, branch.ref.place).result)
-        elif state in (State.NONE, State.PREPARED):
-            self._finish(xid, commit=False)
-        self._gone(xid)
+        try:
+            if state is State.PREPARED and branch is not None and branch.ref is not None:
+                # Also a claim that was not answered and cannot be read yet: should it come, it comes before its deletion.
+                self._answer(self._append(key_of(CLAIM, branch.ref, xid), None, branch.ref.place).result)
+            elif state in (State.NONE, State.PREPARED):
+                self._finish(xid, commit=False)
+        finally:  # recovery finds it by the log, if it ever was there
+            self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
