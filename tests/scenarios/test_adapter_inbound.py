@@ -12,12 +12,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter, Start
+from bascule.adapter.inbound import activation as module
+from bascule.adapter.inbound.dead_letters import DeadLetters
 from bascule.adapter.inbound.metrics import serve_metrics
+from bascule.adapter.inbound.record import dead_letter_of
 from bascule.adapter.inbound.state import LogUnreadable
+from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
@@ -403,3 +409,46 @@ def test_of_two_members_of_one_name_one_stands_still_and_says_so_and_the_other_r
         assert told[0].partitions == {}
         produce(kafka.bootstrap, topic, values(10))
         assert sorted(seen.wait(10)) == values(10)
+
+
+def test_a_source_that_is_not_there_is_told_and_read_when_it_is(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOUSEKEEP_S", 0.2)
+    seen = Seen()
+    settings = {"topic_metadata_refresh_interval_ms": "200"}
+    with active(kafka, ActivationSpec(topics=(topic_prefix,), group=topic_prefix), seen, **settings) as activation:
+        assert activation.status().trouble == f"not there: {topic_prefix}"
+        create(kafka.bootstrap, topic_prefix)
+        produce(kafka.bootstrap, topic_prefix, ["first"])
+        assert seen.wait(1) == ["first"]
+        wait_for(lambda: not activation.status().trouble, "no trouble any more")
+
+
+def limit(kafka: EmbeddedKafka, topic: str, size_bytes: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(size_bytes), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_there_is_room(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    """Else it stood before all others, and nobody knew which it was."""
+    retry, dead = f"{topic_prefix}.retry", f"{topic_prefix}.dead-letter"
+    create(kafka.bootstrap, retry, dead, partitions=1)
+    limit(kafka, retry, 10_000)
+    spec = ActivationSpec(topics=(topic_prefix,), group=topic_prefix)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for offset, value in enumerate([b"small", b"x" * 20_000, b"small, too"]):
+        letter = dead_letter_of(Record(topic_prefix, 0, offset, b"key", value), spec, ValueError("no"))
+        producer.produce(dead, letter.value, letter.key, headers=letter.headers)
+    assert producer.flush(60) == 0
+    letters = DeadLetters({"bootstrap.servers": kafka.bootstrap}, topic_prefix)
+    with pytest.raises(InvalidInput, match=rf"{dead}-0, offset 1, of 20000 bytes, is too large for {retry}: raise max.message.bytes"):
+        letters.send_back()
+    assert letters.send_back(1) == 1
+    limit(kafka, retry, 30_000)
+    assert letters.send_back() == 2
+    watcher = Watcher(kafka.bootstrap, retry)
+    assert watcher.wait(3) == ["small", "x" * 20_000, "small, too"]
+    watcher.close()

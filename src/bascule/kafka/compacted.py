@@ -37,7 +37,7 @@ TABLE_CONFIG: Mapping[str, str] = {
 
 
 #: Kafka's, or its client's, words for a record that is larger than it takes.
-_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
+TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 
 
 class TooLarge(InvalidInput, Unavailable):
@@ -135,7 +135,7 @@ class Appender:
 def _failure(record: Outgoing, error: KafkaError | str) -> Unavailable:
     if isinstance(error, str):  # the client's queue is full
         return Unavailable(f"{record.topic}: {error}")
-    return (TooLarge if error.code() in _TOO_LARGE else Unavailable)(f"{record.topic}: {error.str()}")
+    return (TooLarge if error.code() in TOO_LARGE else Unavailable)(f"{record.topic}: {error.str()}")
 
 
 class TableReader:

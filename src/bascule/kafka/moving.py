@@ -6,14 +6,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, hand_over
+from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, Outgoing, TooLarge, hand_over
 from bascule.kafka.consumer import Received, received_of
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.log import patient
@@ -40,11 +41,7 @@ class Mover:
 
     def waiting(self) -> list[Received]:
         """Those records, by partition and offset. Raises Unavailable."""
-        found: list[Received] = []
-        for partition, history in self._histories():
-            records = history.records(self._first(partition, history), history.latest(), committed=True)
-            found += map(received_of, records)
-        return found
+        return list(self._each())
 
     def count(self) -> int:
         """How many: each call reads what has come since the last one. For one thread. Raises Unavailable."""
@@ -62,8 +59,9 @@ class Mover:
     def move(self, make: Callable[[Received], Outgoing | None], count: int | None = None) -> int:
         """Writes what ``make`` gives for each (None: it is passed over), ``count`` at most; gives how many it has written.
 
-        Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing.
+        Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing; TooLarge: nothing.
         """
+        refused: list[str] = []
         settings = {"message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random"}
         producer = Producer(settings)
         consumer = Consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
@@ -72,21 +70,27 @@ class Mover:
                 producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)
             # What another one has committed is to be seen from here on, and it commits no more.
-            records = self.waiting()[:count]
+            records = list(islice(self._each(), count))
             if not records:
                 return 0
             with _transaction(producer):
-                outgoing = [each for each in map(make, records) if each is not None]
+                made = [(record, outgoing) for record in records if (outgoing := make(record)) is not None]
                 produce = patient(producer)
-                for each in outgoing:
-                    hand_over(produce, each, lambda *_: None)
+                for record, outgoing in made:
+                    _hand_over(produce, record, outgoing, refused)
                 after = self._behind(records)
                 producer.send_offsets_to_transaction(after, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
         except KafkaException as error:
+            if refused:
+                raise TooLarge(f"{refused[0]}; nothing is moved") from error
             raise Unavailable(f"{self._topic}: not moved, or in doubt: {error.args[0].str()}; look again") from error
         finally:
             consumer.close()
-        return len(outgoing)
+        return len(made)
+
+    def _each(self) -> Iterator[Received]:
+        for partition, history in self._histories():
+            yield from map(received_of, history.records(self._first(partition, history), history.latest(), committed=True))
 
     def _histories(self) -> Iterator[tuple[int, TopicHistory]]:
         for partition in range(Topics(self._kafka).partitions().get(self._topic, 0)):
@@ -98,6 +102,22 @@ class Mover:
     def _behind(self, records: Sequence[Received]) -> list[TopicPartition]:
         after = {record.partition: record.offset + 1 for record in records}
         return [TopicPartition(self._topic, partition, offset) for partition, offset in after.items()]
+
+
+def _hand_over(produce: Callable[..., None], record: Received, outgoing: Outgoing, refused: list[str]) -> None:
+    """Adds to ``refused`` what is too large: by the client's word at once, or by Kafka's in the course of the transaction."""
+
+    def told(error: KafkaError | None, _message: object = None) -> None:
+        if error is not None and error.code() in TOO_LARGE:
+            size_bytes = len(outgoing.value or b"")
+            place = f"{record.topic}-{record.partition}, offset {record.offset}"
+            refused.append(f"{place}, of {size_bytes} bytes, is too large for {outgoing.topic}: raise max.message.bytes of that topic")
+
+    try:
+        hand_over(produce, outgoing, told)
+    except KafkaException as error:
+        told(error.args[0])
+        raise
 
 
 @contextmanager

@@ -82,6 +82,8 @@ class JmsResource:
         self._branches = Branches()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
+        self._failures = 0
+        self._failure: BasculeError | None = None
 
     def start(self, xid: Xid, *, timeout_s: float) -> BranchContext:  # noqa: ARG002 - the broker has its own: broker.transaction_timeout_s
         """See Resource. The handle is for one thread at a time."""
@@ -253,11 +255,22 @@ class JmsResource:
                 if not ended(connection):
                     raise  # the broker is away, or takes no more sessions: others work on this connection
                 _close(connection)
+        failures = self._failures
         with self._connecting:
             if self._connection is connection:
-                self._connection = self._factory.connect()
+                if self._failure is not None and self._failures > failures:
+                    raise self._failure  # another one's try, which this one has waited for: no need to wait for as long again
+                self._connection = self._connect()
             assert self._connection is not None
             return Workplace(self._connection, self._consumers_max)
+
+    def _connect(self) -> Context:
+        try:
+            return self._factory.connect()
+        except BasculeError as error:
+            self._failure = error
+            self._failures += 1
+            raise
 
     def _take_back(self, workplace: Workplace) -> None:
         with self._lock:

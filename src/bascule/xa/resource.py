@@ -39,7 +39,7 @@ class Resource(Protocol[Handle_co]):
     def start(self, xid: Xid, *, timeout_s: float) -> Handle_co:
         """Begins a branch, and gives what the application works with. After ``timeout_s`` the resource may roll it back.
 
-        Raises DuplicateXid.
+        Raises DuplicateXid. Whatever it raises, it has begun nothing: nobody rolls that back.
         """
 
     def end(self, xid: Xid, *, success: bool) -> None:

@@ -105,7 +105,6 @@ class Transaction:
                 handle = resource.start(xid, timeout_s=left_s)
             except BaseException:
                 self.status = Status.MARKED_ROLLBACK
-                self._roll_back(_Branch(resource, xid, None))
                 raise
             crash.point("xa.enlist.after")
             self._branches[resource.name] = _Branch(resource, xid, handle)
@@ -255,12 +254,9 @@ class Transaction:
         self.status = Status.ROLLING_BACK
         try:
             for each in self._branches.values():
-                self._roll_back(each)
+                self._finish(each, Outcome.ROLLBACK)
         finally:
             self._over(Status.ROLLED_BACK, pending=bool(self.unfinished))
-
-    def _roll_back(self, each: _Branch) -> None:
-        self._finish(each, Outcome.ROLLBACK)
 
     def _finish(self, each: _Branch, outcome: Outcome) -> None:
         self.unfinished[each.resource.name] = "not told yet"

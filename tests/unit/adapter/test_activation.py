@@ -218,6 +218,7 @@ class Hanging:
         self._hangs = hangs
         self.reached, self.goes_on, self.closed = threading.Event(), threading.Event(), threading.Event()
         monkeypatch.setattr("bascule.adapter.inbound.activation.set_up", lambda *_: None)
+        monkeypatch.setattr("bascule.adapter.inbound.activation.missing", lambda *_: [])
         monkeypatch.setattr("bascule.adapter.inbound.activation.GroupConsumer", self._group)
         monkeypatch.setattr("bascule.adapter.inbound.activation.END_S", 1.0)
         monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.01)

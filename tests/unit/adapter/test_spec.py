@@ -80,3 +80,11 @@ def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own
     adapter.activate(spec(), print)
     with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
         adapter.activate(spec(), print)
+
+
+@pytest.mark.parametrize(
+    ("topics", "missing"),
+    [(("orders",), []), (("orders", "paymnts"), ["paymnts"]), (("^ord.*",), []), (("^paymnts.*",), ["^paymnts.*"])],
+)
+def test_sources_that_are_not_there_are_named(topics: tuple[str, ...], missing: list[str]) -> None:
+    assert ActivationSpec(topics=topics, group="shop").missing({"orders", "shop.retry"}) == missing

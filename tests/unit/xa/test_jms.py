@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
-from typing import Any
+from threading import Event, Lock
+from typing import Any, cast
 
 import pytest
 from tests.unit.client.server import obliging, server
@@ -12,9 +14,16 @@ from tests.unit.client.server import obliging, server
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import SessionBegun
-from bascule.xa.errors import ResourceError
+from bascule.core.errors import Unavailable
+from bascule.testing.system import wait_for
+from bascule.testing.xa import ModelLog
+from bascule.xa import TransactionManager
+from bascule.xa.errors import ResourceError, ResourceFailed
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
+
+THREADS = 4
+WAIT_S = 30.0
 
 
 def test_a_session_that_is_refused_costs_the_others_nothing() -> None:
@@ -34,3 +43,48 @@ def test_a_session_that_is_refused_costs_the_others_nothing() -> None:
         assert handle.connected
         for each in (first, second):
             resource.rollback(each)
+
+
+class Away:
+    """A broker that answers nobody; one waits for its answer at a time."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.over = Event()
+
+    def connect(self) -> Any:
+        self.tries += 1
+        assert self.over.wait(WAIT_S)
+        raise Unavailable("no answer")
+
+
+class Door:
+    """A lock that counts who came to it."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self._counting, self._lock = Lock(), Lock()
+
+    def __enter__(self) -> None:
+        with self._counting:
+            self.came += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_wait_for_a_broker_that_is_away_wait_for_one_try_together() -> None:
+    resource, broker = JmsResource("broker", "amqp://127.0.0.1:1"), Away()
+    door = Door()
+    resource._factory, resource._connecting = cast("Any", broker), cast("Any", door)
+    with TransactionManager("shop", ModelLog(), [], recovery_interval_s=WAIT_S) as manager, ThreadPoolExecutor(THREADS) as threads:
+        manager.resources["broker"] = cast("Any", resource)
+        transactions = [manager.begin() for _ in range(THREADS)]
+        answers = [threads.submit(transaction.enlist, resource) for transaction in transactions]
+        wait_for(lambda: door.came == THREADS, "all to wait")
+        broker.over.set()
+        for answer in answers:
+            with pytest.raises(ResourceFailed):
+                answer.result(WAIT_S)
+    assert broker.tries == 1

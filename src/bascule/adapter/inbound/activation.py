@@ -27,7 +27,7 @@ from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import record_of
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
-from bascule.adapter.inbound.topics import set_up
+from bascule.adapter.inbound.topics import missing, set_up
 from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, left_behind
 from bascule.core import crash
 from bascule.core.errors import Unavailable
@@ -45,8 +45,8 @@ PARTITIONS_FULL_MAX = 16
 #: So many records may wait for their next try; then no more is read from the retry topic.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
-#: Dead letters are counted every so many times.
-DEAD_LETTER_TURNS = 3
+#: Dead letters are counted, and missing sources looked for, every so many times.
+LOOK_TURNS = 3
 TAKE_AGAIN_S = 0.5
 #: Partitions that wait for the outcome of a transaction do not hold up others.
 TAKERS = 32
@@ -99,6 +99,7 @@ class Activation:
         self._log = spec.transacted.log if spec.transacted is not None else InboundLog("inbound", kafka, group=spec.group)
         self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
         self._dead = 0
+        self._missing: list[str] = []
         self._consumer: GroupConsumer | None = None
         self._anew()
 
@@ -141,6 +142,7 @@ class Activation:
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
         set_up(self._kafka, self.spec)
+        self._look_for_sources()
         self._log.recover()
         self._consumer = GroupConsumer(
             self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
@@ -182,9 +184,8 @@ class Activation:
         partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in list(self._runs.values())}
         running = bool(self._threads) and self._threads[0].is_alive()
         hanging = tuple(self._workers.hanging)
-        return Status(
-            self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, self._trouble
-        )  # fmt: skip
+        trouble = self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else "")
+        return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, trouble)
 
     # -- the polling thread
 
@@ -390,13 +391,19 @@ class Activation:
     def _housekeep(self) -> None:
         for turn in itertools.count():
             try:
-                if turn % DEAD_LETTER_TURNS == 0:
+                if turn % LOOK_TURNS == 0:
+                    self._look_for_sources()
                     self._watch_dead_letters()
                 if self._stopping.wait(HOUSEKEEP_S):
                     return
                 self._log.housekeep()
             except Exception as error:  # nothing waits for it
                 _log.warning("%s: %s", self._log.topic, error)
+
+    def _look_for_sources(self) -> None:
+        before, self._missing = self._missing, missing(self._kafka, self.spec)
+        if self._missing and self._missing != before:
+            _log.warning("%s reads nothing of %s: not there", self.spec.group, ", ".join(self._missing))
 
     def _watch_dead_letters(self) -> None:
         before, self._dead = self._dead, self._dead_letters.count()

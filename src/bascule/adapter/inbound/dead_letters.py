@@ -50,7 +50,7 @@ class DeadLetters:
         """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
 
         Each once, whatever dies. Of one that is not whole, what its origin has; without that, it is passed over. Gives how many.
-        Raises Unavailable.
+        Raises Unavailable; TooLarge for one that the retry topic does not take: then none is sent back.
         """
         return self._mover.move(self._returned, count)
 

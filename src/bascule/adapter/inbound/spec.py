@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,10 @@ class ActivationSpec:
     def reads(self, topic: str) -> bool:
         """Whether a topic is one of the sources."""
         return topic in self.topics or any(_matches(pattern, topic) for pattern in self._patterns)
+
+    def missing(self, there: Collection[str]) -> list[str]:
+        """The sources that are not there: names, or a pattern that fits none."""
+        return [each for each in self.topics if each not in there and not (each in self._patterns and any(map(self.reads, there)))]
 
     @property
     def _patterns(self) -> list[str]:

@@ -28,3 +28,8 @@ def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
     config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
     for topic, partitions in ((spec.retry_topic, RETRY_PARTITIONS), (spec.dead_letter_topic, 1)):
         ensure(kafka, topic, Role.WAITING, partitions, config, record_bytes=largest)
+
+
+def missing(kafka: Mapping[str, Any], spec: ActivationSpec) -> list[str]:
+    """The sources that are not there. Raises Unavailable."""
+    return spec.missing(Topics({**CLIENT_SETTINGS, **kafka}).partitions())
