@@ -61,7 +61,7 @@ class Mover:
 
         Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing; TooLarge: nothing.
         """
-        refused: list[str] = []
+        refused: list[tuple[int, str]] = []
         settings = {"message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random"}
         producer = Producer(settings)
         consumer = Consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
@@ -82,7 +82,7 @@ class Mover:
                 producer.send_offsets_to_transaction(after, consumer.consumer_group_metadata(), COORDINATOR_TIMEOUT_S)
         except KafkaException as error:
             if refused:
-                raise TooLarge(f"{refused[0]}; nothing is moved") from error
+                raise TooLarge(f"{max(refused)[1]}; nothing is moved") from error
             raise Unavailable(f"{self._topic}: not moved, or in doubt: {error.args[0].str()}; look again") from error
         finally:
             consumer.close()
@@ -104,14 +104,14 @@ class Mover:
         return [TopicPartition(self._topic, partition, offset) for partition, offset in after.items()]
 
 
-def _hand_over(produce: Callable[..., None], record: Received, outgoing: Outgoing, refused: list[str]) -> None:
-    """Adds to ``refused`` what is too large: by the client's word at once, or by Kafka's in the course of the transaction."""
+def _hand_over(produce: Callable[..., None], record: Received, outgoing: Outgoing, refused: list[tuple[int, str]]) -> None:
+    """Adds to ``refused`` what is too large, with its size: by the client's word, or by Kafka's, which refuses a whole batch for it."""
+    size_bytes = len(outgoing.value or b"")
 
     def told(error: KafkaError | None, _message: object = None) -> None:
         if error is not None and error.code() in TOO_LARGE:
-            size_bytes = len(outgoing.value or b"")
-            place = f"{record.topic}-{record.partition}, offset {record.offset}"
-            refused.append(f"{place}, of {size_bytes} bytes, is too large for {outgoing.topic}: raise max.message.bytes of that topic")
+            place = f"{record.topic}-{record.partition}, offset {record.offset}, of {size_bytes} bytes"
+            refused.append((size_bytes, f"{place}, is too large for {outgoing.topic}: raise max.message.bytes of that topic"))
 
     try:
         hand_over(produce, outgoing, told)
