@@ -14,10 +14,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.history import READ_AHEAD, partition_offsets, passing
-from bascule.kafka.log import APPEND_SETTINGS, POLL_S
+from bascule.kafka.log import APPEND_SETTINGS, POLL_S, patient
 
 #: After this time an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
+#: What is given up is told so at once, Kafka or not.
+PURGE_TIMEOUT_S = 1.0
 #: A transaction that was left open ends after ``transaction.timeout.ms`` at the latest: wait somewhat longer than that.
 READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
@@ -90,10 +92,12 @@ class Appender:
         }
         self._producer: Producer | None = None
         self._lock = threading.Lock()
-        self._closing = False
 
     def append(self, record: Outgoing) -> Future[int]:
-        """Sends a record off; gives its offset. The future raises TooLarge, or Unavailable where it may be stored or not."""
+        """Sends a record off; gives its offset. The future raises TooLarge, or Unavailable where it may be stored or not.
+
+        Where the client has no room it is waited for: what came before is stored, or fails, within ``APPEND_TIMEOUT_S``.
+        """
         future: Future[int] = Future()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -102,17 +106,22 @@ class Appender:
             else:
                 future.set_exception(_failure(record, error))
 
+        producer = self._client()
         try:
-            hand_over(self._client().produce, record, delivered)
-        except (BufferError, KafkaException) as error:
-            if isinstance(error, KafkaException) and error.args[0].fatal():
-                self._drop()
+            hand_over(patient(producer), record, delivered)
+        except KafkaException as error:
+            if error.args[0].fatal():
+                self._drop(producer)
             future.set_exception(_failure(record, error.args[0]))
+        else:
+            if self._producer is not producer:  # it was dropped meanwhile, and nobody else might hear of the record
+                _answer_all(producer)
         return future
 
     def close(self) -> None:
-        """Waits for what is under way, and frees the client."""
-        self._drop()
+        """Waits for what is under way, and frees the client. Then each future has ended."""
+        if (producer := self._producer) is not None:
+            self._drop(producer)
 
     def _client(self) -> Producer:
         with self._lock:
@@ -121,20 +130,25 @@ class Appender:
                 threading.Thread(target=self._poll, args=(self._producer,), name="bascule-appender", daemon=True).start()
             return self._producer
 
-    def _drop(self) -> None:
+    def _drop(self, producer: Producer) -> None:
         with self._lock:
-            producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.flush(APPEND_TIMEOUT_S)
+            if self._producer is producer:  # and not one that was made since
+                self._producer = None
+        _answer_all(producer)
 
     def _poll(self, producer: Producer) -> None:
         while self._producer is producer:
             producer.poll(POLL_S)
 
 
-def _failure(record: Outgoing, error: KafkaError | str) -> Unavailable:
-    if isinstance(error, str):  # the client's queue is full
-        return Unavailable(f"{record.topic}: {error}")
+def _answer_all(producer: Producer) -> None:
+    """The client would fail what was sent last some moments after that time."""
+    if producer.flush(APPEND_TIMEOUT_S):
+        producer.purge()
+        producer.flush(PURGE_TIMEOUT_S)
+
+
+def _failure(record: Outgoing, error: KafkaError) -> Unavailable:
     return (TooLarge if error.code() in TOO_LARGE else Unavailable)(f"{record.topic}: {error.str()}")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import pytest
 
@@ -115,3 +118,38 @@ def test_the_topic_of_marks_is_looked_at_once_by_each_factory(kafka: Kafka) -> N
     connections = factory()
     with connections.connection(), connections.connection():
         assert kafka.looked_at == [COMMITTED_TOPIC]
+
+
+class Appending:
+    """An appender whose answers come when they are given."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[int]] = []
+
+    def append(self, _record: Outgoing) -> Future[int]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def close(self) -> None: ...
+
+
+def test_of_what_a_connection_has_sent_only_failures_are_remembered(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that keeps one for ever, and never flushes."""
+    appending = Appending()
+    monkeypatch.setattr("bascule.adapter.outbound.factory.Appender", lambda _: appending)
+    connection = ConnectionFactory({}).connection()
+    for _ in range(3):
+        connection.send("orders", b"1")
+    kept = weakref.ref(appending.asked[0])
+    for number, future in enumerate(appending.asked):
+        if number == 1:
+            future.set_exception(Unavailable("timed out"))
+        else:
+            future.set_result(number)
+    del future
+    appending.asked.clear()
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(Unavailable, match="1 of 3 records may be stored or not: timed out"):
+        connection.flush()
+    connection.close()

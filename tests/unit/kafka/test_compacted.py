@@ -12,7 +12,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import Unavailable
+from bascule.kafka import compacted
 from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, Outgoing, TableReader, TooLarge
+
+SOON_S = 30.0
 
 
 class Topic:
@@ -144,3 +147,51 @@ def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pyte
     appender.close()
     assert isinstance(error, Unavailable)
     assert isinstance(error, TooLarge) is large
+
+
+#: Nobody is there.
+NO_KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compacted, "APPEND_TIMEOUT_S", 0.3)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_an_appender_waits_for_room_instead_of_failing_what_came_too_fast() -> None:
+    appender = Appender({**NO_KAFKA, "queue.buffering.max.messages": 2})
+    futures = [appender.append(Outgoing("table", b"key", b"value")) for _ in range(5)]
+    assert {str(future.exception(SOON_S)) for future in futures} == {"table: Local: Message timed out"}
+    appender.close()
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_each_future_of_an_appender_has_ended_when_it_is_closed() -> None:
+    """Who waits for one would wait for ever: the client fails a record some time after its time is over, and then nobody polls."""
+    appender = Appender(NO_KAFKA)
+    future = appender.append(Outgoing("table", b"key", b"value"))
+    appender.close()
+    assert isinstance(future.exception(SOON_S), Unavailable)
+
+
+def test_a_client_that_failed_for_good_takes_no_later_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads meet the failure; the second has found it before the first made another client."""
+    monkeypatch.setattr(compacted, "Producer", lambda _: Broken())
+    appender = Appender({})
+    first = appender._client()
+    appender._drop(first)
+    second = appender._client()
+    appender._drop(first)
+    assert appender._client() is second
+    appender.close()
+
+
+class Broken:
+    """A client without records."""
+
+    def poll(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+    def flush(self, _timeout_s: float) -> int:
+        return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
 import zlib
@@ -87,20 +88,49 @@ class _Physical(Protocol):
     def close(self) -> None: ...
 
 
+class _UnderWay:
+    """Records that are not answered yet, and what was wrong with those that are: as little as ``flush`` needs, however late it comes."""
+
+    def __init__(self) -> None:
+        self._answered = threading.Condition()
+        self._waiting = self._sent = self._failed = 0
+        self._first: BaseException | None = None
+
+    def add(self, future: Future[int]) -> None:
+        with self._answered:
+            self._sent += 1
+            self._waiting += 1
+        future.add_done_callback(self._done)
+
+    def flush(self) -> None:
+        with self._answered:
+            self._answered.wait_for(lambda: not self._waiting)
+            sent, failed, first = self._sent, self._failed, self._first
+            self._sent = self._failed = 0
+            self._first = None
+        if first is not None:
+            raise Unavailable(f"{failed} of {sent} records may be stored or not: {first}") from first
+
+    def _done(self, future: Future[int]) -> None:
+        with self._answered:
+            self._waiting -= 1
+            if (error := future.exception()) is not None:
+                self._failed += 1
+                self._first = self._first or error
+            self._answered.notify_all()
+
+
 class _Plain:
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._appender = Appender(kafka)
         self._topics = Topics(kafka)
-        self._under_way: list[Future[int]] = []
+        self._under_way = _UnderWay()
 
     def send(self, outgoing: Outgoing) -> None:
-        self._under_way.append(self._appender.append(outgoing))
+        self._under_way.add(self._appender.append(outgoing))
 
     def flush(self) -> None:
-        under_way, self._under_way = self._under_way, []
-        failed = [error for future in under_way if (error := future.exception()) is not None]
-        if failed:
-            raise Unavailable(f"{len(failed)} of {len(under_way)} records may be stored or not: {failed[0]}") from failed[0]
+        self._under_way.flush()
 
     def begin(self) -> None:
         raise OutOfOrder("connections of this factory have no transactions: ConnectionFactory(..., transacted=KafkaTransactions(...))")
