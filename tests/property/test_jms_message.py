@@ -12,9 +12,10 @@ from bascule.amqp.codec import encode
 from bascule.amqp.types import Byte, Char, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from bascule.core.errors import InvalidInput
 from bascule.jms.ids import amqp_id, message_id_text
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.message import DESTINATION_KINDS, JmsMessage, decode_message, encode_message
 from bascule.jms.record import body_from_value, from_kafka_headers, kafka_headers, record_value
-from bascule.jms.sections import TIME_MAX_MS, MalformedMessage, scan, selector_lookup
+from bascule.jms.sections import TIME_MAX_MS, MalformedMessage, scan
 from bascule.jms.selector.numbers import single
 
 

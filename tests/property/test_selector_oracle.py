@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bascule.amqp.types import Byte, Float, Int, Short
-from bascule.jms.sections import selector_lookup
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.selector import Lookup, Selector, SelectorError, compile_selector
 from bascule.jms.selector import evaluate as evaluate_module
 from bascule.jms.selector import parser as parser_module

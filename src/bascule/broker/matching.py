@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import selector_lookup
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.selector import Selector
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bascule.core import crash
 from bascule.core.destination import address_matches
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import selector_lookup
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.selector import compile_selector
 from bascule.journal.fence import Fence
 from bascule.journal.records import (

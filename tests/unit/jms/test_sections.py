@@ -9,6 +9,7 @@ import pytest
 
 from bascule.amqp.codec import encode
 from bascule.amqp.types import Byte, Described, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
+from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import (
     APPLICATION_PROPERTIES,
     DATA,
@@ -24,7 +25,6 @@ from bascule.jms.sections import (
     places,
     scan,
     section_bytes,
-    selector_lookup,
 )  # fmt: skip
 from bascule.jms.selector import compile_selector
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bascule.core.destination import Routing
-from bascule.jms.sections import selector_lookup
+from bascule.jms.lookup import selector_lookup
 from bascule.journal.records import Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, mid_of, send_entry
 from bascule.testing.history import ANOMALIES, Audit, Facts, Operation, Outcome, Place
 from bascule.testing.history_audit import JournalAudit

@@ -7,7 +7,7 @@ from typing import Self
 from confluent_kafka import Consumer, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.jms.sections import selector_lookup
+from bascule.jms.lookup import selector_lookup
 from bascule.kafka.history import TopicHistory, passing
 from bascule.testing.history import Audit
 from bascule.testing.history_audit import JournalAudit

@@ -1,0 +1,117 @@
+"""What a selector may ask of a message, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from bascule.amqp.codec import decode
+from bascule.amqp.types import Int
+from bascule.jms.ids import AmqpId, correlation_id_text, message_id_text
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    HEADER,
+    MALFORMED,
+    NO_HEADER,
+    PROPERTIES,
+    header_fields,
+    keys,
+    malformed,
+    places,
+    property_fields,
+    signed_sequence,
+    skip,
+)  # fmt: skip
+
+
+class _Lookup:
+    """Reads of a message what a selector asks for, when it asks."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._places: dict[int, int] | None = None
+        self._fields: tuple[Any, ...] | None = None
+        self._properties: dict[bytes, int] | None = None
+
+    def __call__(self, name: str) -> object:
+        field = _HEADER_FIELDS.get(name)
+        return field(self) if field is not None else self.application_property(name)
+
+    def start(self, section: int) -> int | None:
+        """Where a section's value begins."""
+        if self._places is None:
+            self._places = {code: start for code, start, _ in places(self.data)}
+        return self._places.get(section)
+
+    def header(self) -> tuple[bool, int, int, bool, int]:
+        start = self.start(HEADER)
+        if start is None:
+            return NO_HEADER
+        try:
+            return header_fields(self.data[start : skip(self.data, start)])
+        except MALFORMED as error:
+            raise malformed(HEADER, start, error) from None
+
+    def field(self, index: int) -> Any:
+        """A field of the properties section."""
+        if self._fields is None:
+            start = self.start(PROPERTIES)
+            self._fields = property_fields(self.data, start)
+        return self._fields[index]
+
+    def application_property(self, name: str) -> object:
+        start = self.start(APPLICATION_PROPERTIES)
+        if start is None:
+            return None
+        try:
+            if self._properties is None:
+                self._properties = dict(keys(self.data, start))
+            position = self._properties.get(name.encode())
+            if position is None:
+                return None
+            value, _ = decode(self.data, position)
+        except MALFORMED as error:
+            raise malformed(APPLICATION_PROPERTIES, start, error) from None
+        return value if isinstance(value, bool | int | float | str) else None
+
+
+def _id(index: int, text: Callable[[AmqpId], str]) -> Callable[[_Lookup], object]:
+    def read(lookup: _Lookup) -> object:
+        value = lookup.field(index)
+        return None if value is None else text(value)
+
+    return read
+
+
+def _user(lookup: _Lookup) -> object:
+    value = lookup.field(1)
+    return value.decode(errors="replace") if isinstance(value, bytes) else None
+
+
+def _group_sequence(lookup: _Lookup) -> object:
+    value = lookup.field(11)
+    return None if value is None else signed_sequence(value)
+
+
+_HEADER_FIELDS: Final[dict[str, Callable[[_Lookup], object]]] = {
+    "JMSDeliveryMode": lambda lookup: "PERSISTENT" if lookup.header()[0] else "NON_PERSISTENT",
+    "JMSPriority": lambda lookup: Int(lookup.header()[1]),
+    "JMSMessageID": _id(0, message_id_text),
+    "JMSTimestamp": lambda lookup: int(lookup.field(9) or 0),
+    "JMSCorrelationID": _id(5, correlation_id_text),
+    "JMSType": lambda lookup: lookup.field(3),
+    "JMSXUserID": _user,
+    "JMSXGroupID": lambda lookup: lookup.field(10),
+    "JMSXGroupSeq": _group_sequence,
+    "JMSXDeliveryCount": lambda lookup: Int(lookup.header()[4] + 1),
+    "JMS_AMQP_REPLY_TO_GROUP_ID": lambda lookup: lookup.field(12),
+}
+
+
+def selector_lookup(data: bytes) -> Callable[[str], object]:
+    """What a selector may ask of a message: its header fields and properties, with their types (bytes are no selector value).
+
+    Nothing is decoded before it is asked for. The function raises MalformedMessage where a message's sections are broken, and
+    DecodeError where one value is; neither happens for a message that ``scan`` and its sender's types are right about.
+    """
+    return _Lookup(data)
