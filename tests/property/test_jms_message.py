@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -15,7 +16,21 @@ from bascule.jms.ids import amqp_id, message_id_text
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.message import DESTINATION_KINDS, JmsMessage, decode_message, encode_message
 from bascule.jms.record import body_from_value, from_kafka_headers, kafka_headers, record_value
-from bascule.jms.sections import TIME_MAX_MS, MalformedMessage, scan
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    TIME_MAX_MS,
+    VALUE,
+    MalformedMessage,
+    places,
+    scan,
+    section_bytes,
+)  # fmt: skip
 from bascule.jms.selector.numbers import single
 
 
@@ -143,3 +158,34 @@ def test_hostile_bytes_are_refused_and_never_anything_else(message: JmsMessage, 
         kafka_headers(decode_message(bytes(octets)))
     except (MalformedMessage, InvalidInput):
         pass
+
+
+#: Each section with a value of its form, and with any other.
+FORMS = {
+    HEADER: st.lists(SCALARS, max_size=6),
+    MESSAGE_ANNOTATIONS: st.dictionaries(SCALARS | st.just(Symbol("x-opt-jms-msg-type")), integers(Byte, 3) | SCALARS, max_size=3),
+    PROPERTIES: st.lists(SCALARS, max_size=14),
+    APPLICATION_PROPERTIES: st.dictionaries(TEXT | SCALARS, SCALARS, max_size=3),
+    DATA: st.binary(max_size=4),
+    SEQUENCE: st.lists(ITEMS, max_size=3),
+    VALUE: ITEMS,
+    FOOTER: st.dictionaries(SCALARS, SCALARS, max_size=2),
+}
+ONE_SECTION = st.sampled_from([*FORMS]).flatmap(lambda code: st.builds(section_bytes, st.just(code), FORMS[code] | ITEMS))
+
+
+@settings(max_examples=500)
+@given(st.lists(ONE_SECTION, max_size=5))
+def test_whatever_the_sections_are_the_decoder_raises_nothing_but_its_own(sections: list[bytes]) -> None:
+    with suppress(InvalidInput):
+        kafka_headers(decode_message(b"".join(sections)))
+
+
+@settings(max_examples=500)
+@given(st.lists(ONE_SECTION, min_size=2, max_size=3).map(b"".join))
+def test_a_body_that_the_door_lets_in_is_of_one_kind(octets: bytes) -> None:
+    with suppress(MalformedMessage):
+        scan(octets)
+        bodies = [section for section, _, _ in places(octets) if section in (DATA, SEQUENCE, VALUE)]
+        assert len(set(bodies)) < 2
+        assert bodies.count(VALUE) < 2

@@ -28,7 +28,7 @@ from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.xid import Xid
-from bascule.jms.sections import scan
+from bascule.jms.sections import group_of
 from bascule.journal.branches import Ended, Ending, Prepared, Received, decode_prepared, ended_entry, prepared_entry
 from bascule.journal.records import Send, SendFlag, entries
 
@@ -329,7 +329,7 @@ def _drafts(entry: bytes) -> list[Draft]:
     prepared = _prepared(entry)
     drafts = []
     for send in prepared.sends:
-        group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
+        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
         message = Message(send.body, send.priority, send.expiry_ms, group)
         durable = bool(send.flags & SendFlag.DURABLE)
         drafts.append(

@@ -42,7 +42,7 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
-from bascule.jms.sections import MalformedMessage, Scan, application_property, scan
+from bascule.jms.sections import MalformedMessage, Scan, application_property, group_of
 from bascule.journal.records import (
     MESSAGES_PER_RECORD_MAX,
     Send,
@@ -442,7 +442,7 @@ class Engine(Destinations):
         route = self.addresses.route(send.address, routing)
         if not route.queues and not keep:
             return
-        group = scan(send.body).group_id if send.flags & SendFlag.GROUPED else None
+        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
         expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
         message = Message(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
         taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)

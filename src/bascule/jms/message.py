@@ -19,6 +19,7 @@ from bascule.jms.sections import (
     APPLICATION_PROPERTIES,
     DATA,
     DEFAULT_PRIORITY,
+    FOLLOWERS,
     HEADER,
     MALFORMED,
     MESSAGE_ANNOTATIONS,
@@ -30,6 +31,7 @@ from bascule.jms.sections import (
     header_bytes,
     header_fields,
     malformed,
+    misplaced,
     places,
     property_fields,
     section_bytes,
@@ -135,6 +137,8 @@ def decode_message(data: bytes) -> JmsMessage:
             elif section == APPLICATION_PROPERTIES:
                 properties = _string_keys(decode(data, start)[0])
             elif section in (DATA, SEQUENCE, VALUE):
+                if body and section not in FOLLOWERS[body[-1][0]]:
+                    raise misplaced(section, body[-1][0])
                 body.append(place)
         except MALFORMED as error:
             raise malformed(section, start, error) from None

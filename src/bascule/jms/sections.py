@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -66,7 +66,11 @@ _FORMS: Final = {
     HEADER: _LISTS, DELIVERY_ANNOTATIONS: _MAPS, MESSAGE_ANNOTATIONS: _MAPS, PROPERTIES: _LISTS, APPLICATION_PROPERTIES: _MAPS,
     DATA: frozenset({BINARY8, BINARY32}), SEQUENCE: _LISTS, VALUE: range(256), FOOTER: _MAPS,
 }  # fmt: skip
-_REPEATED: Final = frozenset({DATA, SEQUENCE})
+#: What may follow each section, or stand first: each once and in order, and one kind of body (AMQP 1.0 part 3, section 3.2).
+FOLLOWERS: Final[Mapping[int, Container[int]]] = {
+    0: range(HEADER, FOOTER + 1), **{section: range(section + 1, FOOTER + 1) for section in NAMES},
+    DATA: (DATA, FOOTER), SEQUENCE: (SEQUENCE, FOOTER), VALUE: (FOOTER,),
+}  # fmt: skip
 #: Types whose size stands in the byte after the constructor code.
 _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
 #: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
@@ -130,7 +134,10 @@ _make_scan: Final = Scan._make
 
 
 def scan(data: bytes) -> Scan:
-    """The facts of a message. Raises MalformedMessage."""
+    """The facts of a message that comes in, which must be one by every rule. Raises MalformedMessage.
+
+    For those that have been taken there are ``head_of`` and ``group_of``: a rule that is new must not hold against them.
+    """
     size = len(data)
     header = NO_HEADER
     properties = _NO_PROPERTIES
@@ -144,8 +151,8 @@ def scan(data: bytes) -> Scan:
                 start = position + 3
             else:
                 section, start = _descriptor(data, position)
-            if section <= before and not (section == before and section in _REPEATED):
-                raise ValueError(f"may not follow {NAMES[before]}")
+            if section not in FOLLOWERS[before]:
+                raise misplaced(section, before)
             code = data[start]
             if code not in _FORMS[section]:
                 raise ValueError(f"type code 0x{code:02x}")
@@ -170,7 +177,7 @@ def scan(data: bytes) -> Scan:
 
 
 def places(data: bytes) -> list[tuple[int, int, int]]:
-    """(section, start of its value, end) of each section, in order. Raises MalformedMessage."""
+    """(section, start of its value, end) of each section, as they stand. Raises MalformedMessage."""
     found = []
     position = section = 0
     try:
@@ -181,13 +188,40 @@ def places(data: bytes) -> list[tuple[int, int, int]]:
             else:
                 section, start = _descriptor(data, position)
             end = skip(data, start)
-            if section not in NAMES or end > len(data):
-                raise ValueError("unknown" if section not in NAMES else f"runs {end - len(data)} bytes past the end of the message")
+            if data[start] not in _FORMS[section]:
+                raise ValueError(f"type code 0x{data[start]:02x}")
+            if end > len(data):
+                raise ValueError(f"runs {end - len(data)} bytes past the end of the message")
             found.append((section, start, end))
             position = end
     except MALFORMED as error:
         raise malformed(section, position, error) from None
     return found
+
+
+def misplaced(section: int, before: int) -> ValueError:
+    """What is wrong with a section that is none of the FOLLOWERS of the one before."""
+    return ValueError(f"may not follow {NAMES[before]}" if section in NAMES else "unknown")
+
+
+def head_of(data: bytes) -> tuple[tuple[bool, int, int, bool, int], int]:
+    """Of a message that has been taken: its header's fields, and where header and delivery annotations end. Raises MalformedMessage."""
+    header, end = NO_HEADER, 0
+    for section, start, behind in places(data):
+        if section > DELIVERY_ANNOTATIONS:
+            break
+        if section == HEADER:
+            header = header_fields(data[start:behind])
+        end = behind
+    return header, end
+
+
+def group_of(data: bytes) -> str | None:
+    """The group of a message that has been taken. Raises MalformedMessage."""
+    for section, start, end in places(data):
+        if section == PROPERTIES:
+            return _properties(data, start, end)[-1]
+    return None
 
 
 def malformed(section: int, position: int, error: Exception) -> MalformedMessage:

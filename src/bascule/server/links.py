@@ -15,7 +15,7 @@ from bascule.broker.message import Message
 from bascule.broker.queue import Consumer, Queue
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.jms.sections import header_bytes, scan
+from bascule.jms.sections import head_of, header_bytes
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -155,9 +155,9 @@ class ConsumerLink:
         body = engine.bodies.read(message)
         parts: bytes | tuple[bytes, ...] = body
         if delivery_count:
-            facts = scan(body)
-            header = header_bytes(facts.durable, message.priority, facts.ttl_ms, False, delivery_count)
-            parts = (header, body[facts.body_start :])
+            (durable, _, ttl_ms, *_), body_start = head_of(body)
+            header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
+            parts = (header, body[body_start:])
         self.link.send(parts, context=(self.consumer, message), settled=self.settled)
         if self.settled:
             assert self.consumer is not None

@@ -10,7 +10,7 @@ from bascule.broker import queue as queue_module
 from bascule.broker import snapshot as snapshots
 from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
-from bascule.jms.sections import scan
+from bascule.jms.sections import VALUE, scan, section_bytes
 from bascule.journal.records import DamagedRecord, Kind, NewerRecord, encode_record
 
 
@@ -19,6 +19,17 @@ def test_messages_come_back_in_order_after_a_crash(bench: Bench) -> None:
         bench.fill(content, priority=priority)
     bench.crash()
     assert bench.got(bench.consumer()) == [2, 1, 3]
+
+
+def test_a_message_that_would_not_be_taken_today_comes_back_all_the_same(bench: Bench) -> None:
+    plain = bench.encode("taken", group="g")
+    mixed = plain + section_bytes(VALUE, "one body too many")
+    bench.engine.send(bench.queue().name, Routing.ANYCAST, mixed, scan(plain), "client", bench.sender, 1, None)
+    bench.broker.settle()
+    bench.crash()
+    consumer = bench.consumer()
+    assert bench.got(consumer) == ["taken"]
+    assert [message.group for message in consumer.messages] == ["g"]
 
 
 def test_what_may_have_been_delivered_comes_back_redelivered_and_the_rest_does_not(bench: Bench) -> None:

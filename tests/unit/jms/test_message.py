@@ -200,6 +200,13 @@ BROKEN = {
     "unknown kind": (section_bytes(MESSAGE_ANNOTATIONS, {KIND: Byte(9)}), "x-opt-jms-msg-type 9"),
     "properties with a list": (section_bytes(PROPERTIES, [["id"]]), "field 0 is of type list"),
     "property names that are none": (section_bytes(APPLICATION_PROPERTIES, {1: "x"}), "key of type int"),
+    "data that is text": (section_bytes(DATA, "abc"), "section data at byte 0: type code 0xa1"),
+    "a sequence that is a number": (section_bytes(SEQUENCE, 5), "section amqp-sequence at byte 0: type code"),
+    "a value after data": (section_bytes(DATA, b"abc") + section_bytes(VALUE, "x"), "amqp-value at byte 11: may not follow data"),
+    "a binary value after data": (section_bytes(DATA, b"abc") + section_bytes(VALUE, b"x"), "may not follow data"),
+    "a sequence after data": (section_bytes(DATA, b"abc") + section_bytes(SEQUENCE, [1]), "may not follow data"),
+    "a value after a sequence": (section_bytes(SEQUENCE, [1]) + section_bytes(VALUE, True), "may not follow amqp-sequence"),
+    "two values": (section_bytes(VALUE, 1) * 2, "may not follow amqp-value"),
     "cut off value": (b"\x00\x53\x74\xc1\x04\x02\xa1\x05a", "application-properties"),
 }  # fmt: skip
 

@@ -18,9 +18,12 @@ from bascule.jms.sections import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    SEQUENCE,
     VALUE,
     MalformedMessage,
     application_property,
+    group_of,
+    head_of,
     header_bytes,
     places,
     scan,
@@ -113,6 +116,12 @@ BROKEN = {
     "a header of six fields": (section_bytes(HEADER, [True, None, None, None, None, "x"]), "header at byte 0: 6 fields, there are 5"),
     "two headers": (section_bytes(HEADER, []) * 2, "may not follow header"),
     "body after the footer": (section_bytes(FOOTER, {}) + section_bytes(VALUE, 1), "may not follow footer"),
+    "a value after data": (section_bytes(DATA, b"abc") + section_bytes(VALUE, b"x"), "amqp-value at byte 8: may not follow data"),
+    "a sequence after data": (section_bytes(DATA, b"abc") + section_bytes(SEQUENCE, [1]), "amqp-sequence at byte 8: may not follow data"),
+    "a value after a sequence": (section_bytes(SEQUENCE, [1]) + section_bytes(VALUE, [1]), "may not follow amqp-sequence"),
+    "data after a sequence": (section_bytes(SEQUENCE, [1]) + section_bytes(DATA, b"abc"), "may not follow amqp-sequence"),
+    "two values": (section_bytes(VALUE, 1) * 2, "may not follow amqp-value"),
+    "an unknown section behind others": (section_bytes(HEADER, []) + b"\x00\x53\x99\x45", "0x99 at byte 4: unknown"),
     "an address that is a number": (section_bytes(PROPERTIES, [None, None, 5]), "int at byte 8 where str is right"),
     "a field too many": (section_bytes(PROPERTIES, [None] * 14), "14 fields"),
     "fields that are fewer than counted": (b"\x00\x53\x73\xc0\x02\x05\x40", "properties at byte 0"),
@@ -132,6 +141,24 @@ def test_a_broken_message_is_refused_by_section_and_byte(name: str) -> None:
         scan(data)
     assert reason in str(caught.value)
     assert caught.value.condition == "amqp:decode-error"
+
+
+@pytest.mark.parametrize("section", [DATA, SEQUENCE])
+def test_a_body_may_come_in_several_sections_of_one_kind(section: int) -> None:
+    body = section_bytes(section, b"x" if section == DATA else [1])
+    scan(section_bytes(HEADER, []) + body * 3 + section_bytes(FOOTER, {}))
+
+
+@pytest.mark.parametrize("name", ["mixed body", "subject that is no text"])
+def test_what_was_taken_once_is_read_again_however_strict_the_door_is_by_now(name: str) -> None:
+    properties = bytes.fromhex("005373c0110b404040a101ff") + b"\x40" * 6 + b"\xa1\x02g1"
+    assert scan(properties).group_id == "g1"
+    start = section_bytes(HEADER, [True, None, UInt(5)]) + section_bytes(DELIVERY_ANNOTATIONS, {Symbol("x-opt-hop"): 1})
+    message = start + properties + section_bytes(DATA, b"x") + (section_bytes(VALUE, 1) if name == "mixed body" else b"")
+    assert group_of(message) == "g1"
+    assert head_of(message) == ((True, 4, 5, False, 0), len(start))
+    assert group_of(section_bytes(DATA, b"x")) is None
+    assert head_of(section_bytes(DATA, b"x")) == ((False, 4, 0, False, 0), 0)
 
 
 def test_a_message_cut_off_anywhere_is_refused_or_ends_at_a_section() -> None:

@@ -9,6 +9,7 @@ import pytest
 from bascule.core.destination import Routing
 from bascule.core.topics import DECISIONS, OUTBOUND
 from bascule.jms.message import JmsMessage, encode_message
+from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
 from bascule.journal.records import (
     HEADER_SIZE,
     DamagedRecord,
@@ -169,6 +170,13 @@ def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address
     assert output.topic == "dead"
     assert b"no name for a Kafka topic" in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
     assert headers["__connect.errors.connector.name"] == b"d"
+
+
+@pytest.mark.parametrize("other", [section_bytes(SEQUENCE, [1]), section_bytes(VALUE, "x"), section_bytes(VALUE, b"x")])
+def test_a_message_with_two_kinds_of_body_is_dead_lettered(other: bytes) -> None:
+    (output,) = outputs(Divert("d", "a.b"), send()._replace(body=section_bytes(DATA, b"abc") + other))
+    assert output.topic == "dead"
+    assert b"may not follow data" in dict(output.headers)["__connect.errors.exception.message"]
 
 
 def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
