@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -10,11 +11,20 @@ from confluent_kafka import KafkaError
 from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable, end_open_transactions
+from bascule.kafka.transactional import (
+    COORDINATOR_TIMEOUT_S,
+    Output,
+    PositionMoved,
+    TransactionalWriter,
+    Unwritable,
+    end_open_transactions,
+)  # fmt: skip
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.testing.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
 
 KEY = "divert:a/journal/0"
 BEGIN, MIDDLE, END = (Position("journal", "id", 0, offset) for offset in (0, 5, 9))
@@ -94,6 +104,34 @@ def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(pl
     assert {at: fault.code() for at, fault in refused.value.faults.items()} == {1: KafkaError.MSG_SIZE_TOO_LARGE}
     writer.write(place.outputs("1", "2", "3"), BEGIN, MIDDLE)
     assert place.values("3") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("bad", [0, 2500, 4999])
+def test_among_thousands_a_record_that_kafka_refuses_is_named_before_any_time_limit(
+    place: Place, writer: TransactionalWriter, bad: int
+) -> None:
+    outputs = place.outputs(*("x" * (2 * RECORD_BYTES_MAX if each == bad else 1) for each in range(5000)))
+    begun_s = time.monotonic()
+    with pytest.raises(Unwritable) as refused:
+        writer.write(outputs, BEGIN, MIDDLE)
+    assert time.monotonic() - begun_s < COORDINATOR_TIMEOUT_S
+    assert {at: fault.code() for at, fault in refused.value.faults.items()} == {bad: KafkaError.MSG_SIZE_TOO_LARGE}
+
+
+def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
+    kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 12
+    monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", DELAY_S * count / 2)
+    with KafkaProxy(kafka.port) as proxy:
+        settings = {"bootstrap.servers": proxy.bootstrap, "batch.num.messages": 1}
+        names = place.pipelines.transactional_id(KEY), place.pipelines.positions_topic, KEY
+        with closing(TransactionalWriter(settings, *names)) as writer:
+            assert writer.current() == BEGIN
+            proxy.inject(Api.PRODUCE, Action.DELAY, times=count)
+            writer.write(place.outputs(*map(str, range(count))), BEGIN, MIDDLE)
+        assert proxy.passed[Api.INIT_PRODUCER_ID] == 1  # not a second try
+    assert place.values("11") == [str(each) for each in range(count)]
 
 
 def test_a_twin_that_was_faster_leaves_nothing_to_do(place: Place, writer: TransactionalWriter) -> None:

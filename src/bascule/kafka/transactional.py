@@ -26,8 +26,14 @@ from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
 TRANSACTION_TIMEOUT_MS = 30_000
-#: How long one request to the coordinator may take before the incarnation is given up.
+#: The same where a first try has failed: time for hundreds of MiB, or for 100,000 records one by one at 10 ms each way.
+LONG_TRANSACTION_TIMEOUT_MS = 300_000
+#: How long one request to the coordinator may take, or Kafka take no record, before the incarnation is given up.
 COORDINATOR_TIMEOUT_S = 20.0
+#: How long a wait for records to be taken lasts before a look whether any were.
+PROGRESS_S = 0.5
+#: The report that names a refused record may be on its way when the client refuses the next one.
+REPORT_S = 1.0
 #: To abort a transaction: longer than a Kafka that works needs; after that it is left to time out.
 END_TIMEOUT_S = 5.0
 ENDED_AT_ONCE = 8
@@ -107,7 +113,6 @@ class TransactionalWriter:
             "reconnect.backoff.ms": 10,
             **kafka,
             "transactional.id": transactional_id,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "enable.idempotence": True,
             "acks": "all",
         }
@@ -115,6 +120,7 @@ class TransactionalWriter:
         self._next: Future[_Incarnation] | None = None
         self._spent: Producer | None = None
         self._careful = False
+        self._timeout_ms = TRANSACTION_TIMEOUT_MS
         #: How many outputs of the transaction at hand the present incarnation has taken; None before it has begun.
         self._taken: int | None = None
 
@@ -184,11 +190,12 @@ class TransactionalWriter:
             except KafkaException as error:
                 self._drop()
                 if faults:
-                    self._careful = False
+                    self._at_ease()
                     raise Unwritable(faults) from error
                 if time.monotonic() + pause_s > deadline:
                     raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
                 tried = True
+                self._timeout_ms = LONG_TRANSACTION_TIMEOUT_MS
                 if error.args[0].code() in _FENCED:
                     # Two that contend must not fence each other in step for ever.
                     time.sleep(random.uniform(0, pause_s))
@@ -197,7 +204,7 @@ class TransactionalWriter:
                 self._careful = True
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._careful = False
+        self._at_ease()
         self._drop()
 
     def abandon(self) -> None:
@@ -223,13 +230,23 @@ class TransactionalWriter:
         faults: dict[int, KafkaError] | None,
     ) -> None:
         crash.point("writer.position.read")
-        self._hand_over(producer, outputs, faults)
-        crash.point("writer.produce.after")
-        produce = patient(producer)
-        for name, position in positions.items():
-            produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
-        crash.point("writer.commit.before")
-        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
+        try:
+            self._hand_over(producer, outputs, faults)
+            crash.point("writer.produce.after")
+            # Before the positions: who reads those beside them waits while they are in an open transaction.
+            left = len(producer)
+            while 0 < (now := producer.flush(PROGRESS_S)) < left:
+                left = now
+            produce = patient(producer)
+            for name, position in positions.items():
+                produce(self._topic, position.encode() if position else None, name.encode(), position_partition(name))
+            crash.point("writer.commit.before")
+            _commit(producer)
+        except KafkaException as error:
+            deadline = time.monotonic() + REPORT_S
+            while faults is not None and not faults and time.monotonic() < deadline:
+                producer.poll(REPORT_S)
+            raise _cause(producer, error) from error
         crash.point("writer.commit.after")
 
     def _hand_over(self, producer: Producer, outputs: Sequence[Output], faults: dict[int, KafkaError] | None) -> None:
@@ -271,7 +288,8 @@ class TransactionalWriter:
             # The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
             time.sleep(_SETTLE_S)
         # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
-        producer = Producer({**self._producer_settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=_log)
+        settings = {**self._producer_settings, "transaction.timeout.ms": self._timeout_ms}
+        producer = Producer({**settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=_log)
         # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again. The bootstrap connection
         # answers the first request and is then replaced by the broker's own, which answers the second: 20 ms instead of 60 or 510.
         for _ in range(2):
@@ -281,6 +299,10 @@ class TransactionalWriter:
         crash.point("writer.init.after")
         # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
         return _Incarnation(producer, self._reader.read())
+
+    def _at_ease(self) -> None:
+        self._careful = False
+        self._timeout_ms = TRANSACTION_TIMEOUT_MS
 
     def _drop(self) -> None:
         """Ends the present incarnation; its client is closed by the thread that prepares the next one."""
@@ -301,6 +323,31 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
 
     with ThreadPoolExecutor(ENDED_AT_ONCE) as pool:
         list(pool.map(end, transactional_ids))
+
+
+def _commit(producer: Producer) -> None:
+    """Commits, for as long as Kafka goes on taking what is still to be delivered. Raises KafkaException."""
+    left, since = len(producer), time.monotonic()
+    while True:
+        try:
+            producer.commit_transaction(PROGRESS_S)
+            return
+        except KafkaException as error:
+            now = len(producer)
+            if now < left:
+                left, since = now, time.monotonic()
+            if not error.args[0].retriable() or time.monotonic() - since > COORDINATOR_TIMEOUT_S:
+                raise
+
+
+def _cause(producer: Producer, error: KafkaException) -> KafkaException:
+    """Why there is nothing to commit any more: a client says so of the next record, and only to a commit why."""
+    if error.args[0].code() == KafkaError._STATE:
+        try:
+            producer.commit_transaction(PROGRESS_S)
+        except KafkaException as cause:
+            return cause
+    return error
 
 
 def _note(faults: dict[int, KafkaError], place: int, error: KafkaError) -> None:
