@@ -19,13 +19,11 @@ from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
-from bascule.core.topics import own_topics
+from bascule.core.topics import MESSAGE_BYTES_MAX, own_topics
 
 MIB = 1 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
 QUEUES_MAX = 65_535
-#: A message travels in one journal record, and Kafka's own record limit is raised to 70 MiB (embedded) for it.
-MESSAGE_BYTES_MAX = 64 * MIB
 
 
 def is_loopback(host: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-#: A journal record holds a whole transaction, as large as the largest message, 64 MiB; the rest is for what stands around it.
+#: A message travels in one journal record, for which Kafka's own limit is raised.
+MESSAGE_BYTES_MAX = 64 << 20
+#: A journal record holds a whole transaction, as large as the largest message; the rest is for what stands around it.
 RECORD_BYTES_MAX = 70 << 20
 XA_PREFIX = "bascule.xa"
 #: The decision log of transactions.

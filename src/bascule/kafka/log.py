@@ -129,8 +129,12 @@ class PartitionReader:
     """Reads one partition from an offset on, up to the high watermark if asked (never only to the last stable offset)."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False) -> None:
+        """Raises Unavailable where no client can be made, as without file descriptors."""
         isolation = "read_committed" if committed_only else "read_uncommitted"
-        self._consumer = Consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
+        try:
+            self._consumer = Consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
+        except KafkaException as error:
+            raise Unavailable(f"no client to read {topic}: {error}") from error
         self._topic = topic
         self._partition = partition
         self.at_end = False  # the last read came to the end of what can be read

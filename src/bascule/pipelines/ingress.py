@@ -17,6 +17,7 @@ from bascule.amqp.types import Int
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.jms.message import PERSISTENT, JmsMessage, encode_message
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
@@ -52,12 +53,20 @@ class KafkaRecord(NamedTuple):
 class IngressEngine:
     """Kafka records to JMS messages for one ingress."""
 
-    def __init__(self, ingress: Ingress, bridge_id: str, ingress_topic: str, dead_letter_topic: str | None) -> None:
-        """Without a dead-letter topic a record that cannot be carried raises BadRecord."""
+    def __init__(
+        self,
+        ingress: Ingress,
+        bridge_id: str,
+        ingress_topic: str,
+        dead_letter_topic: str | None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        """Without a dead-letter topic a record that cannot be carried raises BadRecord, also one that makes too large a message."""
         self._ingress = ingress
         self._own = (ORIGIN_HEADER, bridge_id.encode())
         self._ingress_topic = ingress_topic
         self._dead_letter_topic = dead_letter_topic
+        self._message_bytes_max = message_bytes_max
         self._headers: Headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
 
     def output(self, record: KafkaRecord) -> Output | None:
@@ -95,14 +104,12 @@ class IngressEngine:
             flags, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
             Source(record.topic, record.partition, record.offset), encode_message(message),
         )  # fmt: skip
-        return encode_record(Kind.DATA, 0, 0, send_entry(send))
+        return ingress_record(send, self._message_bytes_max)
 
     def _direct(self, message: JmsMessage, record: KafkaRecord) -> tuple[str, Routing]:
         """Sets where the message goes and where an answer to it does. A header that says ``queue://`` or so decides the routing."""
         ingress = self._ingress
         address, kind = destination(_filled(ingress.target, record))
-        if not 0 < len(address.encode()) <= ADDRESS_BYTES_MAX:
-            raise BadRecord(f"an address has 1 to {ADDRESS_BYTES_MAX} bytes, {address!r:.60} does not")
         routing = ingress.routing if kind is None else _ROUTING_OF_KIND[kind]
         message.destination, message.destination_kind = address, kind or _DESTINATION_KIND[routing]
         if ingress.reply_to:
@@ -110,6 +117,15 @@ class IngressEngine:
                 message.reply_to, kind = destination(_filled(ingress.reply_to, record))
                 message.reply_to_kind = kind or _DESTINATION_KIND[Routing.ANYCAST]
         return address, routing
+
+
+def ingress_record(send: Send, message_bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
+    """A record of ``bascule.ingress``. Raises BadRecord for a message that the broker would have no room for in its journal."""
+    if not 0 < len(send.address.encode()) <= ADDRESS_BYTES_MAX:
+        raise BadRecord(f"an address has 1 to {ADDRESS_BYTES_MAX} bytes, {send.address!r:.60} does not")
+    if len(send.body) > message_bytes_max:
+        raise BadRecord(f"a message of {len(send.body)} bytes; it may have {message_bytes_max}")
+    return encode_record(Kind.DATA, 0, 0, send_entry(send))
 
 
 class HeaderMissing(BadRecord):

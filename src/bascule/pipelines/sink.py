@@ -20,10 +20,10 @@ from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
-from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka.positions import Position, PositionLost, position_key
 from bascule.kafka.transactional import Output, TransactionalWriter
-from bascule.pipelines.ingress import UNBOUND_HEADER
+from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 
@@ -60,7 +60,7 @@ class DestinationWriter(DataSourceStreamWriter):
         self._kafka = dict(kafka)
 
     def write(self, iterator: Iterator[Row]) -> Encoded:
-        """Encodes a task's rows. Raises InvalidInput for one that is no JMS message."""
+        """Encodes a task's rows. Raises InvalidInput for one that is no JMS message, BadRecord for one that the broker could not take."""
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context else None
         if not query:
@@ -125,7 +125,7 @@ class DestinationWriter(DataSourceStreamWriter):
             flags, self._routing, message.priority, 0, 0, 0, address, (), (), (),
             Source(f"sink:{self._id}", 0, 0), encode_message(message),
         )  # fmt: skip
-        return encode_record(Kind.DATA, 0, 0, send_entry(send))
+        return ingress_record(send)
 
 
 def _check_columns(schema: StructType, options: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bascule.core.destination import Routing
-from bascule.core.topics import own_topics
+from bascule.core.topics import MESSAGE_BYTES_MAX, own_topics
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -84,6 +84,7 @@ class Pipelines:
     ingresses: tuple[Ingress, ...] = ()
     prefix: str = "bascule"
     limits: Limits = Limits()
+    message_bytes_max: int = MESSAGE_BYTES_MAX
     dead_letter_topic: str = "bascule.dead-letter"
     stop_on_error: bool = False
     target_partitions: int = 1
@@ -142,6 +143,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
         ),
         prefix=settings.journal.prefix,
         limits=Limits(run.transaction_records, run.transaction_bytes, run.transaction_s),
+        message_bytes_max=settings.broker.max_message_bytes,
         dead_letter_topic=settings.dead_letter_topic,
         stop_on_error=run.on_error == "stop",
         target_partitions=run.target_partitions,

@@ -209,7 +209,9 @@ class IngressTask:
         """Takes the rows of each source partition in order."""
         pipelines = self.pipelines
         claims = {(claim.topic, claim.partition): claim for claim in self.claims}
-        engine = IngressEngine(self.ingress, pipelines.bridge_id, pipelines.ingress_topic, _dead_letter_topic(pipelines))
+        engine = IngressEngine(
+            self.ingress, pipelines.bridge_id, pipelines.ingress_topic, _dead_letter_topic(pipelines), pipelines.message_bytes_max
+        )
         carriers: dict[tuple[str, int], Carrier] = {}
         records = 0
         with ExitStack() as opened:

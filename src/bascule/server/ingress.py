@@ -6,10 +6,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from bascule.broker.engine import Engine
+from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
@@ -52,46 +54,49 @@ class IngressTail:
     def _run(self) -> None:
         position = self._engine.ingress_positions.get(self._partition, 0)
         while not self._ending.is_set():
-            reader = PartitionReader(self._kafka, self._topic, self._partition, committed_only=True)
             try:
-                reader.seek(position)
-                while not self._ending.is_set():
-                    self._failure = ""
-                    for next_offset, sends in self._chunks(reader):
-                        self._hand_over(next_offset, sends)
-                        position = next_offset
+                with closing(PartitionReader(self._kafka, self._topic, self._partition, committed_only=True)) as reader:
+                    reader.seek(position)
+                    while not self._ending.is_set():
+                        self._failure = ""
+                        for next_offset, sends in self._chunks(reader):
+                            self._hand_over(next_offset, sends)
+                            position = next_offset
             except Unavailable as error:
                 self._failure = str(error)
                 log.warning("ingress: %s; reading on from offset %d", error, position)
                 self._ending.wait(1.0)
-            except (BasculeError, RuntimeError) as error:
+            except Exception as error:
                 # Nothing is passed over silently: the tail stands still here until somebody looks.
-                self._failure = f"ingress {self._topic} stands still at offset {position}: {error}"
-                log.error("%s", self._failure)
+                self._failure = f"ingress {self._topic} stands still: {error}"
+                log.error("%s", self._failure, exc_info=not isinstance(error, BasculeError))
                 return
-            finally:
-                reader.close()
 
-    def _chunks(self, reader: PartitionReader) -> list[Chunk]:
-        """What has come, gathered to chunks."""
-        chunks: list[Chunk] = []
+    def _chunks(self, reader: PartitionReader) -> Iterator[Chunk]:
+        """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
         sends: list[tuple[Send, bool]] = []
         size_bytes = 0
         next_offset = -1
+        fault: BasculeError | None = None
         for message in reader.read(1000, READ_S):
             offset = message.offset()
             assert offset is not None
             keep = dict(message.headers() or ()).get("unbound") == b"keep"
-            found = self._sends(offset, message.value())
+            try:
+                found = self._sends(offset, message.value())
+            except BasculeError as error:
+                fault = type(error)(f"offset {offset}: {error}")
+                break
             sends.extend((send, keep) for send in found)
             size_bytes += sum(len(send.body) for send in found)
             next_offset = offset + 1
             if size_bytes > CHUNK_BYTES:
-                chunks.append((next_offset, sends))
+                yield next_offset, sends
                 sends, size_bytes, next_offset = [], 0, -1
         if next_offset >= 0:
-            chunks.append((next_offset, sends))
-        return chunks
+            yield next_offset, sends
+        if fault is not None:
+            raise fault
 
     def _sends(self, offset: int, value: bytes | None) -> list[Send]:
         try:
@@ -100,7 +105,12 @@ class IngressTail:
             log.error("ingress %s, offset %d: foreign record passed over: %s", self._topic, offset, error)
             return []
         assert value is not None
-        return [decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND]
+        sends = [decode_send(value, start, end) for op, start, end in entries(value) if op == Op.SEND]
+        limit = self._engine.policy.transaction_bytes_max
+        for send in sends:
+            if len(send.body) > limit:
+                raise ResourceLimit(f"a message of {len(send.body)} bytes; the journal has room for {limit}")
+        return sends
 
     def _hand_over(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         while not self._room.acquire(timeout=READ_S):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bascule.config.settings import Settings
 from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
@@ -15,7 +16,7 @@ from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord, property_name
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.queries import is_fatal, short
-from bascule.pipelines.spec import Ingress
+from bascule.pipelines.spec import Ingress, from_settings
 
 RECORD = KafkaRecord("topic.a", 3, 42, 1_700_000_000_000, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")])
 
@@ -54,6 +55,20 @@ def test_records_of_one_key_are_a_message_group() -> None:
 @pytest.mark.parametrize(("body", "expected"), [("bytes", b'{"n": 1, "s": "t"}'), ("map", {"n": 1, "s": "t"})])
 def test_the_body_is_what_the_ingress_chooses(body: str, expected: object) -> None:
     assert decode_message(sent(RECORD, body=body).body).body == expected
+
+
+def test_a_record_that_makes_a_larger_message_than_the_broker_takes_is_dead_lettered() -> None:
+    small = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead", message_bytes_max=len(sent(RECORD).body))
+    output, larger = small.output(RECORD), small.output(RECORD._replace(value=b"x" * 1000))
+    assert output is not None
+    assert larger is not None
+    assert (output.topic, larger.topic) == ("ingress", "dead")
+    assert b"; it may have " in dict(larger.headers)["__connect.errors.exception.message"]  # type: ignore[operator]
+
+
+def test_the_largest_message_of_an_ingress_is_that_of_the_broker() -> None:
+    settings = Settings.model_validate({"broker": {"max_message_bytes": 1 << 20}})
+    assert from_settings(settings, "kafka:9092").message_bytes_max == 1 << 20
 
 
 def test_what_this_bridge_wrote_is_left_out() -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
 from bascule.core.destination import Routing
+from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.server import ingress
-from bascule.server.ingress import CHUNKS_MAX, IngressTail
+from bascule.server.ingress import CHUNK_BYTES, CHUNKS_MAX, IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 SENDS = 3 * CHUNKS_MAX
@@ -23,12 +25,13 @@ PATIENCE_S = 30.0
 class Record:
     """One of ``bascule.ingress``, for a queue."""
 
-    def __init__(self, offset: int, address: str) -> None:
-        send = Send(
-            SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), message_bytes(offset)
-        )  # fmt: skip
+    def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False) -> None:
+        body = message_bytes(offset if content is None else content)
+        send = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
         self._offset = offset
         self._value = encode_record(Kind.DATA, 0, 0, send_entry(send))
+        if damaged:
+            self._value = self._value[:-1] + b"!"
 
     def offset(self) -> int:
         return self._offset
@@ -68,8 +71,13 @@ async def until(broker: BrokerInMemory, true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def run(policy: Policy, check: Callable[[BrokerInMemory, IngressTail], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "PartitionReader", Reader)
+def run(
+    policy: Policy,
+    check: Callable[[BrokerInMemory, IngressTail], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    reader: type[Reader] = Reader,
+) -> None:
+    monkeypatch.setattr(ingress, "PartitionReader", reader)
 
     async def tailed() -> None:
         broker = BrokerInMemory(policy=policy)
@@ -140,3 +148,47 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
         await until(broker, lambda: broker.engine.ingress_positions == {0: 8})
 
     run(Policy(AddressSettings(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (Record(3, "q", damaged=True), "offset 3: checksum"),
+        (Record(3, "q", "x" * 2000), "offset 3: a message of 2015 bytes; the journal has room for 1000"),
+    ],
+    ids=["damaged", "too large"],
+)
+def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
+    bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AllAtOnce(Reader):
+        def read(self, count: int, timeout_s: float) -> list[Record]:
+            return [Record(0, "q"), Record(1, "q"), bad, Record(4, "q")]
+
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        queue = broker.engine.queue("q")
+        await until(broker, lambda: tail.failure != "" and queue.held_messages == 2)
+        assert tail.failure.startswith(f"ingress bascule.ingress stands still: {reason}")
+        assert broker.engine.ingress_positions == {0: 2}
+
+    run(Policy(transaction_bytes_max=1000), check, monkeypatch, AllAtOnce)
+
+
+def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
+    async def check() -> None:
+        broker = BrokerInMemory()
+        tail = IngressTail({"no.such.setting": "1"}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())
+        try:
+            await until(broker, lambda: "no client to read bascule.ingress" in tail.failure)
+            assert tail._thread.is_alive()
+        finally:
+            tail.close()
+
+    asyncio.run(check())
+
+
+def test_a_chunk_and_the_largest_message_are_one_record_of_the_journal() -> None:
+    before = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, "a" * 1024, (), (), (), Source("topic", 0, 0), b"x" * CHUNK_BYTES)
+    largest = before._replace(body=b"x" * MESSAGE_BYTES_MAX)
+    short = before._replace(body=b"")
+    assert len(encode_record(Kind.DATA, 0, 0, b"".join(map(send_entry, [before, *[short] * 998, largest])))) < RECORD_BYTES_MAX
