@@ -20,9 +20,9 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
 ) -> None:
     options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
 
-    def write(batch: int, query: str = "first") -> None:
+    def write(batch: int, query: str = "first", more: int = 0) -> None:
         writer = DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS)
-        writer.commit([Encoded((f"{query} {batch}".encode(),), query), Encoded((), query)], batch)
+        writer.commit([Encoded((f"{query} {batch}".encode(),), query), Encoded((b"more",) * more, query)], batch)
 
     for batch in (0, 0, 1, 2, 2):
         write(batch)
@@ -32,5 +32,7 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
         with pytest.raises(PositionLost, match="belongs to the query with the id 'first', this checkpoint is 'second'"):
             write(batch, "second")
     write(3)
+    with pytest.raises(PositionLost, match="has written batch 3 with 1 messages, and is given it with 2"):
+        write(3, more=1)
     with closing(Reader(kafka.bootstrap, f"{topic_prefix}.ingress")) as reader:
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]

@@ -36,7 +36,8 @@ class PositionTaken(BasculeError):
 class Position:
     """How far a pipeline has come in one source partition.
 
-    ``offset`` is the next one to take. ``epoch``, ``sequence`` and ``exclusive`` are where the journal's fence stands (unused elsewhere).
+    ``offset`` is the next one to take. ``epoch``, ``sequence`` and ``exclusive`` are where the journal's fence stands; a Spark
+    job's writer, which counts batches, keeps with ``sequence`` how many messages the last one had (-1: not known).
     ``members`` are the diverts that share the position, ``owner`` is the driver run that holds it.
     """
 

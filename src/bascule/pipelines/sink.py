@@ -2,7 +2,8 @@
 
 Exactly once, because the batch's messages and the number of the next batch are one Kafka transaction: a batch that Spark repeats after
 a crash finds its number taken and writes nothing. That holds as long as the query keeps its checkpoint, which gives a repeated batch
-the same rows under the same number; the writer knows the query by the id that Spark keeps there and refuses another one.
+the same rows under the same number; the writer knows the query by the id that Spark keeps there and refuses another one, and a batch that
+is not as large as when it was written.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from bascule.pipelines.spec import Pipelines
 #: The property of a task that names its query, the same as long as the checkpoint is.
 _QUERY_ID = "sql.streaming.queryId"
 _ROUTINGS = {"queue": Routing.ANYCAST, "topic": Routing.MULTICAST}
+#: What always helps, at the price of rows that are written twice or not at all: the job's start decides.
+_ANEW = "To begin anew give the writer another id, and the query a new checkpoint"
 _NAMES = frozenset({"value", "address", "message_id", "correlation_id", "type", "group_id", "reply_to", "priority", "properties"})
 
 
@@ -78,15 +81,12 @@ class DestinationWriter(DataSourceStreamWriter):
         writer = TransactionalWriter(self._kafka, f"{self._prefix}.{self._bridge}.{key}", f"{self._prefix}.positions", key)
         try:
             before = writer.current()
-            if before is None and batchId > 0:
-                raise PositionLost(f"writer {self._id!r} has no position, though its query comes to batch {batchId}: it was lost")
-            if before is not None:
-                self._check(before, query, batchId)
-                if batchId < before.offset:
-                    return
+            values = [value for message in encoded for value in message.values]
+            if is_written(self._id, before, query, batchId, len(values)):
+                return
             headers: Any = [(UNBOUND_HEADER, self._unbound.encode())]
-            outputs = [Output(f"{self._prefix}.ingress", None, value, headers) for message in encoded for value in message.values]
-            after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1)
+            outputs = [Output(f"{self._prefix}.ingress", None, value, headers) for value in values]
+            after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1, sequence=len(values))
             crash.point("sink.commit.before")
             writer.write(outputs, before, after)
             crash.point("sink.commit.after")
@@ -95,18 +95,6 @@ class DestinationWriter(DataSourceStreamWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing has been written."""
-
-    def _check(self, before: Position, query: str, batch: int) -> None:
-        if before.topic_id != query:
-            raise PositionLost(
-                f"writer {self._id!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
-                " restore the checkpoint, or give the writer another id"
-            )
-        if batch < before.offset - 1:
-            raise PositionLost(
-                f"writer {self._id!r} has written batch {before.offset - 1}, and is given batch {batch}: Spark repeats the last one only,"
-                " so the checkpoint is an older one: restore the newest, or give the writer another id"
-            )
 
     def _encoded(self, row: dict[str, Any]) -> bytes:
         address = row.get("address") or self._address
@@ -126,6 +114,37 @@ class DestinationWriter(DataSourceStreamWriter):
             Source(f"sink:{self._id}", 0, 0), encode_message(message),
         )  # fmt: skip
         return ingress_record(send)
+
+
+def is_written(writer: str, before: Position | None, query: str, batch: int, messages: int) -> bool:
+    """Whether a writer with the position ``before`` has written a batch of so many messages.
+
+    Raises PositionLost where it is no repeat of the last batch and not the one after it.
+    """
+    if before is None:
+        if batch == 0:
+            return False
+        raise PositionLost(
+            f"writer {writer!r} has no position, though its query comes to batch {batch}: it was lost, or the id is a new one"
+            f" and the checkpoint is not. {_ANEW}"
+        )
+    if before.topic_id != query:
+        raise PositionLost(
+            f"writer {writer!r} belongs to the query with the id {before.topic_id!r}, this checkpoint is {query!r}'s:"
+            f" restore the checkpoint. {_ANEW}"
+        )
+    if batch < before.offset - 1:
+        raise PositionLost(
+            f"writer {writer!r} has written batch {before.offset - 1}, and is given batch {batch}: Spark repeats the last one only,"
+            f" so the checkpoint is an older one: restore the newest. {_ANEW}"
+        )
+    # A position of an earlier version does not say how many they were.
+    if batch == before.offset - 1 and before.sequence not in (-1, messages):
+        raise PositionLost(
+            f"writer {writer!r} has written batch {batch} with {before.sequence} messages, and is given it with {messages}: the checkpoint"
+            f" is an older one, for which Spark has cut the batch anew, or the job does not make the same rows again. {_ANEW}"
+        )
+    return batch < before.offset
 
 
 def _check_columns(schema: StructType, options: Mapping[str, str]) -> None:

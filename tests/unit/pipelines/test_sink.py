@@ -1,0 +1,39 @@
+"""Which batch a Spark job's writer takes for a repeat, and which it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.kafka.positions import Position, PositionLost
+from bascule.pipelines.sink import is_written
+
+#: Batch 2 was the last, with five messages.
+WRITTEN = Position("batches", "mine", 0, 3, sequence=5)
+#: As an earlier version has left it.
+UNCOUNTED = Position("batches", "mine", 0, 3)
+
+
+def written(before: Position | None, batch: int, messages: int = 5, query: str = "mine") -> bool:
+    return is_written("w", before, query, batch, messages)
+
+
+def test_a_repeat_of_the_last_batch_is_known_by_its_number_and_size() -> None:
+    assert written(WRITTEN, 2)
+    assert written(UNCOUNTED, 2, messages=7)
+    assert not written(WRITTEN, 3, messages=7)
+    assert not written(None, 0)
+
+
+@pytest.mark.parametrize("messages", [0, 4, 6])
+def test_the_last_batch_with_another_number_of_messages_is_refused(messages: int) -> None:
+    with pytest.raises(PositionLost, match=f"has written batch 2 with 5 messages, and is given it with {messages}: .* older one"):
+        written(WRITTEN, 2, messages)
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "query"), [(WRITTEN, 1, "mine"), (WRITTEN, 2, "another"), (None, 7, "mine"), (WRITTEN, 0, "new")]
+)
+def test_what_begins_anew_needs_another_id_and_a_new_checkpoint(before: Position | None, batch: int, query: str) -> None:
+    with pytest.raises(PositionLost, match="another id, and the query a new checkpoint"):
+        written(before, batch, query=query)
+    assert not written(None, 0, query=query)
