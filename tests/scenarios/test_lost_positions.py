@@ -96,3 +96,25 @@ def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge
     with bridge.running(bridge.divert("x", exclusive=True)) as running:
         running.settle()
     assert bridge.carried("x") == ["1"]
+
+
+@pytest.mark.parametrize("renewed", [False, True], ids=["trimmed", "created again"])
+def test_diverts_whose_journal_is_gone_while_they_run_stop_and_do_not_try_again_for_ever(bridge: Bridge, renewed: bool) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    with bridge.running(bridge.divert("plain")) as running:
+        running.settle()
+        bridge.send("2")
+        if renewed:
+            bridge.renew()
+        else:
+            bridge.trim(bridge.end())
+        query = running.driver.queries[COMMON]
+        running.query(COMMON).fail(
+            "[STREAM_FAILED] Query terminated with exception: [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may be lost"
+        )
+        query.check()
+        query.restart()  # at once, without the pause
+        assert query.stopped is not None
+        assert query.stopped.startswith("PositionLost: ")
+        assert ("was deleted and created again" if renewed else "were deleted before they were taken") in query.stopped

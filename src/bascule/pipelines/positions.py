@@ -273,10 +273,21 @@ class Positions:
             return reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
-        """Diverts' position of this run as it is now; only who is told of this reading can move it. Raises PositionLost, PositionTaken."""
+        """Diverts' position of this run as it is now; only who is told of this reading can move it.
+
+        The journal is looked at, too: it may have been trimmed, or made anew, since the run began. Raises PositionLost, PositionTaken,
+        Unavailable.
+        """
         found = self._taken(key, self.common_key)
         if found is None:
             raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.positions_topic!r}")
+        topic = self.pipelines.journal_topic
+        topic_id = self.topics.ids([topic]).get(topic)
+        if topic_id is None:
+            raise Unavailable(f"there is no topic {topic!r} any more")
+        self._check(
+            key.partition("/")[0], topic, JOURNAL_PARTITION, topic_id, found, TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
+        )
         return found
 
     @property
