@@ -9,6 +9,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
 from bascule.kafka.positions import PositionLost
 from bascule.pipelines.sink import DestinationWriter, Encoded
 
@@ -36,3 +37,12 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
         write(3, more=1)
     with closing(Reader(kafka.bootstrap, f"{topic_prefix}.ingress")) as reader:
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]
+
+
+def test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing_else(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    topics = Topics({"bootstrap.servers": kafka.bootstrap})
+    before = topics.partitions().keys()
+    options = {"id": "w", "address": "q", "prefix": topic_prefix}
+    DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS).commit([Encoded((), "query")], 0)
+    made = topics.partitions().keys() - before
+    assert made - {"__transaction_state"} == {f"{topic_prefix}.positions", f"{topic_prefix}.ingress"}

@@ -13,11 +13,11 @@ import structlog
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
-from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
-from bascule.kafka.guards import Role, guard
+from bascule.kafka.guards import Role
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import (
     APART,
@@ -45,14 +45,6 @@ JOURNAL_PARTITION = 0
 TAKEN_AT_ONCE = 8
 #: Who looks after queries waits no longer for somebody's open transaction.
 IDLE_TIMEOUT_S = 5.0
-_UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
-#: As large as a journal record may be; the cluster's own limit still holds.
-_COMPACTED = {
-    "cleanup.policy": "compact",
-    # A reader begins with the whole partition: it is kept small. Kafka cleans closed segments only, and 1 MiB is the smallest.
-    "segment.bytes": str(1 << 20),
-    "min.cleanable.dirty.ratio": "0.01",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +102,18 @@ class Positions:
         """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
         pipelines = self.pipelines
         wanted = {
-            pipelines.positions_topic: (POSITION_PARTITIONS, _COMPACTED),
-            pipelines.ingress_topic: (1, {**_UNLIMITED, "max.message.bytes": str(RECORD_BYTES_MAX)}),
-            pipelines.dead_letter_topic: (1, {"max.message.bytes": str(RECORD_BYTES_MAX)}),
+            pipelines.positions_topic: own_topics.POSITIONS,
+            pipelines.ingress_topic: own_topics.INGRESS,
+            pipelines.dead_letter_topic: own_topics.DEAD_LETTERS,
         }
-        there = self.topics.partitions()
-        for topic, (partitions, config) in wanted.items():
-            if topic not in there:
-                settings = {**config, "min.insync.replicas": str(pipelines.min_insync_replicas)}
-                self.topics.create(topic, partitions, settings, replication_factor=pipelines.replication_factor)
-        self.topics.await_visible(wanted)
-        roles: dict[str, tuple[Role, int | None]] = {
-            pipelines.journal_topic: (Role.OTHERS_LOG, 1),
-            pipelines.positions_topic: (Role.TABLE, POSITION_PARTITIONS),
-            pipelines.ingress_topic: (Role.LOG, 1),
-            pipelines.dead_letter_topic: (Role.OUTPUT, None),
-        }
-        for finding in guard(pipelines.kafka, roles):
+        found = own_topics.ensure(
+            pipelines.kafka,
+            wanted,
+            {pipelines.journal_topic: Role.OTHERS_LOG},
+            replication_factor=pipelines.replication_factor,
+            min_insync_replicas=pipelines.min_insync_replicas,
+        )
+        for finding in found:
             log.warning("a topic is not as it should be", finding=str(finding))
 
     def know_diverts(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
 from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
@@ -22,11 +23,12 @@ from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
+from bascule.kafka import own_topics
 from bascule.kafka.positions import Position, PositionLost, position_key
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
-from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+
+log = structlog.get_logger()
 
 #: The property of a task that names its query, the same as long as the checkpoint is.
 _QUERY_ID = "sql.streaming.queryId"
@@ -75,8 +77,10 @@ class DestinationWriter(DataSourceStreamWriter):
         encoded = [message for message in messages if isinstance(message, Encoded)]
         query = encoded[0].query  # an empty batch has a task, too
         if batchId == 0:
-            # A job of its own may run where no pipeline ever has.
-            Positions(Pipelines(self._bridge, self._kafka, prefix=self._prefix), "").prepare_topics()
+            # A job of its own may run where no pipeline ever has. How many replicas there are to be only the cluster knows here.
+            wanted = {f"{self._prefix}.positions": own_topics.POSITIONS, f"{self._prefix}.ingress": own_topics.INGRESS}
+            for finding in own_topics.ensure(self._kafka, wanted):
+                log.warning("a topic is not as it should be", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
         writer = TransactionalWriter(self._kafka, f"{self._prefix}.{self._bridge}.{key}", f"{self._prefix}.positions", key)
         try:

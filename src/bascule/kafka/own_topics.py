@@ -1,0 +1,69 @@
+"""Bascule's own topics as the broker and the pipelines make them, whoever comes first: what each is for, and what its promises rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
+from bascule.kafka.guards import Finding, Role, guard
+from bascule.kafka.positions import POSITION_PARTITIONS
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTopic:
+    """What a topic is for, and the settings that it is made with. ``partitions`` None: any number is right, one is made."""
+
+    role: Role
+    settings: Mapping[str, str]
+    partitions: int | None = 1
+
+
+_SAFE = {"unclean.leader.election.enable": "false"}
+_LARGE = {"max.message.bytes": str(RECORD_BYTES_MAX), **_SAFE}
+#: What is trimmed leaves the disk with its segment, which must have room for the largest record.
+_SEGMENTS = {"segment.bytes": str(2 * RECORD_BYTES_MAX)}
+_LOG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_SEGMENTS, **_LARGE}
+
+JOURNAL: Final = OwnTopic(Role.JOURNAL, _LOG)
+INGRESS: Final = OwnTopic(Role.LOG, _LOG)
+#: A start reads the whole topic, and Kafka cleans closed segments only: at its default of 1 GiB old snapshots would be read for weeks.
+SNAPSHOTS: Final = OwnTopic(Role.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_LARGE})
+STORE: Final = OwnTopic(Role.STORE, {"cleanup.policy": "compact", **_SEGMENTS, **_LARGE})
+#: A reader begins with the whole partition: it is kept small. 1 MiB is the smallest segment.
+POSITIONS: Final = OwnTopic(
+    Role.TABLE,
+    {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE},
+    POSITION_PARTITIONS,
+)
+#: How long they are kept is the cluster's to say: people read them.
+DEAD_LETTERS: Final = OwnTopic(Role.OUTPUT, _LARGE, None)
+
+
+def ensure(
+    kafka: Mapping[str, Any],
+    wanted: Mapping[str, OwnTopic],
+    others: Mapping[str, Role] | None = None,
+    *,
+    replication_factor: int = CLUSTER_DEFAULT,
+    min_insync_replicas: int | None = None,
+    record_bytes: int = RECORD_BYTES_MAX,
+) -> list[Finding]:
+    """Makes topics (by name) that are not there, and looks at all of them, and at ``others`` of one partition if they are there.
+
+    Returns what weakens a promise. ``min_insync_replicas`` None is the cluster's default. Raises UnsafeTopic for what breaks one,
+    Unavailable, InvalidInput.
+    """
+    topics = Topics(kafka)
+    there = topics.partitions()
+    replicas = {} if min_insync_replicas is None else {"min.insync.replicas": str(min_insync_replicas)}
+    for name, topic in wanted.items():
+        if name not in there:
+            topics.create(name, topic.partitions or 1, {**topic.settings, **replicas}, replication_factor=replication_factor)
+    topics.await_visible(wanted)
+    looked_at = {name: (role, 1) for name, role in (others or {}).items()} | {
+        name: (topic.role, topic.partitions) for name, topic in wanted.items()
+    }
+    return guard(kafka, looked_at, record_bytes)

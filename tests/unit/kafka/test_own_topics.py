@@ -1,0 +1,26 @@
+"""What Bascule makes its own topics with."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.kafka import own_topics
+from bascule.kafka.guards import Facts, findings
+from bascule.kafka.own_topics import OwnTopic
+
+#: What a cluster may have as defaults for new topics; the guards refuse each of these where it matters.
+CARELESS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "1000000000",
+    "max.message.bytes": "1048588",
+    "unclean.leader.election.enable": "true",
+    "min.insync.replicas": "2",
+}
+OWN = [each for each in vars(own_topics).values() if isinstance(each, OwnTopic)]
+
+
+@pytest.mark.parametrize("own", OWN, ids=lambda own: own.role.name)
+def test_what_is_made_is_right_whatever_the_clusters_defaults_are(own: OwnTopic) -> None:
+    facts = Facts(CARELESS | own.settings, own.partitions or 1, replicas=3, brokers=3)
+    assert [str(each) for each in findings("t", own.role, facts, own.partitions)] == []
