@@ -83,11 +83,16 @@ def _function(divert: Divert) -> Callable[[DataFrame], DataFrame]:
     module, _, name = (divert.function or "").partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"divert {divert.name!r}: python = {divert.function!r} cannot be loaded: {error}") from error
+    except Exception as error:  # a user's module may raise anything
+        raise InvalidInput(f"divert {divert.name!r}: python = {divert.function!r} cannot be loaded: {_said(error)}") from error
 
     def call(messages: DataFrame) -> DataFrame:
-        result = function(messages)
+        try:
+            result = function(messages)
+        except PySparkException:
+            raise
+        except Exception as error:  # and so may the function
+            raise InvalidInput(f"divert {divert.name!r}: {divert.function} failed when it was planned: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
         return result
@@ -119,6 +124,10 @@ def _as_records(divert: Divert, result: DataFrame) -> DataFrame:
         F.col("value").cast("binary").alias("value"),
         headers.cast("map<string,string>").alias("headers"),
     )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _first_line(error: Exception) -> str:
