@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.divert import JournalReader
@@ -26,6 +27,7 @@ from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 ARROW_ROWS = 2_000
 _MAX_RECORDS = 50_000
 _KAFKA = "kafka."
+_ANOTHER = "it was deleted and created again. To read the new one give the query a new checkpoint"
 
 
 def register(session: SparkSession) -> None:
@@ -64,11 +66,15 @@ class BasculeDataSource(DataSource):
         return DestinationWriter(dict(self.options), kafka_settings(self.options), schema)
 
 
-class JournalRange(InputPartition):
-    """Journal offsets ``start`` up to ``end`` (not included)."""
+#: In the stream's offsets, beside ``offset``: the id of the journal's topic. One of an earlier version has none.
+_JOURNAL_ID = "journal_id"
 
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
+
+class JournalRange(InputPartition):
+    """Journal offsets ``start`` up to ``end`` (not included), in the journal with this topic id, if that is known."""
+
+    def __init__(self, start: int, end: int, journal_id: str | None) -> None:
+        self.start, self.end, self.journal_id = start, end, journal_id
 
 
 #: The fence at the end of the last range that this process has read, by topic: the next range begins there.
@@ -86,34 +92,40 @@ class JournalStreamReader(DataSourceStreamReader):
         self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
         self._max_records = int(options.get("maxoffsetspertrigger", _MAX_RECORDS))
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
-        return {"offset": offset_of(self._start, self._history())}
+        return {"offset": offset_of(self._start, self._history()), _JOURNAL_ID: self._journal_id()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option ``maxOffsetsPerTrigger``."""
         return ReadMaxRows(self._max_records)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """The journal's end, or as far as the limit goes."""
-        end = self._history().latest()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The journal's end, or as far as the limit goes. Raises PositionLost when it ends before the stream's offset."""
+        begin, end = start["offset"], self._history().latest()
+        if end < begin:
+            raise PositionLost(f"{self._topic} ends at {end}, before offset {begin} of this stream: {_ANOTHER}")
         if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable):
-            end = min(end, start["offset"] + limit.max_rows)
-        return {"offset": max(end, start["offset"])}
+            end = min(end, begin + limit.max_rows)
+        # The id goes along: which journal it is is looked at where it is read, not at every look for its end.
+        return {"offset": end, _JOURNAL_ID: start.get(_JOURNAL_ID) or self._journal_id()}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[JournalRange]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
         """One: the journal is read in order."""
-        return [JournalRange(start["offset"], end["offset"])]
+        return [JournalRange(start["offset"], end["offset"], end.get(_JOURNAL_ID))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages that count and that the options ask for. Raises PositionLost when records are gone from the journal."""
+        """The messages that count and that the options ask for. Raises PositionLost when records of the journal are gone."""
         assert isinstance(partition, JournalRange)
+        if partition.journal_id not in (None, self._journal_id()):
+            raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {partition.start}: {_ANOTHER}")
         history = self._history()
         if partition.start < history.earliest():
             raise PositionLost(f"{self._topic} begins at {history.earliest()}: records from offset {partition.start} on were trimmed")
+        journal_id = partition.journal_id or ""
         at = _reached.get(self._topic)
-        if at is None or at.offset != partition.start:
-            at = journal_position(self._topic, "", JOURNAL_PARTITION, partition.start, history)
+        if at is None or (at.topic_id, at.offset) != (journal_id, partition.start):
+            at = journal_position(self._topic, journal_id, JOURNAL_PARTITION, partition.start, history)
         reader = JournalReader(at, [self._choice])
         rows: list[tuple[Any, ...]] = []
         for message in history.records(partition.start, partition.end):
@@ -129,6 +141,12 @@ class JournalStreamReader(DataSourceStreamReader):
                 rows = []
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
         yield arrow_batch(rows) if rows else pa.RecordBatch.from_pylist([], schema=ARROW_SCHEMA)
+
+    def _journal_id(self) -> str:
+        found = Topics(self._kafka).ids([self._topic]).get(self._topic)
+        if found is None:
+            raise Unavailable(f"there is no topic {self._topic!r}: the broker creates it; is it running on this Kafka, with this prefix?")
+        return found
 
     def _history(self) -> TopicHistory:
         return TopicHistory(self._kafka, self._topic, JOURNAL_PARTITION)
