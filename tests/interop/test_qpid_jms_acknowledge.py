@@ -50,7 +50,7 @@ def test_individual_acknowledge_takes_one_message_alone(connect: Connect, queue:
     messages = session.consumer(queue).receive_many(3)
     session.acknowledge(messages[1])
     session.close()
-    rest = connection.session().consumer(queue).receive_many(3, 0.5)
+    rest = connection.session().consumer(queue).receive_all(2)
     assert [(message.body, message.redelivered) for message in rest] == [("0", True), ("2", True)]
 
 
@@ -119,5 +119,5 @@ def test_a_message_that_kills_its_clients_becomes_a_dead_letter_and_what_they_ha
             proxy.cut()
         wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 0, "everything back")
     session = connect().session()
-    assert [message.body for message in session.consumer("queue:DLQ", selector=f"origin = '{name}'").receive_many(2, 0.5)] == ["0"]
-    assert [message.body for message in session.consumer(queue).receive_many(5, 0.5)] == ["1", "2", "3", "4"]
+    assert [message.body for message in session.consumer("queue:DLQ", selector=f"origin = '{name}'").receive_all(1)] == ["0"]
+    assert [message.body for message in session.consumer(queue).receive_all(4)] == ["1", "2", "3", "4"]

@@ -13,6 +13,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.proxy import Proxy
 from bascule.testing.system import System, failover
 
+pytestmark = pytest.mark.timeout(600)
 CONFIG = """
 [pipelines]
 master = "local[2]"
@@ -76,7 +77,7 @@ def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_
         expected = ["message 1", "message 2", "message 3", "message 4", "the end"]
         bridge.pipelines.wait_ready()
         assert topic.read_until("the end") == expected, topic.ids
-        messages = connect_to(bridge.url).session().consumer("queue:orders").receive_many(6, 0.5)
+        messages = connect_to(bridge.url).session().consumer("queue:orders").receive_all(5)
         assert [message.body for message in messages] == expected
 
 
@@ -90,5 +91,5 @@ def test_kafka_to_jms_records_4_and_5_are_in_the_queue_and_6_is_not_when_all_die
     produce(bridge.bootstrap, "seed-000.in", ["record 7"])
     bridge.pipelines.wait_ready()
     bridge.wait_depth("payments", 7)
-    messages = connect_to(bridge.url).session().consumer("queue:payments").receive_many(8, 0.5)
+    messages = connect_to(bridge.url).session().consumer("queue:payments").receive_all(7)
     assert [message.body for message in messages] == [f"record {number}" for number in range(1, 8)]
