@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -77,12 +78,15 @@ class ResourceAdapter:
 
         Raises Unavailable when an endpoint stands still for good: a program that is started again is better than one that seems to run.
         """
-        told = threading.Event()
-        before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+        told: SimpleQueue[int] = SimpleQueue()  # an Event's set() may meet the lock of the wait() that the signal interrupts
+        before = {number: signal.signal(number, lambda number, _: told.put(number)) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
             broken: list[Status] = []
-            while not told.wait(LOOK_S) and not broken:
+            while not broken:
+                with suppress(Empty):
+                    told.get(timeout=LOOK_S)
+                    break
                 broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
             if broken:
