@@ -121,14 +121,12 @@ final class Delivery extends Suite {
     void delaying() {
         it("delay.not-before-its-time", c -> {
             MessageConsumer consumer = c.session().createConsumer(c.queue());
-            long sent = delayed(c, c.tools(), c.queue(), "x", DELAY_MS);
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
-            Check.that(System.currentTimeMillis() - sent >= DELAY_MS, "it came after its time");
+            comesInTime(consumer, "x", delayed(c, c.tools(), c.queue(), "x", DELAY_MS));
         });
         it("delay.not-visible-to-browsers", c -> {
-            delayed(c, c.tools(), c.queue(), "x", DELAY_MS);
-            Check.equal(List.of(), Queues.browse(c.session().createBrowser(c.queue())));
+            long sent = delayed(c, c.tools(), c.queue(), "x", DELAY_MS);
+            List<String> seen = Queues.browse(c.session().createBrowser(c.queue()));
+            Check.that(seen.isEmpty() || isTime(sent), "it was visible before its time");
             Case.until("the message to be visible", () -> Queues.browse(c.session().createBrowser(c.queue())).equals(List.of("x")));
         });
         it("delay.delivery-time-is-told-to-sender-and-receiver", c -> {
@@ -142,9 +140,9 @@ final class Delivery extends Suite {
             Check.equal(got.getJMSTimestamp() + DELAY_MS, got.getJMSDeliveryTime());
         });
         it("delay.shorter-ones-overtake", c -> {
-            delayed(c, c.tools(), c.queue(), "late", 2 * DELAY_MS);
-            delayed(c, c.tools(), c.queue(), "early", DELAY_MS);
+            delayed(c, c.tools(), c.queue(), "late", 3 * DELAY_MS);
             c.send(c.queue(), "at once");
+            delayed(c, c.tools(), c.queue(), "early", DELAY_MS);
             Case.getsJust(c.session().createConsumer(c.queue()), "at once", "early", "late");
         });
         it("delay.transacted-counts-from-the-send", c -> {
@@ -158,10 +156,9 @@ final class Delivery extends Suite {
         it("delay.transacted-not-before-its-time", c -> {
             Session session = c.session(Session.SESSION_TRANSACTED);
             MessageConsumer consumer = c.session().createConsumer(c.queue());
-            delayed(c, session, c.queue(), "x", DELAY_MS);
+            long sent = delayed(c, session, c.queue(), "x", DELAY_MS);
             session.commit();
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
+            comesInTime(consumer, "x", sent);
         });
         it("delay.rolled-back-never-comes", c -> {
             Session session = c.session(Session.SESSION_TRANSACTED);
@@ -175,9 +172,9 @@ final class Delivery extends Suite {
             MessageProducer producer = c.tools().createProducer(c.queue());
             producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
             producer.setDeliveryDelay(DELAY_MS);
+            long before = System.currentTimeMillis();
             producer.send(c.text("x"));
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
+            comesInTime(consumer, "x", before);
         });
         it("delay.none-is-at-once", c -> {
             delayed(c, c.tools(), c.queue(), "x", 0);
@@ -187,13 +184,13 @@ final class Delivery extends Suite {
             MessageConsumer consumer = c.session().createConsumer(c.queue(), "n = 1");
             MessageProducer producer = c.tools().createProducer(c.queue());
             producer.setDeliveryDelay(DELAY_MS);
+            long before = System.currentTimeMillis();
             for (int i = 0; i < 3; i++) {
                 TextMessage message = c.text("" + i);
                 message.setIntProperty("n", i);
                 producer.send(message);
             }
-            Case.nothing(consumer);
-            Case.gets(consumer, "1");
+            comesInTime(consumer, "1", before);
         });
         it("delay.longer-than-the-time-to-live-expires", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());
@@ -205,9 +202,9 @@ final class Delivery extends Suite {
             MessageConsumer consumer = c.session().createConsumer(c.queue());
             MessageProducer producer = c.tools().createProducer(null);
             producer.setDeliveryDelay(DELAY_MS);
+            long before = System.currentTimeMillis();
             producer.send(c.queue(), c.text("x"));
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
+            comesInTime(consumer, "x", before);
         });
     }
 
@@ -220,12 +217,22 @@ final class Delivery extends Suite {
         }
     }
 
+    /** Whatever the machine takes for asking, a message that is there has had its delay. */
+    static void comesInTime(MessageConsumer consumer, String body, long sentMs) throws JMSException {
+        Message message = consumer.receiveNoWait();
+        if (message == null) message = Case.one(consumer);
+        Check.that(isTime(sentMs), "it came before its time");
+        Check.equal(body, Case.textOf(message));
+    }
+
+    static boolean isTime(long sentMs) {
+        return System.currentTimeMillis() - sentMs >= DELAY_MS;
+    }
+
     void delayingTopics() {
         it("delay.of-a-topic", c -> {
             MessageConsumer consumer = c.session().createConsumer(c.topic());
-            delayed(c, c.tools(), c.topic(), "x", DELAY_MS);
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
+            comesInTime(consumer, "x", delayed(c, c.tools(), c.topic(), "x", DELAY_MS));
         });
         it("delay.of-a-topic-goes-to-subscriptions-of-the-time-of-the-send", c -> {
             MessageConsumer before = c.session().createConsumer(c.topic());
@@ -237,10 +244,8 @@ final class Delivery extends Suite {
         it("delay.of-a-durable-subscription", c -> {
             Session session = c.connectAs(c.name).createSession();
             session.createDurableConsumer(c.topic(), "s").close();
-            delayed(c, c.tools(), c.topic(), "x", DELAY_MS);
-            MessageConsumer consumer = session.createDurableConsumer(c.topic(), "s");
-            Case.nothing(consumer);
-            Case.gets(consumer, "x");
+            long sent = delayed(c, c.tools(), c.topic(), "x", DELAY_MS);
+            comesInTime(session.createDurableConsumer(c.topic(), "s"), "x", sent);
         });
     }
 
