@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import struct
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,12 +13,11 @@ from typing import Self
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import find_java
 from bascule.embedded.kafka import HOST, EmbeddedKafka, new_cluster_id
+from bascule.embedded.process import free_ports
 
 NODES = 3
 #: For a few topics; three of them share the memory that one node has otherwise.
 NODE_HEAP_MB = 256
-#: Not those of outgoing connections, one of which might take a node's port while it is away.
-PORTS = range(20_000, 32_768)
 ASK_TIMEOUT_S = 10.0
 
 
@@ -63,7 +61,7 @@ class EmbeddedCluster:
     """Nodes on loopback, their data under one directory; stopped or killed one by one, they start again on the same data and ports."""
 
     def __init__(self, data_dir: Path, *, nodes: int = NODES, jars: JarStore | None = None) -> None:
-        ports, cluster_id = _free_ports(2 * nodes), new_cluster_id()
+        ports, cluster_id = free_ports(2 * nodes, HOST), new_cluster_id()
         self.nodes = [
             ClusterNode(data_dir / f"node-{number}", number, ports[number - 1], ports[nodes:], cluster_id, jars)
             for number in range(1, nodes + 1)
@@ -105,17 +103,6 @@ class EmbeddedCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop."""
         self.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 #: A DescribeQuorum request, version 0, for partition 0 of the metadata: api key, version, correlation id, client id; the topic.

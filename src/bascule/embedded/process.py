@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from bascule.core.errors import Unavailable
@@ -17,6 +20,8 @@ from bascule.core.errors import Unavailable
 PR_SET_PDEATHSIG = 1
 #: Between two looks at a child that starts or stops: short against the 0.5 s and more that one takes.
 POLL_S = 0.02
+#: Below it are the ports of well-known services.
+LASTING_PORT_MIN = 20_000
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
@@ -147,9 +152,34 @@ class Child:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Different ports that nothing listens on at this moment.
+
+    Not those that the system gives to outgoing connections, and to whoever asks it for a port: one of these might take a port before it
+    is used, or while the process that listens on it is away. Only where all others are taken.
+    """
+    lasting = range(LASTING_PORT_MIN, _first_passing_port())
+    with ExitStack() as probes:
+        found: list[int] = []
+        for port in itertools.chain(random.sample(lasting, len(lasting)), itertools.repeat(0, count)):
+            if len(found) == count:
+                break
+            probe = probes.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind((host, port))
+                found.append(int(probe.getsockname()[1]))
+        return found
+
+
+def _first_passing_port() -> int:
+    """The first of the ports that the system chooses from; without its word the one that IANA names (RFC 6335)."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 49_152
 
 
 def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -> None:

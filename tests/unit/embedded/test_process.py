@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bascule.embedded import process
 from bascule.embedded.process import Child, NotStarted, PortInUse, check_port, free_port
 
 
@@ -83,6 +84,15 @@ def test_a_child_gets_an_unblocked_sigterm_from_a_parent_that_blocks_it(tmp_path
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="/no/such/program"):
         Child(["/no/such/program"], log_file=tmp_path / "log").start()
+
+
+def test_free_ports_are_different_ones_and_none_that_the_system_might_give_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    passing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = process.free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) < passing
+    monkeypatch.setattr(process, "LASTING_PORT_MIN", passing)
+    assert free_port() >= passing  # better than none
 
 
 def test_a_port_in_use_is_refused_and_a_free_one_taken() -> None:
