@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,7 @@ from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
-from bascule.server.housekeeping import Housekeeping, Pin
-from bascule.testing.broker import BrokerInMemory
+from bascule.server.pins import Pins
 from bascule.testing.journal import SyntheticJournal, text_message
 from bascule.testing.system import wait_for
 
@@ -164,20 +162,17 @@ class Bridge:
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()
 
+    def keepers(self) -> Pins:
+        """A broker's look at what it keeps the journal for."""
+        place: Any = SimpleNamespace(
+            kafka=self.pipelines.kafka, prefix=self.pipelines.prefix, bridge=self.pipelines.bridge_id, topic=self.pipelines.journal_topic,
+            partition=0, positions_topic=self.pipelines.positions_topic, pinned_bytes_max=0,
+        )  # fmt: skip
+        return Pins(place)
+
     def pins(self) -> dict[str, int]:
-        """What a broker that has just started keeps of the journal, and for whom."""
-
-        async def pins() -> list[Pin]:
-            kafka, topic = self.pipelines.kafka, self.pipelines.journal_topic
-            place: Any = SimpleNamespace(
-                kafka=kafka, topic=topic, partition=0, positions_topic=self.pipelines.positions_topic, pinned_bytes_max=0,
-                snapshots_topic="",
-            )  # fmt: skip
-            broker = BrokerInMemory()
-            store: Any = None
-            return Housekeeping(place, broker.engine, broker.offsets, store, lambda: True)._pins(self.end())
-
-        return {pin.pipeline.partition("/")[0]: pin.offset for pin in asyncio.run(pins())}
+        """What a broker that has just started keeps of the journal, and for which pipeline."""
+        return {pin.name: pin.offset for pin in self.keepers().of_pipelines(self.end(), 1.0)}
 
     def records(self, name: str) -> list[Message]:
         topic = f"{self.pipelines.prefix}.{name}"

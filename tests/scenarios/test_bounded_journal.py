@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -17,6 +21,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import BEGUN, POSITION_PARTITIONS, Position, position_key
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
+from bascule.server.pins import DISABLED
 from bascule.testing.qpid import Session
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
@@ -43,6 +48,17 @@ def first_offset(system: System, topic: str = "journal") -> int:
 
 def stored(system: System) -> int:
     return len(StoredMessages({"bootstrap.servers": system.bootstrap}, f"{PREFIX}.store").read())
+
+
+def pin_of(system: System, keeper: str) -> dict[str, Any]:
+    """What the broker says of the first of a kind for whom it keeps the journal."""
+    return next((pin for pin in system.status()["pins"] if pin["keeper"] == keeper), {})
+
+
+def printed(system: System) -> str:
+    """What people see."""
+    command = [sys.executable, "-m", "bascule.cli", "status", "--admin", f"http://127.0.0.1:{system.admin_port}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def traffic(session: Session, queue: str) -> None:
@@ -134,9 +150,11 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
     session = connect_to(bounded.failover_url).session()
     for _ in range(3):
         traffic(session, queue)
-    (pin,) = wait_for(lambda: bounded.status()["pins"], "the pipeline to be shown")
-    assert (pin["pipeline"], pin["offset"], pin["released"]) == (key, at, False)
+    pin = wait_for(lambda: pin_of(bounded, "pipeline"), "the pipeline to be shown")
+    assert (pin["name"], pin["offset"], pin["reason"], pin["released"]) == ("divert:idle", at, DISABLED, False)
     assert pin["records"] > 0
+    assert pin["bytes"] > pin["records"]
+    assert re.search(rf"^ *pipeline +divert:idle +{at} .* {DISABLED}", printed(bounded), re.MULTILINE)
     assert first_offset(bounded) <= at
 
     session.producer(queue).send("x" * 3_000_000)
@@ -146,7 +164,27 @@ def test_a_pipeline_that_stands_still_keeps_the_journal_up_to_the_owners_quota(b
 
     def released() -> bool:
         traffic(session, queue)  # a round of housekeeping that was under way has not seen the last
-        return bool(bounded.status()["pins"][0]["released"])
+        return bool(pin_of(bounded, "pipeline")["released"])
 
     wait_for(released, "the quota to be used up")
     wait_for(lambda: first_offset(bounded) > at, "the journal to be trimmed all the same")
+    assert re.search(
+        r"^ *pipeline +divert:idle .* MiB .*; beyond journal.pinned_bytes: deleted all the same", printed(bounded), re.MULTILINE
+    )
+
+
+def test_messages_that_wait_and_what_is_in_no_snapshot_are_shown_with_what_they_keep(
+    bounded: System, connect_to: Connect, name: str, queue: str
+) -> None:
+    session = connect_to(bounded.failover_url).session()
+    session.producer(queue).send("{n}", count=20)  # so dense that they are not moved to the store
+
+    row = re.compile(rf"^ *queue +{re.escape(name)} .* its oldest message has not been taken", re.MULTILINE)
+
+    def shown() -> bool:
+        traffic(session, f"{queue}.other")
+        return pin_of(bounded, "queue").get("name") == name and row.search(printed(bounded)) is not None
+
+    wait_for(shown, "the queue to be shown, for some rounds: then its messages are moved")
+    wait_for(lambda: traffic(session, f"{queue}.other") or not pin_of(bounded, "queue"), "the messages to be moved to the store")
+    assert re.search(r"^ *snapshot +\d+-\d+ .* what came since is in no snapshot yet", printed(bounded), re.MULTILINE)

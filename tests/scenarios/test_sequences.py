@@ -78,7 +78,7 @@ class Journaled:
         topics.ensure(self.kafka, settings)
         names = ("journal", "snapshots", "store", "ingress", "positions")
         self.place = JournalPlace(
-            self.kafka, *map(settings.topic, names), partition=0, append_timeout_s=15, snapshot_records=1000,
+            self.kafka, prefix, "sequences", *map(settings.topic, names), partition=0, append_timeout_s=15, snapshot_records=1000,
             session_timeout_s=60, retention_s=0, pinned_bytes_max=0,
         )  # fmt: skip
         self.sender = Sender()

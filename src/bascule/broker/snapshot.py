@@ -47,11 +47,17 @@ class Snapshot:
         """Its name in the snapshots topic and in its announcement."""
         return f"{self.epoch}-{self.sequence}"
 
+    def oldest(self) -> tuple[int, dict[str, Any]] | None:
+        """The first of the messages that wait and are not in the store, and the queue that holds it."""
+        stored = set(self.stored)
+        firsts = ((next((mid for mid in mids if mid not in stored), -1), number) for number, mids in enumerate(self.mids))
+        mid, number = min((first for first in firsts if first[0] >= 0), default=(-1, -1))
+        return None if mid < 0 else (mid, self.queues[number])
+
     def first_offset(self) -> int:
         """Where reading must begin to get the bodies of all messages that still wait."""
-        stored = set(self.stored)
-        oldest = min((mid for mids in self.mids for mid in mids if mid not in stored), default=None)
-        return self.next_offset if oldest is None else self.offsets.offset_of(oldest >> INDEX_BITS)
+        oldest = self.oldest()
+        return self.next_offset if oldest is None else self.offsets.offset_of(oldest[0] >> INDEX_BITS)
 
 
 def take(engine: Engine, offsets: OffsetMap) -> Snapshot:

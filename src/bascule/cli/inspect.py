@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from bascule.pipelines.audit import AuditResult
 
 
+#: Of what the journal is kept for.
+PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "bytes", "why")
+RELEASED = "beyond journal.pinned_bytes: deleted all the same"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(epilog="Example:  bascule status --admin http://127.0.0.1:8672 --watch 1")(status)
@@ -79,8 +84,14 @@ def _show(status: dict[str, Any]) -> None:
         f"{status['bridge']}: {status['state']}" + (f" ({status['reason']})" if status["reason"] else "") + f", Bascule {status['version']}"
     )
     show_rows(status["queues"], QUEUE_COLUMNS, Format.TABLE)
+    table(PIN_COLUMNS, map(_pin, status["pins"]))
     for title, figures in (("since it started", status["counters"]), ("now", status["gauges"])):
         table((title, ""), ((name.replace("_", " "), _figure(name, value)) for name, value in figures.items()))
+
+
+def _pin(pin: dict[str, Any]) -> tuple[object, ...]:
+    why = "; ".join(filter(None, (pin["reason"], pin["released"] and RELEASED)))
+    return (*(pin[field] for field in ("keeper", "name", "offset", "records")), _figure("_bytes", pin["bytes"]), why)
 
 
 def _figure(name: str, value: float) -> str:

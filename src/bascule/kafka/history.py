@@ -16,6 +16,8 @@ from bascule.core.errors import Unavailable
 #: How long the end of a program waits for what only monitors look at.
 CLOSE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 60.0
+#: Characters of a note beside an offset: Kafka keeps 4,096 bytes (offset.metadata.max.bytes).
+NOTE_MAX = 1_000
 #: A reader holds so much before it is taken (its default is 64 MiB), and asks for more as soon as there is room again: by default it
 #: waits for a second, which was more than half of the time of a start with a million messages.
 READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 2}
@@ -152,13 +154,18 @@ class TopicHistory:
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:
     """What a consumer group has committed; negative for nothing. Raises Unavailable when its coordinator does not come up in time."""
+    return committed_note(kafka, group, topic, partition)[0]
+
+
+def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> tuple[int, str]:
+    """``committed_offset``, and what was noted beside it."""
     consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
     deadline = time.monotonic() + READ_TIMEOUT_S
     try:
         while True:
             try:
                 (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S)
-                return int(found.offset)
+                return int(found.offset), found.metadata or ""
             except KafkaException as error:
                 if error.args[0].code() not in _COORDINATOR_COMING or time.monotonic() > deadline:
                     raise Unavailable(f"group {group} does not answer: {error}") from error
@@ -173,11 +180,10 @@ class LagMirror:
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
         self._consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
 
-    def show(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commits the offsets (next to take), by topic and partition."""
-        self._consumer.commit(
-            offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()], asynchronous=True
-        )
+    def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:
+        """Commits the offsets (next to take), by topic and partition; beside each what people should know of it."""
+        shown = [TopicPartition(topic, partition, offset, note[:NOTE_MAX]) for (topic, partition), offset in offsets.items()]
+        self._consumer.commit(offsets=shown, asynchronous=True)
 
     def close(self) -> None:
         """Frees the client. Without Kafka it would wait for its last commit for ever: then it is left behind."""

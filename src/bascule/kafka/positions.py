@@ -20,6 +20,8 @@ COMMON = "diverts"
 APART = "divert:"
 #: Keys are spread over this many partitions, so that a writer seldom waits for another one's open transaction.
 POSITION_PARTITIONS = 16
+#: What a driver that is stopped notes of pipelines that ran until then, beside their lag.
+ENDED = "the pipelines were stopped: start them again"
 #: Before the name of a divert, the key of where it once began.
 BEGUN = "begun:"
 
@@ -74,6 +76,11 @@ class Position:
 def position_key(pipeline: str, topic: str, partition: int) -> str:
     """The key of a pipeline's position in a source partition."""
     return f"{pipeline}/{topic}/{partition}"
+
+
+def lag_group(prefix: str, bridge: str, pipeline: str) -> str:
+    """The consumer group that shows how far a pipeline is, and why it stands still."""
+    return f"{prefix}.{bridge}.{pipeline}"
 
 
 def position_partition(key: str) -> int:

@@ -27,10 +27,10 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
-from bascule.kafka.positions import APART, COMMON, Position, PositionLost, position_key
+from bascule.kafka.positions import APART, COMMON, ENDED, Position, PositionLost, position_key
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
-from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
+from bascule.pipelines.positions import IDLE_TIMEOUT_S, JOURNAL_PARTITION, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
@@ -76,6 +76,7 @@ class Driver:
         self._ended: dict[Claim, int | None] = {}
         self._passed: dict[str, int | None] = {}
         self._mirrors: dict[str, LagMirror] = {}
+        self._told: set[str] = set()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
         self._idle_due_s = 0.0
@@ -115,6 +116,8 @@ class Driver:
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
+            stopped = {name: query.stopped for name, query in self.queries.items() if query.stopped is not None}
+            self._tell({name: why for name, why in stopped.items() if name not in self._told})
         if now >= self._idle_due_s:
             self._idle_due_s = now + IDLE_S
             before, self._ended = self._ended, self._ends()
@@ -128,6 +131,7 @@ class Driver:
         for query in self.queries.values():
             query.stop()
         self._pass_over(ends)
+        self._tell({name: query.stopped or ENDED for name, query in self.queries.items()})
         crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
             mirror.close()
@@ -324,10 +328,29 @@ class Driver:
         for name, query in self.queries.items():
             offsets = query.reached()
             if offsets:
-                mirror = self._mirrors.get(name)
-                if mirror is None:
-                    mirror = self._mirrors[name] = LagMirror(self.pipelines.kafka, self._positions.group(name))
-                mirror.show(offsets)
+                self._mirror_of(name).show(offsets)
+
+    def _mirror_of(self, name: str) -> LagMirror:
+        if name not in self._mirrors:
+            self._mirrors[name] = LagMirror(self.pipelines.kafka, self._positions.group(name))
+        return self._mirrors[name]
+
+    def _tell(self, reasons: Mapping[str, str]) -> None:
+        """Why queries of diverts do not run, by name: the broker shows it with what it keeps of the journal for them."""
+        own = {name: self._positions.own_key(name.removeprefix(APART)) for name in reasons if name.startswith(APART)}
+        keys = own | ({COMMON: self._positions.common_key} if COMMON in reasons else {})
+        # Of what a successor holds it is the successor who knows.
+        if not keys or any(query.superseded for query in self.queries.values()):
+            return
+        try:
+            stored = self._positions.stored(IDLE_TIMEOUT_S)
+        except Unavailable as error:
+            log.warning("why pipelines stand still is in this log only", error=str(error))
+            return
+        for name, key in keys.items():
+            self._told.add(name)
+            if (at := stored.get(key)) is not None:
+                self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 
 
 def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: str | None = None) -> None:

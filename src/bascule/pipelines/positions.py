@@ -28,6 +28,7 @@ from bascule.kafka.positions import (
     PositionLost,
     PositionReader,
     PositionTaken,
+    lag_group,
     position_key,
     position_partition,
 )
@@ -126,7 +127,7 @@ class Positions:
 
     def group(self, pipeline: str) -> str:
         """The consumer group that shows a pipeline's lag."""
-        return f"{self.pipelines.prefix}.{self.pipelines.bridge_id}.{pipeline}"
+        return lag_group(self.pipelines.prefix, self.pipelines.bridge_id, pipeline)
 
     def claim(self, key: str, position: Position) -> Claim:
         """What a task must find to work."""

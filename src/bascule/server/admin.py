@@ -85,6 +85,11 @@ QUEUE_METRICS = (
     ("bascule_queue_delayed", "Messages that wait for their time", "delayed"),
     ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
 )
+#: The same of PinStatus.
+PIN_METRICS = (
+    ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
+    ("bascule_journal_pinned_bytes", "Size of these records", "bytes"),
+)
 #: What an error is in HTTP; the first that fits.
 HTTP_STATUS: tuple[tuple[type[BasculeError], int], ...] = (
     (UnknownAddress, 404), (InUse, 409), (InvalidInput, 400), (Unavailable, 503), (JournalUnavailable, 503), (BasculeError, 409),
@@ -109,6 +114,11 @@ class _StatusCollector(Collector):
             family = GaugeMetricFamily(metric, text, labels=("queue", "address"))
             for queue in status["queues"]:
                 family.add_metric((queue["name"], queue["address"]), queue[field])  # type: ignore[literal-required]
+            yield family
+        for metric, text, field in PIN_METRICS:
+            family = GaugeMetricFamily(metric, text, labels=("keeper", "name"))
+            for pin in status["pins"]:
+                family.add_metric((pin["keeper"], pin["name"]), pin[field])  # type: ignore[literal-required]
             yield family
 
 

@@ -63,6 +63,8 @@ class JournalPlace:
     """Where the journal is, and what bounds it."""
 
     kafka: dict[str, Any]
+    prefix: str  # of Bascule's own topics
+    bridge: str
     topic: str
     snapshots_topic: str
     store_topic: str

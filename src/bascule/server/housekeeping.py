@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,14 +19,12 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
-from bascule.kafka.admin import Topics
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Appender, Outgoing, trim
-from bascule.kafka.epochs import taken_since
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
-from bascule.kafka.positions import APART, BEGUN, COMMON, POSITION_PARTITIONS, Position, PositionReader, position_key
 from bascule.kafka.snapshots import SnapshotStore
+from bascule.server.pins import Keeper, Pin, Pins
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -42,17 +39,6 @@ T = TypeVar("T")
 SNAPSHOT_BYTES = 128 << 20
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A pipeline for which the journal is kept, and how much of it is behind its position."""
-
-    pipeline: str
-    offset: int
-    records: int
-    bytes: int
-    released: bool  # beyond the owner's quota: the journal is trimmed all the same
 
 
 class StoredMessages:
@@ -121,8 +107,17 @@ class Housekeeping:
         self._all_bytes = 0
         self._task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
         self._busy = False
-        self.pins: list[Pin] = []
-        self._taken: dict[Position | None, dict[str, int]] = {}
+        self._pins = Pins(place)
+        self._found: list[Pin] = []  # as of the last snapshot
+        self._trouble = ""  # why there was none the last time
+        self._snapshot_at = ("", engine.journaling.epoch)  # of the last one: its id and offset; before the first, the epoch's start
+
+    @property
+    def pins(self) -> list[Pin]:
+        """What the journal is kept for, as of the last snapshot, and what came since."""
+        name, offset = self._snapshot_at
+        reason = self._trouble or "what came since is in no snapshot yet"
+        return [*self._found, Pin(Keeper.SNAPSHOT, name, offset, self._records, self._size_bytes, reason)]
 
     def appended(self, size_bytes: int) -> None:
         """A record is stored; when there are enough, a round begins."""
@@ -148,12 +143,15 @@ class Housekeeping:
         self._busy = True
         try:
             await work()
+            self._trouble = ""
         except TimeoutError:
-            log.warning("no snapshot this time: its announcement is not stored yet")
+            self._trouble = "no snapshot this time: its announcement is not stored yet"
         except BasculeError as error:
-            log.warning("housekeeping: %s", error)
+            self._trouble = f"housekeeping: {error}"
         finally:
             self._busy = False
+        if self._trouble:
+            log.warning("%s", self._trouble)
 
     async def _rounds(self) -> None:
         await self._round()
@@ -174,7 +172,8 @@ class Housekeeping:
             crash.point("store.forget.after")
             self._stored -= gone
         if self._running():
-            await self._off_loop(self._trim, taken)
+            held = {message.mid: str(xid) for xid, branch in self._engine.branches.prepared.items() for _, message in branch.acks}
+            await self._off_loop(self._trim, taken, held)
 
     async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
@@ -210,74 +209,29 @@ class Housekeeping:
         await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
+        self._snapshot_at = (taken.id, taken.next_offset)
         return taken
 
     # -- trimming, off the loop ----------------------------------------------------------------------------------------
 
-    def _trim(self, taken: Snapshot) -> None:
+    def _trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
         place = self.place
-        self.pins = self._pins(taken.next_offset)
-        kept = [pin.offset for pin in self.pins if not pin.released]
-        self._trim_to(place.topic, place.partition, min(taken.first_offset(), *kept, taken.next_offset))
-        for partition, next_offset in taken.ingress.items():
-            self._trim_to(place.ingress_topic, partition, next_offset)
-
-    def _trim_to(self, topic: str, partition: int, end: int) -> None:
-        history = TopicHistory(self.place.kafka, topic, partition)
-        retained = history.at_time(int((time.time() - self.place.retention_s) * 1000))
-        if min(end, retained) > history.earliest():
-            crash.point("journal.trim.before")
-            trim(self.place.kafka, topic, {partition: min(end, retained)})
-            crash.point("journal.trim.after")
-
-    def _pins(self, end: int) -> list[Pin]:
-        """Of committed positions only: one that is not committed yet may never be."""
-        place = self.place
-        positions = self._positions()
+        journal = TopicHistory(place.kafka, place.topic, place.partition)
         mean_bytes = self._all_bytes / self._all_records if self._all_records else 0.0
-        quota_bytes = place.pinned_bytes_max
-        pins = []
-        for key, position in sorted(positions.items()):
-            # Where a divert once began is remembered, and needs nothing of the journal.
-            if key.startswith(BEGUN) or position.vacant:
-                continue
-            if position.topic == place.topic and position.partition == place.partition:
-                behind = max(0, end - position.offset)
-                size_bytes = int(behind * mean_bytes)
-                pins.append(Pin(key, position.offset, behind, size_bytes, bool(quota_bytes and size_bytes > quota_bytes)))
-        for pin in pins:
-            if pin.released:
-                log.error(
-                    "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
-                    pin.pipeline, pin.records, pin.bytes,
-                )  # fmt: skip
-        return pins
+        self._found = self._pins.found(taken, self._retained(journal), held, mean_bytes)
+        kept = [pin.offset for pin in self._found if not pin.released]
+        self._trim_to(journal, place.topic, place.partition, min([taken.next_offset, *kept]))
+        for partition, next_offset in taken.ingress.items():
+            ingress = TopicHistory(place.kafka, place.ingress_topic, partition)
+            self._trim_to(ingress, place.ingress_topic, partition, min(next_offset, self._retained(ingress)))
 
-    def _positions(self) -> dict[str, Position]:
-        """Of the pipelines, and of exclusive diverts that none stands for yet: where begins what they took."""
-        place = self.place
-        if place.positions_topic not in Topics(place.kafka).partitions():
-            return self._unclaimed(None)
-        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
-        try:
-            positions = reader.read()
-        finally:
-            reader.close()
-        return self._unclaimed(positions.get(position_key(COMMON, place.topic, place.partition))) | positions
+    def _retained(self, history: TopicHistory) -> int:
+        """Where the owner's retention begins."""
+        return history.at_time(int((time.time() - self.place.retention_s) * 1000))
 
-    def _unclaimed(self, common: Position | None) -> dict[str, Position]:
-        place = self.place
-        if common is not None and not common.vacant:
-            return {}
-        if common is not None and common.topic_id != Topics(place.kafka).ids([place.topic]).get(place.topic):
-            common = None  # in an earlier journal of the same name
-        if common not in self._taken:  # it changes with an epoch, and with the position
-            history = TopicHistory(place.kafka, place.topic, place.partition)
-            self._taken = {common: taken_since(common, history, history.latest())}
-        return {
-            position_key(f"{APART}{name}", place.topic, place.partition): Position(
-                place.topic, "", place.partition, offset, members=(name,)
-            )
-            for name, offset in self._taken[common].items()
-        }
+    def _trim_to(self, history: TopicHistory, topic: str, partition: int, end: int) -> None:
+        if end > history.earliest():
+            crash.point("journal.trim.before")
+            trim(self.place.kafka, topic, {partition: end})
+            crash.point("journal.trim.after")

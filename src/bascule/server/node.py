@@ -35,10 +35,10 @@ from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
-from bascule.server.housekeeping import Pin
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import sasl_mechanisms
+from bascule.server.pins import Pin
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
@@ -292,6 +292,8 @@ class Node:
         self._ended = asyncio.get_running_loop().create_future()
         place = JournalPlace(
             self._kafka,
+            prefix=journal.prefix,
+            bridge=self.settings.bridge.id,
             topic=journal.topic("journal"),
             snapshots_topic=journal.topic("snapshots"),
             store_topic=journal.topic("store"),
@@ -398,7 +400,7 @@ class Node:
 
     @property
     def pins(self) -> list[Pin]:
-        """Pipelines for which the journal is kept, as of the last snapshot."""
+        """What the journal is kept for, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None
         return housekeeping.pins if housekeeping is not None else []
 

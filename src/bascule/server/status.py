@@ -17,6 +17,7 @@ from bascule.server.management import STATES
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
+    from bascule.server.pins import Pin
 
 #: Field of the engine's counters -> name of the metric.
 COUNTERS = {
@@ -102,6 +103,18 @@ class BranchStatus(TypedDict):
     bytes: int  # of what it sends
 
 
+class PinStatus(TypedDict):
+    """One for whom the journal is kept; as of the last snapshot. See Pin."""
+
+    keeper: str  # pipeline | queue | branch | retention | snapshot
+    name: str
+    offset: int  # of the journal, from which on it is kept
+    records: int
+    bytes: int
+    reason: str
+    released: bool
+
+
 class Status(TypedDict):
     """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
 
@@ -111,7 +124,7 @@ class Status(TypedDict):
     serving: bool
     reason: str  # why it does not serve; empty when it does
     queues: list[QueueStatus]
-    pins: list[dict[str, Any]]  # pipelines for which the journal is kept: see Pin
+    pins: list[PinStatus]
     branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
     gauges: dict[str, float]
     counters: dict[str, float]
@@ -137,7 +150,7 @@ def status_of(node: Node) -> Status:
         }  # fmt: skip
     return Status(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
-        serving=node.serving, reason=node.trouble, queues=queues, pins=[dataclasses.asdict(pin) for pin in node.pins],
+        serving=node.serving, reason=node.trouble, queues=queues, pins=[pin_status(pin) for pin in node.pins],
         branches=branches, gauges=gauges, counters=_named(node.counters),
     )  # fmt: skip
 
@@ -148,6 +161,13 @@ def branch_status(branch: Listed) -> BranchStatus:
         xid=str(branch.xid), state=STATES[branch.ending], since_ms=branch.since_ms, sent=branch.sent, received=branch.received,
         bytes=branch.size_bytes,
     )  # fmt: skip
+
+
+def pin_status(pin: Pin) -> PinStatus:
+    """One for whom the journal is kept."""
+    return PinStatus(
+        keeper=pin.keeper, name=pin.name, offset=pin.offset, records=pin.records, bytes=pin.bytes, reason=pin.reason, released=pin.released
+    )
 
 
 def _named(counters: Counters) -> dict[str, float]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bascule.config.settings import MESSAGE_BYTES_MAX, Journal
-from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.config.settings import Journal
+from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Finding, UnsafeTopic, too_small

@@ -23,9 +23,13 @@ DETAIL = {
 }  # fmt: skip
 XID = "7:gtrid:bqual"
 BRANCH = {"xid": XID, "state": "prepared", "since_ms": 1769846400000, "sent": 2, "received": 1, "bytes": 99}
+PIN = {
+    "keeper": "pipeline", "name": "divert:idle", "offset": 7, "records": 12, "bytes": 34, "reason": "disabled", "released": False
+}  # fmt: skip
 STATUS = {
     "bridge": "demo", "version": "1", "state": "waiting", "serving": False, "reason": "Kafka is away", "queues": [QUEUE],
-    "branches": [BRANCH], "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
+    "branches": [BRANCH], "pins": [PIN, PIN | {"name": "divert:large", "bytes": 5 << 20, "released": True}],
+    "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
 }  # fmt: skip
 DEAD = {
     "message_id": "ID:1", "address": "orders", "queue": "orders", "routing": "anycast", "reason": "rejected", "deliveries": 3,
@@ -161,6 +165,9 @@ def test_what_is_looked_at_is_a_table_or_json(broker: Broker, monkeypatch: pytes
     assert text.startswith("demo: waiting (Kafka is away), Bascule 1\n")
     assert "1,234,567" in text
     assert "3.0 MiB" in text
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("pipeline")]
+    assert rows[0] == ["pipeline", "divert:idle", "7", "12", "34", "disabled"]
+    assert " ".join(rows[1]) == "pipeline divert:large 7 12 5.0 MiB disabled; beyond journal.pinned_bytes: deleted all the same"
     broker.answers["/queues"] = (200, DETAIL)
     text = shown("queue", "show", "a b")
     assert broker.asked[-1][0] == "/queues?name=a+b"

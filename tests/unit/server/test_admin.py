@@ -17,13 +17,15 @@ from bascule.config.settings import Tls
 from bascule.core.errors import Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
-from bascule.server.status import ConnectionStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
+from bascule.server.status import ConnectionStatus, PinStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
 from bascule.server.tls import client_context, server_context
 from bascule.testing.certificates import Authority
 
 QUEUE = QueueStatus(
     name="q", address="a", routing="anycast", messages=3, bytes=30, delivering=1, delayed=0, consumers=2, durable=True
 )  # fmt: skip
+
+PIN = PinStatus(keeper="pipeline", name="divert:idle", offset=7, records=12, bytes=34, reason="disabled", released=False)
 
 
 class Broker:
@@ -37,6 +39,7 @@ class Broker:
             serving=True,
             reason="",
             queues=[QUEUE],
+            pins=[PIN],
             gauges={"connections": 4},
             counters={"messages_sent": 5},
         )
@@ -130,6 +133,8 @@ def test_metrics_are_in_the_text_format_of_prometheus() -> None:
         assert "bascule_connections 4.0" in lines
         assert "bascule_messages_sent_total 5.0" in lines
         assert 'bascule_queue_messages{address="a",queue="q"} 3.0' in lines
+        assert 'bascule_journal_pinned_records{keeper="pipeline",name="divert:idle"} 12.0' in lines
+        assert 'bascule_journal_pinned_bytes{keeper="pipeline",name="divert:idle"} 34.0' in lines
 
     served(Broker(), ask)
 

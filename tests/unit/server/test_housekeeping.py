@@ -54,7 +54,7 @@ def test_what_came_during_a_round_has_one_of_its_own_though_nothing_comes_after_
         bursts = [10, 9]  # as many records as a round wants, then one less
         trimmed: list[str] = []
 
-        def trim(taken: Any) -> None:
+        def trim(taken: Any, _: object) -> None:
             trimmed.append(taken.id)
             if bursts:
                 for _ in range(bursts.pop(0)):

@@ -1,0 +1,170 @@
+"""What the journal is kept for, and why it is still needed there: pipelines, waiting messages, the owner's retention."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from bascule.broker.snapshot import Snapshot
+from bascule.core.errors import Unavailable
+from bascule.kafka.admin import Topics
+from bascule.kafka.epochs import taken_since
+from bascule.kafka.history import TopicHistory, committed_note
+from bascule.kafka.positions import APART, BEGUN, COMMON, ENDED, POSITION_PARTITIONS, Position, PositionReader, lag_group, position_key
+
+if TYPE_CHECKING:
+    from bascule.server.epoch import JournalPlace
+
+log = logging.getLogger(__name__)
+
+UNTOLD = "an exclusive divert took messages there, and no pipelines that know it have been started since"
+DISABLED = "disabled: it goes on from there when it is enabled; one that is removed needs nothing"
+ALL_DISABLED = "no divert is enabled: it goes on from there when one is"
+
+
+class Keeper(enum.StrEnum):
+    """What kind of thing needs the journal."""
+
+    PIPELINE = "pipeline"
+    QUEUE = "queue"
+    BRANCH = "branch"
+    RETENTION = "retention"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One for whom the journal is kept from ``offset`` on. The farthest back decides.
+
+    ``records`` and ``bytes`` (by the mean size of a record) lie from there up to the last snapshot; of the snapshot itself, behind it.
+    """
+
+    keeper: Keeper
+    name: str
+    offset: int
+    records: int
+    bytes: int
+    reason: str  # "" of a pipeline that reads on
+    released: bool = False  # of a pipeline beyond the owner's quota: the journal is trimmed all the same
+
+
+class Pins:
+    """Looks for them, for one epoch; remembers where pipelines stood. Blocking: to be used off the event loop."""
+
+    def __init__(self, place: JournalPlace) -> None:
+        self._place = place
+        self._stood: dict[str, tuple[int, float]] = {}  # offset of a pipeline, and when it was first seen there
+        self._taken: dict[Position | None, dict[str, int]] = {}
+
+    def found(self, taken: Snapshot, retained: int, held: Mapping[int, str], mean_bytes: float) -> list[Pin]:
+        """All but the snapshot's own. ``retained`` is where retention begins, ``held`` names the branches that have received a mid."""
+        pins = self.of_pipelines(taken.next_offset, mean_bytes)
+        if (oldest := taken.oldest()) is not None:
+            mid, queue = oldest
+            keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "its oldest message has not been taken"
+            if mid in held:
+                keeper, name, reason = Keeper.BRANCH, held[mid], f"prepared, and has received a message of {name!r}"
+            pins.append(self._pin(keeper, name, taken.first_offset(), taken.next_offset, mean_bytes, reason))
+        if retained < taken.next_offset:
+            reason = f"younger than journal.retention_s = {self._place.retention_s:g}"
+            pins.append(self._pin(Keeper.RETENTION, "", retained, taken.next_offset, mean_bytes, reason))
+        return pins
+
+    def of_pipelines(self, end: int, mean_bytes: float) -> list[Pin]:
+        """Of committed positions only: one that is not committed yet may never be."""
+        pins = []
+        for name, position in self._positions():
+            reason = self._reason(name, position, end)
+            pin = self._pin(Keeper.PIPELINE, name, position.offset, end, mean_bytes, reason)
+            if pin.released:
+                log.error(
+                    "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
+                    name, pin.records, pin.bytes,
+                )  # fmt: skip
+            pins.append(pin)
+        return pins
+
+    def _pin(self, keeper: Keeper, name: str, offset: int, end: int, mean_bytes: float, reason: str) -> Pin:
+        records = max(0, end - offset)
+        size_bytes = int(records * mean_bytes)
+        quota_bytes = self._place.pinned_bytes_max if keeper is Keeper.PIPELINE else 0
+        return Pin(keeper, name, offset, records, size_bytes, reason, bool(quota_bytes and size_bytes > quota_bytes))
+
+    # -- why a pipeline stands still -----------------------------------------------------------------------------------
+
+    def _reason(self, name: str, position: Position, end: int) -> str:
+        """ "" while it reads on, or has read all."""
+        before, since_s = self._stood.get(name, (-1, 0.0))
+        if before != position.offset:
+            since_s = time.time()
+            self._stood[name] = position.offset, since_s
+        if not position.topic_id:
+            return UNTOLD
+        if not position.owner:  # nor has one that is enabled and cannot go on from here
+            said = self._said(name, position)
+            return DISABLED if said in ("", ENDED) else said
+        if position.offset >= end or before not in (-1, position.offset):
+            return ""
+        if not position.members:
+            return ALL_DISABLED
+        if said := self._said(name, position):
+            return said
+        if before < 0:
+            return ""
+        since = datetime.fromtimestamp(since_s, UTC).isoformat(" ", "seconds")
+        return f"has not moved since {since}: its driver does not run, or does not get on; the log of the pipelines says why"
+
+    def _said(self, name: str, position: Position) -> str:
+        """What its driver said last, unless it has moved since. It decides nothing, so it may be missing."""
+        place = self._place
+        try:
+            offset, note = committed_note(place.kafka, lag_group(place.prefix, place.bridge, name), place.topic, place.partition)
+        except Unavailable as error:
+            log.warning("why pipeline %s stands still cannot be told: %s", name, error)
+            return ""
+        return note if offset >= position.offset else ""
+
+    # -- where pipelines stand -----------------------------------------------------------------------------------------
+
+    def _positions(self) -> Iterator[tuple[str, Position]]:
+        """Of the pipelines that read the journal, and of exclusive diverts that none stands for yet: where begins what they took."""
+        place = self._place
+        stored = self._stored()
+        common = stored.get(position_key(COMMON, place.topic, place.partition))
+        for key, position in sorted((self._unclaimed(common) | stored).items()):
+            # Where a divert once began is remembered, and needs nothing of the journal.
+            if key.startswith(BEGUN) or position.vacant:
+                continue
+            if position.topic == place.topic and position.partition == place.partition:
+                yield key.partition("/")[0], position
+
+    def _stored(self) -> dict[str, Position]:
+        place = self._place
+        if place.positions_topic not in Topics(place.kafka).partitions():
+            return {}
+        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
+        try:
+            return reader.read()
+        finally:
+            reader.close()
+
+    def _unclaimed(self, common: Position | None) -> dict[str, Position]:
+        place = self._place
+        if common is not None and not common.vacant:
+            return {}
+        if common is not None and common.topic_id != Topics(place.kafka).ids([place.topic]).get(place.topic):
+            common = None  # in an earlier journal of the same name
+        if common not in self._taken:  # it changes with an epoch, and with the position
+            history = TopicHistory(place.kafka, place.topic, place.partition)
+            self._taken = {common: taken_since(common, history, history.latest())}
+        return {
+            position_key(f"{APART}{name}", place.topic, place.partition): Position(
+                place.topic, "", place.partition, offset, members=(name,)
+            )
+            for name, offset in self._taken[common].items()
+        }

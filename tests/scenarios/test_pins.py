@@ -1,0 +1,93 @@
+"""A pipeline that stands still is shown with the reason."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scenarios.sparkless import Bridge, without_spark
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import COMMON, ENDED
+from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
+
+
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    without_spark(monkeypatch)
+    monkeypatch.setattr("bascule.pipelines.driver.MIRROR_S", 0.0)
+    bridge = Bridge(kafka, topic_prefix)
+    bridge.journal.start_epoch()
+    return bridge
+
+
+def reasons(bridge: Bridge, keepers: Pins | None = None) -> dict[str, str]:
+    found = bridge.keepers() if keepers is None else keepers
+    return {pin.name: pin.reason for pin in found.of_pipelines(bridge.end(), 1.0)}
+
+
+def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge) -> None:
+    keepers = bridge.keepers()
+    with bridge.running(bridge.divert("x")) as running:
+        bridge.send("1")
+        running.settle()
+        assert reasons(bridge, keepers) == {COMMON: ""}
+        bridge.send("2", "3")
+        running.batch(end=bridge.end() - 1)
+        assert reasons(bridge, keepers) == {COMMON: ""}
+        assert reasons(bridge, keepers)[COMMON].startswith("has not moved since 20")
+        running.batch()
+        assert reasons(bridge, keepers) == {COMMON: ""}
+
+
+def test_the_pipelines_were_stopped_and_started_again(bridge: Bridge) -> None:
+    with bridge.running(bridge.divert("x")) as running:
+        bridge.send("1")
+        running.settle()
+    bridge.send("2")
+    assert reasons(bridge) == {COMMON: ENDED}
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+        bridge.send("3")
+        assert reasons(bridge) == {COMMON: ""}
+
+
+def test_it_is_disabled(bridge: Bridge) -> None:
+    plain, aside = bridge.divert("plain"), bridge.divert("x")
+    with bridge.running(plain, aside) as running:
+        running.settle()
+    with bridge.running(plain, bridge.divert("x", enabled=False)) as running:
+        bridge.send("1")
+        running.settle()
+        assert reasons(bridge) == {COMMON: "", "divert:x": DISABLED}
+
+
+def test_the_only_one_is_disabled(bridge: Bridge) -> None:
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+    keepers = bridge.keepers()
+    with bridge.running(bridge.divert("x", enabled=False)):
+        bridge.send("1")
+        reasons(bridge, keepers)
+        found = reasons(bridge, keepers)
+    assert found == {COMMON: ALL_DISABLED, "divert:x": DISABLED}
+
+
+def test_no_pipelines_know_an_exclusive_one_yet(bridge: Bridge) -> None:
+    bridge.journal.start_epoch(["x"])
+    bridge.send("1", taken_by=["x"])
+    assert reasons(bridge) == {"divert:x": UNTOLD}
+
+
+def test_it_has_stopped_for_good(bridge: Bridge) -> None:
+    plain = bridge.divert("plain")
+    with bridge.running(plain, bridge.divert("x")) as running:
+        running.settle()
+    with bridge.running(plain, bridge.divert("x", enabled=False)) as running:
+        bridge.send("lost", "2")
+        running.settle()
+    bridge.trim(bridge.end() - 1)
+    with bridge.running(plain, bridge.divert("x")) as running:
+        running.settle()
+        stopped = running.driver.queries["divert:x"].stopped
+        assert stopped is not None
+        assert reasons(bridge)["divert:x"] == stopped
+    assert reasons(bridge)["divert:x"] == stopped
