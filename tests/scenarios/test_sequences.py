@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -372,6 +374,30 @@ def test_an_epoch_that_has_ended_appends_nothing(kafka: EmbeddedKafka, topic_pre
         await epoch.close()
 
     asyncio.run(end())
+
+
+# -- a process that stood still wakes up ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [[], ["first"]], ids=["only time passed", "a record was stored"])
+def test_an_epoch_whose_process_stood_still_ends_and_does_nothing_more(kafka: EmbeddedKafka, topic_prefix: str, sent: list[str]) -> None:
+    journal = Journaled(kafka, topic_prefix)
+    journal.place = replace(journal.place, session_timeout_s=1)
+    done: list[str] = []
+
+    async def stand_still() -> None:
+        epoch = await journal.epoch()
+        epoch.engine.schedule.at(time.time_ns() // 1_000_000 + 100, done.append, "what was due meanwhile")
+        journal.send(epoch, *sent)
+        time.sleep(epoch.place.session_timeout_s)  # the process does nothing
+        await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch")
+        await asyncio.to_thread(wait_for, lambda: journal.end() == 1 + len(sent), "what had been appended")
+        await epoch.close()
+
+    asyncio.run(stand_still())
+    assert [str(error) for error in journal.ends] == ["this process stood still for 1 s"]
+    assert done == []
+    assert journal.sender.answers == []
 
 
 # -- a writer reads its position before it has ended what an earlier one had open --------------------------------------------

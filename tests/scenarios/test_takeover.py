@@ -20,6 +20,7 @@ from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
+from bascule.testing.proxy import Proxy
 from bascule.testing.qpid import JmsError
 from bascule.testing.system import FAILOVER, WAIT_S, System, paused, wait_for
 
@@ -110,21 +111,34 @@ def test_a_broker_that_stood_still_is_replaced_and_does_nothing_when_it_wakes(
     active = both.serving()
     other = both.other(active)
     connect_to(both.url).session().producer(queue).send("{n}", count=10)
-    # A client of the stopped broker that does not turn to another one.
-    faithful = connect_to(active.url)
-    consumer = faithful.session("CLIENT").consumer(queue)
-    assert len(consumer.receive_many(1)) == 1
-    with paused(active.broker.pid):
-        wait_for(other.serves, "the standby to take over")
-        assert other.depth(name) == 10
-        taken = connect_to(other.url).session().consumer(queue).receive_many(10)
-        assert [message.body for message in taken] == [str(n) for n in range(10)]
-        assert taken[0].redelivered
-    wait_for(active.stands_by, "the stopped broker to find out")
+    with Proxy(active.port) as proxy:
+        # Clients of the stopped broker that do not turn to another one: what they ask is in its socket when it wakes.
+        faithful = connect_to(proxy.url)
+        session, late = faithful.session("CLIENT"), faithful.session()
+        held = session.consumer(queue).receive_many(1)
+        persistent, direct = (faithful.session().producer(f"{queue}.{kind}") for kind in ("persistent", "direct"))
+        waiting = faithful.session().consumer(f"{queue}.direct").submit("receive", count=1, timeout_ms=int(WAIT_S * 1000))
+        said = len(active.broker.said())
+        with paused(active.broker.pid):
+            asked = [persistent.submit_send("an answer?")]
+            session.acknowledge(held[0])
+            direct.send("a delivery?", persistent=False)
+            asked.append(late.submit("browse", **{"from": queue}))
+            wait_for(lambda: all(each in proxy.requests for each in (b"an answer?", b"a delivery?", b"copy")), "all of it to be sent")
+            wait_for(other.serves, "the standby to take over")
+            assert other.depth(name) == 10
+            taken = connect_to(other.url).session().consumer(queue).receive_many(10)
+            assert [message.body for message in taken] == [str(n) for n in range(10)]
+            assert taken[0].redelivered
+        wait_for(active.stands_by, "the stopped broker to find out")
+        assert "the epoch ends: this process stood still" in active.broker.said()[said:]
+        for each in (*asked, waiting):
+            with pytest.raises(JmsError):
+                each.result(WAIT_S)
     with pytest.raises(JmsError):
         faithful.session().producer(queue).send("to a broker that is none")
     assert other.serves()
-    assert other.depth(name) == 0
+    assert [other.depth(each) for each in (name, f"{name}.persistent", f"{name}.direct")] == [0, 0, 0]
 
 
 def test_two_standbys_that_start_at_once_do_not_both_serve(both: Pair, connect_to: Connect, queue: str) -> None:

@@ -50,6 +50,9 @@ LINGER_S = 0.005
 IN_FLIGHT_BYTES_MAX = 32 << 20
 #: How often the age of the oldest append is looked at.
 WATCH_S = 0.5
+#: Of the session time, after which Kafka replaces a broker. It counts from the last heartbeat, which was up to a twelfth of it before this
+#: process stood still, and another one may have been lost.
+STILL_MAX = 10 / 12
 
 
 class SteppedDown(BasculeError):
@@ -117,7 +120,7 @@ class Epoch:
         self.ended = False
         self.offsets = OffsetMap()
         self.engine = self._fresh_engine()
-        self._seen_s = time.monotonic()  # when this process was last known to run
+        self._seen_s = 0.0  # when this process was last known to run; since it was watched first
         self.following = Following(place, self._fresh_engine)
 
     def _fresh_engine(self) -> Engine:
@@ -182,7 +185,7 @@ class Epoch:
             self._timer = self._loop.call_later(max(0.0, (due_ms - _now_ms()) / 1000), self._tick)
 
     def _tick(self) -> None:
-        if not self.ended:
+        if self.awake():
             self._timer = None
             with self._or_end("what was due could not be done"):
                 self.engine.tick()
@@ -230,7 +233,7 @@ class Epoch:
         self._loop.call_soon_threadsafe(self._settle, outcomes)
 
     def _settle(self, outcomes: list[Outcome]) -> None:
-        if self._watch is not None and not self.awake():
+        if not self.awake():
             return
         with self._or_end("what a stored record decided could not be done"):
             for outcome in outcomes:
@@ -289,6 +292,8 @@ class Epoch:
 
     def _look(self) -> None:
         """Appends that Kafka has not answered for too long: nobody must wait for them."""
+        if not self.awake():  # timers come first when a process wakes: this one must not wipe out that it stood still
+            return
         self._watch = self._loop.call_later(WATCH_S, self._look)
         self._seen_s = time.monotonic()
         age_s = time.monotonic() - self._oldest_since_s
@@ -302,7 +307,7 @@ class Epoch:
     def awake(self) -> bool:
         """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
         still_s = time.monotonic() - self._seen_s
-        if still_s > self.place.session_timeout_s and not self.ended:
+        if self._watch is not None and still_s > STILL_MAX * self.place.session_timeout_s and not self.ended:
             self.end(SteppedDown(f"this process stood still for {still_s:.0f} s"))
         return not self.ended
 

@@ -8,10 +8,11 @@ import pytest
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 from bascule.amqp import hot
-from bascule.amqp.events import Detached, SessionEnded
+from bascule.amqp.events import Detached, Dispositioned, SessionEnded
 from bascule.amqp.limits import Limits
 from bascule.amqp.performatives import Source, Target
 from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
+from bascule.testing.broker import message_bytes
 
 BODY = "x" * 100_000
 
@@ -102,6 +103,28 @@ async def test_a_client_that_asks_and_does_not_read_is_not_read_from_either() ->
     client.connection.pause_writing()
     client.say()
     assert client.wire.reading
+
+
+@run_async
+async def test_a_broker_that_may_have_been_replaced_does_nothing_of_what_clients_ask() -> None:
+    served = Served()
+    served.fill("q", 1)
+    client = Client(served)
+    consumer, producer = client.consumer("q"), client.producer("direct")
+    waiting = client.consumer("direct", credit=1, name="waiting")
+    served.up = False  # it stood still, and these are in its socket when it wakes
+    consumer.flow(1)
+    for durable in (True, False):
+        producer.send(message_bytes("x", durable=durable))
+    client.session.attach_receiver("late", Source("q", capabilities=QUEUE), Target())
+    appended = len(served.broker.log.records)
+    client.say()
+    client.listen()
+    served.broker.settle()
+    assert not client.listen()
+    assert client.received(consumer) == client.received(waiting) == 0
+    assert not client.told(Dispositioned)
+    assert len(served.broker.log.records) == appended
 
 
 @run_async
