@@ -6,7 +6,7 @@ from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from bascule.broker.queue import Queue
 from bascule.broker.snapshot import decode
@@ -105,5 +105,5 @@ class Ids(RuleBasedStateMachine):
         self.broker.start(stored=stored)
 
 
-TestIds = Ids.TestCase
-TestIds.settings = settings(max_examples=80, stateful_step_count=40, report_multiple_bugs=False)
+def test_no_id_is_used_again_over_crashes_snapshots_and_trims() -> None:
+    run_state_machine_as_test(Ids, settings=settings(max_examples=80, stateful_step_count=40, report_multiple_bugs=False))

@@ -36,8 +36,8 @@ from bascule.kafka.slot import Slot
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.kafka.transactional import PositionMoved
 from bascule.server import epoch as epoch_module
-from bascule.server import topics
-from bascule.server.epoch import Epoch, JournalPlace
+from bascule.server import housekeeping, topics
+from bascule.server.epoch import Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
 from bascule.testing.system import wait_for
@@ -335,6 +335,82 @@ def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
         await second.close()
 
     asyncio.run(take_over())
+
+
+# -- a broker that was replaced, and does not know it, appends, takes a snapshot and trims --------------------------------------
+
+
+def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_count(
+    kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journaled(kafka, topic_prefix)
+
+    async def replace_it() -> None:
+        old = await journal.epoch()
+        journal.send(old, "first", "failed")
+        await journal.answered("first", "failed")
+        new = await journal.epoch()
+        journal.send(new, "third")
+        await journal.answered("first", "failed", "third")
+        assert [progress.done for progress in purge(old.engine, old.engine.queue("q"))] == [2]
+        journal.decide(old, "fourth")
+        assert old.housekeeping is not None
+        # Its snapshot is the newest of all, needs no message, and the journal would be trimmed behind it.
+        await old.housekeeping.rounds()
+        await asyncio.to_thread(wait_for, lambda: old.ended, "it to find out")
+        assert [type(error) for error in journal.ends] == [SteppedDown]
+        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() == 0
+        await new.close()
+        await old.close()
+
+    async def load() -> None:
+        epoch = await journal.epoch()
+        assert waiting(epoch) == [MESSAGES[name] for name in ("first", "failed", "third")]
+        await epoch.close()
+
+    asyncio.run(replace_it())
+    assert len(SnapshotStore(journal.kafka, journal.place.snapshots_topic).read()) == 1
+    asyncio.run(load())
+    assert "was never announced: not used" in caplog.text
+    assert journal.sender.answers == [(name, None) for name in ("first", "failed", "third")]
+
+
+def test_a_replaced_broker_that_goes_on_with_a_trim_takes_away_nothing_that_its_successor_needs(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, still = Journaled(kafka, topic_prefix), Still()
+    history = TopicHistory(journal.kafka, journal.place.topic, 0)
+    trim = housekeeping.trim
+    monkeypatch.setattr(housekeeping, "trim", lambda *arguments: (still.come(), trim(*arguments)))
+
+    async def replace_it() -> None:
+        old = await journal.epoch()
+        journal.send(old, "first", "failed")
+        await journal.answered("first", "failed")
+        assert [progress.done for progress in purge(old.engine, old.engine.queue("q"))] == [2]
+        old.flush()
+        journal.send(old, "third")
+        await journal.answered("first", "failed", "third")
+        assert old.housekeeping is not None
+        rounds = asyncio.create_task(old.housekeeping.rounds())
+        await asyncio.to_thread(still.came.wait)
+        assert history.earliest() == 0
+        new = await journal.epoch()
+        journal.send(new, "fourth")
+        await journal.answered(*MESSAGES)
+        still.go_on.set()
+        await rounds
+        assert 0 < history.earliest() < journal.end() - 2
+        await new.close()
+        await old.close()
+
+    async def load() -> None:
+        epoch = await journal.epoch()
+        assert waiting(epoch) == [MESSAGES["third"], MESSAGES["fourth"]]
+        await epoch.close()
+
+    asyncio.run(replace_it())
+    asyncio.run(load())
 
 
 # -- a record that Kafka refuses for good, with others behind it ---------------------------------------------------------
