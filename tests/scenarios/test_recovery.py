@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.scenarios.conftest import Connect
 
+from bascule.client import Queue, connect
 from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import JmsError
-from bascule.testing.system import System, failover, wait_for
+from bascule.testing.qpid import JmsError, Mode
+from bascule.testing.system import PYTHON_FAILOVER, WAIT_S, System, failover, paused, wait_for
 
 
 def stored(connect_to: Connect, system: System) -> None:
@@ -32,19 +37,49 @@ def test_non_persistent_messages_are_lost_and_the_rest_is_not(connect_to: Connec
     assert [message.body for message in messages] == ["surely"]
 
 
+def test_a_non_persistent_message_is_delivered_once_whatever_dies(connect_to: Connect, system: System, name: str, queue: str) -> None:
+    destination, bodies = Queue(name), [str(n) for n in range(10)]
+    with Proxy(system.port) as proxy:
+        with connect(PYTHON_FAILOVER.format(proxy.url)) as context:
+            producer = context.producer(destination, persistent=False)
+            producer.send_many(bodies[:5])
+            proxy.hold_answers()
+            with ThreadPoolExecutor(1) as sending:
+                unanswered = sending.submit(producer.send_many, bodies[5:])
+                system.wait_depth(name, 10)
+                proxy.cut()  # they are sent once more
+                unanswered.result(WAIT_S)
+        system.wait_depth(name, 10)
+        received = connect_to(proxy.url).session().consumer(queue).receive_many(10)
+        assert [message.body for message in received] == bodies
+        system.wait_depth(name, 0)
+        proxy.cut()
+    for _ in range(2):
+        assert connect_to(system.url).session().consumer(queue).receive_many(1, 0.5) == []
+        system.broker.restart()
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL"])
 def test_what_was_acknowledged_stays_away_and_what_was_out_comes_again_marked(
-    connect_to: Connect, system: System, name: str, queue: str
+    connect_to: Connect, system: System, name: str, queue: str, mode: Mode
 ) -> None:
     connect_to(system.url).session().producer(queue).send("{n}", count=30)
-    session = connect_to(system.url).session("CLIENT")
+    session = connect_to(system.url).session(mode)
     consumer = session.consumer(queue)
-    session.acknowledge(consumer.receive_many(10)[-1])
-    assert len(consumer.receive_many(5)) == 5
-    system.wait_depth(name, 20)
+    messages = consumer.receive_many(10)
+    if mode in ("CLIENT", "INDIVIDUAL"):
+        for message in messages[::2] if mode == "INDIVIDUAL" else messages[-1:]:
+            session.acknowledge(message)
+    left = [*range(1, 10, 2), *range(10, 30)] if mode == "INDIVIDUAL" else [*range(10, 30)]
+    system.wait_depth(name, len(left))
     stored(connect_to, system)
+    with paused(system.broker.pid):
+        # The client has them, and what it says of them the broker never reads.
+        assert len(consumer.receive_many(5)) == 5
+        os.kill(system.broker.pid, signal.SIGKILL)
     system.broker.restart()
-    again = connect_to(system.url).session().consumer(queue).receive_many(20)
-    assert [message.body for message in again] == [str(n) for n in range(10, 30)]
+    again = connect_to(system.url).session().consumer(queue).receive_many(len(left) + 1, 0.5)
+    assert [int(message.body) for message in again] == left
     assert all(message.redelivered and message.delivery_count == 2 for message in again)
 
 
