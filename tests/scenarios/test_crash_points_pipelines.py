@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.bridge import Bridge, eventually
+from tests.scenarios.bridge import Bridge, Reader, eventually
 from tests.scenarios.test_pipelines import EXAMPLE
 from tests.scenarios.test_pipelines import sent as sent_in
 
@@ -66,6 +66,11 @@ def test_a_users_job_is_ended_around_the_commit_of_a_batch(kafka: EmbeddedKafka,
     reader.close()
 
 
+def dead_letters(reader: Reader, pipeline: str) -> list[bytes]:
+    name = ("__connect.errors.connector.name", pipeline.encode())
+    return [message.value() or b"" for message in reader.seen if name in (message.headers() or ())]
+
+
 @pytest.mark.parametrize(
     "walk", [pytest.param(walk, id=name, marks=[] if walk is SHORT else [pytest.mark.slow]) for name, walk in WALKS.items()]
 )
@@ -97,9 +102,9 @@ def test_pipelines_are_ended_at_one_point_after_the_other(
     def send() -> None:
         nonlocal sent
         bridge.journal.send(text_message(str(sent)), address="orders")
-        bridge.journal.send(text_message("bad"), address="bad.no topic")
+        bridge.journal.send(text_message(f"bad {sent}"), address="bad.no topic")
         producer.produce(f"{prefix}-in", f'{{"n": {sent}}}')
-        producer.produce(f"{prefix}-in", "no json")
+        producer.produce(f"{prefix}-in", f"no json {sent}")
         bridge.journal.flush()
         producer.flush()
         sent += 1
@@ -132,8 +137,12 @@ def test_pipelines_are_ended_at_one_point_after_the_other(
         assert [int(value) for value in written.wait_for(sent)] == list(range(sent))
         first = int(late.wait_for(1)[0])
         assert [int(value) for value in late.wait_for(sent - first)] == list(range(first, sent))
-        assert len(taken.wait_for(sent)) == sent
-        assert len(dead.wait_for(2 * sent)) == 2 * sent
+        taken.wait_for(sent)
+        assert [decode_message(sent_in(message).body).body["n"] for message in taken.seen] == list(range(sent))
+        dead.wait_for(2 * sent)
+        assert dead_letters(dead, "in") == [f"no json {n}".encode() for n in range(sent)]
+        assert [decode_message(body).body for body in dead_letters(dead, "bad")] == [f"bad {n}" for n in range(sent)]
+        assert len(dead.seen) == 2 * sent
         for reader in (written, late, taken, dead):
             reader.close()
     finally:
