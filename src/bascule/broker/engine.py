@@ -406,14 +406,25 @@ class Engine(Destinations):
 
     def lacks_room(self, sends: list[tuple[Send, bool]]) -> Queue | None:
         """A queue to which one of these goes and that stays full, or None: they are to wait in Kafka, neither refused nor dropped."""
-        for address, routing in {(send.address, Routing(send.routing)) for send, _ in sends}:
-            route = self.addresses.route(address, routing)
-            for queue in route.queues if route.limited else ():
+        for send, _ in sends:
+            route = self.addresses.route(send.address, Routing(send.routing))
+            # Asked for room first: selectors and exclusive diverts cost more, and matter only where there is none.
+            if not route.limited or not any(queue.full() for queue in route.queues):
+                continue
+            for queue in self._to_queues(route, send.body)[0]:
                 if queue.settings.when_full == DROP:
                     self._drop_oldest(queue)
                 if queue.full():
                     return queue
         return None
+
+    def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
+        """The queues to which a message from Kafka goes, or the exclusive diverts that take it."""
+        taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if queue.wants("", body))
+        return queues, taken
 
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
@@ -445,10 +456,7 @@ class Engine(Destinations):
         group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
         expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
         message = Message(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
-        taken = self._taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), send.body)
-        queues = () if taken else route.queues
-        if route.filtered:
-            queues = tuple(queue for queue in queues if queue.wants("", send.body))
+        queues, taken = self._to_queues(route, send.body)
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
         message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True

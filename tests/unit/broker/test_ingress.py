@@ -10,6 +10,7 @@ from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.policy import BLOCK, REJECT, AddressSettings, Policy
 from bascule.broker.policy import DROP as DROP_OLDEST
+from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag, Source
 
@@ -139,3 +140,30 @@ def test_non_persistent_messages_make_room_for_those_from_kafka_where_the_owner_
     bench.fill("old", "new", durable=False)
     assert bench.engine.lacks_room([(taken(bench, "x"), KEEP)]) is None
     assert bench.waiting(bench.queue()) == ["new"]
+
+
+def test_a_full_subscription_holds_up_only_what_its_selector_wants() -> None:
+    bench = Bench(Policy(AddressSettings(max_messages=1, when_full=DROP_OLDEST)))
+    eu = bench.subscription("eu", selector="region = 'EU'")
+    everything = bench.subscription("all", "t2")
+    bench.fill("old", to="t", properties={"region": "EU"}, durable=False)
+    bench.fill("stays", to="t2")
+
+    def lacking(region: str, to: str = "t") -> Queue | None:
+        return bench.engine.lacks_room([(taken(bench, "new", to=to, routing=Routing.MULTICAST, region=region), KEEP)])
+
+    assert lacking("US") is None
+    assert bench.waiting(eu) == ["old"]
+    assert lacking("EU") is None  # the owner says that the old one gives way
+    bench.fill("stored", to="t", properties={"region": "EU"})
+    assert lacking("EU") is eu
+    assert lacking("US") is None
+    assert lacking("US", "t2") is everything
+
+
+@pytest.mark.parametrize("from_kafka", [True, False])
+def test_a_full_queue_holds_up_nothing_that_an_exclusive_divert_takes(from_kafka: bool) -> None:
+    bench = Bench(Policy(AddressSettings(max_messages=1)))
+    bench.fill("stored")
+    bench.use(Diverts(exclusive=(ExclusiveDivert("x", "q", lambda _: True, from_kafka),)))
+    assert (bench.engine.lacks_room([(taken(bench, "new"), KEEP)]) is None) is from_kafka
