@@ -14,7 +14,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.loading import Loader
 from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ending
+from bascule.journal.branches import Ended
 from bascule.testing.sim import requests
 from bascule.testing.sim.managers import Manager
 from bascule.testing.sim.simulation import Parts
@@ -42,16 +42,17 @@ def loads_pass_ends_over(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
-def a_repeated_commit_is_carried_out_again(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    end = branches.end
+def a_branch_is_prepared_until_it_has_ended_twice(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    over = Branches.over
 
-    def end_again(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
-        branch = engine.branches.prepared.get(xid)
-        if branch is not None and branch.ending is ending:
+    def over_and_back(known: Branches, ended: Ended) -> None:
+        branch = None if ended.xid in known.ended else known.prepared.get(ended.xid)
+        over(known, ended)
+        if branch is not None:
             branch.ending = None
-        end(engine, xid, ending, done)
+            known.prepared[ended.xid] = branch
 
-    monkeypatch.setattr(branches, "end", end_again)
+    monkeypatch.setattr(Branches, "over", over_and_back)
     return Parts()
 
 
@@ -108,7 +109,7 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (snapshots_leave_prepared_branches_out, {"lost"}),
     (loads_leave_prepared_branches_empty, {"duplicated"}),
     (loads_pass_ends_over, {"unexpected"}),
-    (a_repeated_commit_is_carried_out_again, {"duplicated"}),
+    (a_branch_is_prepared_until_it_has_ended_twice, {"duplicated"}),
     (a_prepared_transaction_stays_the_connections, {"duplicated"}),
     (prepared_is_said_before_it_is_stored, {"lost"}),
     (sends_of_a_prepared_branch_are_put_in, {"unexpected", "duplicated"}),
