@@ -25,6 +25,8 @@ from bascule.pipelines.ingress import IngressEngine
 from bascule.testing.sim import pipelines
 from bascule.testing.sim.broker import Broker
 from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
+from bascule.testing.sim.ledger import Mishaps
+from bascule.testing.sim.office import Office
 from bascule.testing.sim.simulation import TROUBLES, Parts, Simulation
 from bascule.testing.sim.world import TROUBLE, Process
 from bascule.testing.sim.writer import Incarnation, PositionReader, Writer
@@ -72,6 +74,23 @@ def test_the_runs_see_trouble_of_every_kind(runs: Runs) -> None:
 def test_a_seed_repeats_its_run() -> None:
     first, second = Simulation(7, trace=True), Simulation(7, trace=True)
     assert (str(first.run()), first.world.trace) == (str(second.run()), second.world.trace)
+
+
+def test_a_broker_that_was_replaced_before_it_served_hears_of_it_when_all_is_healed() -> None:
+    simulation = Simulation(1)
+    world, (red, blue) = simulation.world, simulation.brokers
+    simulation.office = Office(simulation.stage, 0, 1.0, Mishaps())
+    simulation.pipelines.launch()
+    for broker in (red, blue):
+        broker.launch()
+        world.run(world.now_ms + 100)
+    assert red.serving
+    assert blue.serving
+    simulation.healed_ms = world.now_ms
+    simulation._supervise()
+    world.run(world.now_ms + 50)
+    assert not red.serving
+    assert blue.serving
 
 
 # -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------

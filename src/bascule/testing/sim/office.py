@@ -73,11 +73,9 @@ class Office:
             yield from (f"{each.xid} at {broker.name}" for each in listed(broker.engine))
         yield from (f"{xid} in the database" for xid in self.books.ledger.prepared)
         yield from (f"{name} in the log" for name in self.books.log.open)
-
-    @property
-    def done(self) -> bool:
-        """All transactions were begun, and nobody is at work on one."""
-        return not self.books.left and not any(each.live for each in self.alive)
+        yield from (f"{each.name} at work" for each in self.alive if each.live)
+        if self.books.left:
+            yield f"{self.books.left} to begin"
 
     def note(self) -> None:
         """What the transactions were, for the history."""

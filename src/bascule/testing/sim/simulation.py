@@ -312,7 +312,10 @@ class Simulation:
         self._supervise()
 
     def _supervise(self) -> None:
-        """What is dead is started again."""
+        """What is dead is started again, and who has been replaced hears of it: it may have begun when the others were told."""
+        for broker in self.brokers:
+            if broker.serving and broker.superseded:
+                broker.lose_election(broker.epoch)
         drivers = self.pipelines.drivers
         if not any(driver.process.alive and not driver.taken_over for driver in drivers):
             self.pipelines.launch()
@@ -333,7 +336,7 @@ class Simulation:
         since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
         if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
             return False
-        if not self.office.done or any(self.office.in_doubt(self._newest())):
+        if any(self.office.in_doubt(self._newest())):
             return False
         return not self.kafka.unfinished and all(self._position(key) >= end for key, end in self._ends())
 
