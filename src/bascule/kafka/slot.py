@@ -86,6 +86,7 @@ class Slot:
         self._next: Future[Producer] | None = None
         self._spent: Producer | None = None
         self._turn = threading.Lock()
+        self._preparing = threading.Lock()
 
     def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
         """Writes what ``make`` gives for the table as it is, all or nothing; nothing at all where it gives nothing.
@@ -121,8 +122,9 @@ class Slot:
 
     def prepare(self) -> None:
         """Starts the next incarnation in the background; a no-op when there is one."""
-        if self._next is None:
-            self._next = in_background(self._incarnate, "bascule-slot")
+        with self._preparing:  # of two that were made at once the later would fence the one that is used
+            if self._next is None:
+                self._next = in_background(self._incarnate, "bascule-slot")
 
     def close(self) -> None:
         """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""

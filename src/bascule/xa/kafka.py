@@ -52,6 +52,10 @@ SLOTS = 2
 IDENTITIES = 64
 #: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.
 KEPT_BYTES_MAX = 16 << 20
+#: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s (``slot``): as much takes some 3 s with a Kafka on one
+#: machine. Branches that end together share that.
+BRANCH_RECORDS_MAX = 500_000
+BRANCH_BYTES_MAX = 256 << 20
 #: A branch must be prepared within this time; messages of branches that were not are deleted long after it.
 PREPARE_WITHIN_S = 3600.0
 UNPREPARED_KEPT_S = 24 * 3600.0
@@ -99,6 +103,11 @@ class _Sent:
     messages: list[Outgoing] | None = field(default_factory=list)
     size_bytes: int = 0
 
+    @property
+    def weight(self) -> float:
+        """Of what a branch may send, how much."""
+        return max(len(self.offsets) / BRANCH_RECORDS_MAX, self.size_bytes / BRANCH_BYTES_MAX)
+
 
 @dataclass(slots=True, eq=False)
 class _Ending:
@@ -108,6 +117,8 @@ class _Ending:
     outcome: Outcome
     messages: list[Outgoing] | None
     one_phase: bool
+    #: 1 for as much as one transaction is to take, or for a branch of another process, of which that is not known.
+    weight: float
     done: bool = False
     tried: bool = False
     error: BasculeError | None = None
@@ -132,7 +143,8 @@ class KafkaBranch:
         """A record of the transaction; readers with ``read_committed`` see all of them at once, or none.
 
         ``value`` None is a tombstone; ``partition`` -1 is chosen by the key as Java's client does; ``timestamp_ms`` 0 is the commit's time.
-        Raises InvalidInput for a topic that is not there, or a record that is too large for it.
+        Raises InvalidInput for a topic that is not there, a record that is too large for it, or one too many: a branch takes 500,000, and
+        256 MiB; ResourceFailed when Kafka does not tell how much the topic takes.
         """
         self._send(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 
@@ -238,7 +250,16 @@ class KafkaResource:
         if self._branches.state(xid) is not State.ACTIVE:
             raise OutOfOrder(f"send: branch {xid} is {self._branches.state(xid).value}")
         clients, sent = self._open(), self._sent[xid]
-        size_bytes = clients.check(record)
+        try:
+            size_bytes = clients.check(record)
+        except InvalidInput:
+            raise
+        except Unavailable as error:
+            raise ResourceFailed(f"{self.name}: {error}") from error
+        if len(sent.offsets) >= BRANCH_RECORDS_MAX or sent.size_bytes + size_bytes > BRANCH_BYTES_MAX:
+            raise InvalidInput(
+                f"a transaction sends {BRANCH_RECORDS_MAX:,} records to {self.name} at most, and {BRANCH_BYTES_MAX >> 20} MiB"
+            )
         if not sent.offsets:
             started = _started(self._slot_ids[sent.slot], rolled_back=False)
             clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._log_partition(xid)))
@@ -275,19 +296,26 @@ class KafkaResource:
         """Ends a prepared branch, together with others that wait for the same transactional id."""
         sent = self._sent.get(xid)
         slot = self._slot_ids[sent.slot] if sent else self._slot_of(xid)
-        mine = _Ending(xid, outcome, sent.messages if sent else None, one_phase)
+        mine = _Ending(xid, outcome, sent.messages if sent else None, one_phase, sent.weight if sent else 1.0)
         clients = self._open()
         with self._lock:
             self._waiting.setdefault(slot, []).append(mine)
         with clients.turn(slot):
-            if not mine.done:
-                with self._lock:
-                    batch = self._waiting.pop(slot)
-                self._end(slot, batch)
+            while not mine.done:
+                self._end(slot, self._next_batch(slot))
         if mine.error is not None:
             if isinstance(mine.error, UnknownXid | BranchRolledBack):
                 self._gone(xid)
             raise mine.error
+
+    def _next_batch(self, slot: str) -> list[_Ending]:
+        """Of the branches that wait, in their order, as many as one transaction is to take; one at least."""
+        with self._lock:
+            waiting = self._waiting.pop(slot)
+            count = max(1, sum(total <= 1.0 for total in itertools.accumulate(each.weight for each in waiting)))
+            if rest := waiting[count:]:
+                self._waiting[slot] = rest
+        return waiting[:count]
 
     def _end(self, slot: str, batch: list[_Ending]) -> None:
         try:

@@ -94,7 +94,7 @@ class TransactionManager:
         self._closing = threading.Event()
         first = self.recoverer().run()
         if not first.finished:
-            self._wake.set()
+            self.recover_soon()
         self._thread = threading.Thread(target=self._recover, args=(self._closing,), name=f"bascule-xa-{self.name}", daemon=True)
         self._thread.start()
         return first
@@ -193,6 +193,10 @@ class TransactionManager:
 
         return decorate
 
+    def recover_soon(self) -> None:
+        """Wakes the recovery in the background: there is something that it need not wait for."""
+        self._wake.set()
+
     def recoverer(self, answer_within_s: float | None = None) -> Recoverer:
         """For one look or pass by hand; for ``answer_within_s`` see Recoverer."""
         resources = list(self.resources.values())
@@ -211,7 +215,7 @@ class TransactionManager:
         with self._lock:
             self._live.pop(transaction.gtrid, None)
         if pending:
-            self._wake.set()
+            self.recover_soon()
 
     def _at_work(self) -> set[bytes]:
         with self._lock:

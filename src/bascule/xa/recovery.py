@@ -191,14 +191,15 @@ class Recoverer:
             _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
             self._ask(step.resource, partial(finish, self._resources[step.resource], step.xid, outcome, self._log))
 
-    def finish_now(self, xid: Xid, outcome: Outcome) -> Outcome:
-        """The operator's word on a transaction's branches in all resources; what stands in the log already goes before it.
+    def finish_now(self, xid: Xid, outcome: Outcome, *, who: str = "operator", only: str = "") -> Outcome:
+        """Somebody's word on a transaction's branches in all resources; what stands in the log already goes before it.
 
-        Returns what was done. Raises XaError when a branch cannot be finished; recovery goes on with it.
+        With ``only`` the branch in one resource is finished now, and recovery finishes the rest. Returns what was done.
+        Raises XaError when a branch cannot be finished; recovery goes on with it.
         """
         # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
-        stands = self._log.decide(Decision(xid.gtrid, outcome, tuple(self._resources), now_ms(), f"operator, {self._by}")).outcome
-        for resource in self._resources.values():
+        stands = self._log.decide(Decision(xid.gtrid, outcome, tuple(self._resources), now_ms(), f"{who}, {self._by}")).outcome
+        for resource in [self._resources[only]] if only else self._resources.values():
             for each in resource.recover():
                 if each.gtrid == xid.gtrid:
                     finish(resource, each, stands, self._log)

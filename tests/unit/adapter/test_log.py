@@ -33,6 +33,8 @@ class Topic:
     def __init__(self) -> None:
         self.replicas = True
         self.lost = False
+        #: So many appends are not stored, and those after them are.
+        self.drops = 0
         self.follow: Callable[[bytes, bytes | None], None] = lambda *_: None
         self._entries: list[tuple[bytes, bytes | None]] = []
         self._end = self._read = 0
@@ -41,6 +43,10 @@ class Topic:
     def append(self, record: Outgoing) -> Future[int]:
         future: Future[int] = Future()
         with self._lock:
+            if self.drops:
+                self.drops -= 1
+                future.set_exception(Unavailable("timed out"))
+                return future
             if self.replicas or not self.lost:
                 self._entries.append((record.key or b"", record.value))
             if self.replicas:
@@ -107,6 +113,18 @@ def test_a_claim_that_was_not_answered_is_taken_back_before_the_next_one(case: C
     case.ended(SECOND)
     case.log.prepare(SECOND)
     case.log.commit(SECOND)
+    assert case.log.all_flights() == {}
+
+
+def test_a_commit_of_which_kafka_has_stored_nothing_yet_is_done_when_it_is_told_again(case: Case) -> None:
+    """Without its claim a record that is still in flight would be delivered again."""
+    case.ended(FIRST)
+    case.log.prepare(FIRST)
+    case.topic.drops = 1
+    with pytest.raises(ResourceFailed):
+        case.log.commit(FIRST)
+    assert case.log.recover() == [FIRST]
+    case.log.commit(FIRST)
     assert case.log.all_flights() == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,4 +46,30 @@ def test_a_slot_whose_next_incarnation_does_not_come_is_closed(reader: Reader, f
 def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader) -> None:
     with pytest.raises(ZeroDivisionError):
         closing(ZeroDivisionError())
+    assert reader.closed
+
+
+def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each later one fences those before it."""
+    first, goes_on = threading.Event(), threading.Event()
+    made: list[Future[Any]] = []
+
+    def make(*_: object) -> Future[Any]:
+        made.append(Future())
+        first.set()
+        goes_on.wait(30)
+        return made[-1]
+
+    monkeypatch.setattr("bascule.kafka.slot.in_background", make)
+    slot = Slot({}, "id", "table", 0)
+    threads = [threading.Thread(target=slot.prepare) for _ in range(2)]
+    threads[0].start()
+    assert first.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)  # as long as a wrong one might take
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    slot.close()
     assert reader.closed

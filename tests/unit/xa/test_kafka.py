@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, cast
 
 import pytest
 
-from bascule.core.errors import Unavailable
-from bascule.kafka.compacted import Outgoing, TooLarge
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.kafka.compacted import Outgoing, Stored, TooLarge
+from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
-from bascule.xa.errors import TransactionError
+from bascule.xa import kafka as module
+from bascule.xa.errors import ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.xid import Xid, branch, new_gtrid
 
 
 class Clients:
@@ -90,3 +93,86 @@ def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
         with pytest.raises(TransactionError):
             transaction.commit()
         assert (resource._sent, resource._branches._states) == ({}, {})
+
+
+class Here(Clients):
+    """In the stead of a Kafka that takes all, one transaction after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[bytes, Stored] = {}
+        self.written: list[list[bytes | None]] = []
+        self.lock = Lock()
+
+    def turn(self, _transactional_id: str) -> Lock:
+        return self.lock
+
+    def append(self, record: Outgoing) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(0)
+        if record.topic.endswith(".log") and record.value is not None:
+            self.table[record.key or b""] = Stored(record.value, 0, 0)
+        return future
+
+    def transact(self, make: Callable[[Mapping[bytes, Stored]], list[Outgoing]]) -> None:
+        self.written.append([record.value for record in make(self.table) if record.topic == "receipts"])
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaResource, Here]:
+    """With one transactional id, and small transactions."""
+    monkeypatch.setattr(module, "BRANCH_RECORDS_MAX", 4)
+    monkeypatch.setattr(module, "BRANCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(module, "SLOTS", 1)
+    resource, clients = KafkaResource("kafka", {}), Here()
+    resource._clients = cast("Any", clients)
+    return resource, clients
+
+
+def test_a_branch_takes_no_more_than_kafka_can_copy_in_time(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is prepared, and no transaction could commit it: its branches elsewhere kept their locks for ever."""
+    resource, clients = here
+    many = resource.start(new_xid(), timeout_s=60)
+    for _ in range(4):
+        many.send("receipts", b"1")
+    with pytest.raises(InvalidInput, match="4 records"):
+        many.send("receipts", b"1")
+    monkeypatch.setattr(clients, "check", lambda record: len(record.value))
+    large = resource.start(new_xid(), timeout_s=60)
+    large.send("receipts", b"x" * 999)
+    with pytest.raises(InvalidInput, match="at most"):
+        large.send("receipts", b"xx")
+
+
+def test_branches_that_end_together_share_a_transaction_as_far_as_it_takes_them(here: tuple[KafkaResource, Here]) -> None:
+    resource, clients = here
+    xids = [new_xid() for _ in range(3)]
+    for xid in xids:
+        branch_ = resource.start(xid, timeout_s=60)
+        branch_.send("receipts", b"1")
+        branch_.send("receipts", b"2")
+        resource.end(xid, success=True)
+        resource.prepare(xid)
+    with ThreadPoolExecutor(len(xids)) as threads:
+        with clients.lock:
+            ended = [threads.submit(resource.commit, xid) for xid in xids]
+            wait_for(lambda: [len(each) for each in resource._waiting.values()] == [len(xids)], "all to wait")
+        for each in ended:
+            each.result(30)
+    assert [len(values) for values in clients.written] == [4, 2]
+
+
+def test_a_kafka_that_does_not_tell_what_a_topic_takes_is_away(here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no failure of the record that an adapter's endpoint was at work on."""
+    resource, clients = here
+
+    def check(_record: Outgoing) -> int:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(clients, "check", check)
+    with pytest.raises(ResourceFailed):
+        resource.start(new_xid(), timeout_s=60).send("receipts", b"1")
+
+
+def new_xid() -> Xid:
+    return branch(new_gtrid("shop", 0), "kafka")

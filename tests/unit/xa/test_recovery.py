@@ -210,6 +210,22 @@ def test_the_operator_finishes_a_transaction_in_all_resources(wanted: Outcome) -
     assert [store.committed for store in stores] == ([["work"], ["work"]] if wanted is Outcome.COMMIT else [[], []])
 
 
+def test_who_needs_one_resource_finishes_the_branch_there_and_leaves_the_rest_to_recovery() -> None:
+    """As who takes over a partition whose record is claimed: a database that hangs is not in the way of that."""
+    gtrid = new_gtrid("shop", LATER_MS)
+    durables = [DurableBranches(prepared={branch(gtrid, name): ["row"]}) for name in ("hangs", "inbound")]
+
+    def hang() -> list[Xid]:
+        raise AssertionError("asked")
+
+    hangs, inbound = ModelResource("hangs", durables[0]), ModelResource("inbound", durables[1])
+    hangs.recover = hang  # type: ignore[method-assign]
+    log = ModelLog()
+    found = recoverer(log, hangs, inbound)
+    assert found.finish_now(branch(gtrid, "inbound"), Outcome.ROLLBACK, who="the next member", only="inbound") is Outcome.ROLLBACK
+    assert (durables[1].prepared, log.read().decisions[gtrid].by) == ({}, "the next member, test")
+
+
 def test_an_operators_commit_is_kept_until_the_resource_that_was_away_has_carried_it_out() -> None:
     gtrid, away = new_gtrid("shop", 0), True
 

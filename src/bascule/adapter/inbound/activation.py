@@ -131,7 +131,7 @@ class Activation:
         """Returns when it has asked the group for partitions. May follow a ``stop``; the counts go on.
 
         Raises Unavailable (also while what a ``stop`` has left behind reads from Kafka), InvalidInput, UnsafeTopic (the group's own
-        topics), OutOfOrder (manager not open).
+        topics), ResourceFailed and LogUnreadable (its inbound log), OutOfOrder (manager not open).
         """
         if self._stopping.is_set():
             if left := [each.name for each in self._threads if each.is_alive()]:
@@ -385,7 +385,9 @@ class Activation:
             _log.warning("%s: %s %s; this endpoint has no transaction manager", self.spec.group, run.place, run.trouble)
             return
         for xid in claims:
-            stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK)
+            # It is the claim that is in the way; a database that hangs shall not be.
+            stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK, who="the next member", only=xa.log.name)
+            xa.manager.recover_soon()
             _log.info("%s: %s %s, found at the taking over of %s", self.spec.group, xid, stands, run.place)
 
     def _housekeep(self) -> None:

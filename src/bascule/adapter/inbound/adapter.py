@@ -39,7 +39,7 @@ class ResourceAdapter:
         return decorate
 
     def activate(self, spec: ActivationSpec, endpoint: Endpoint) -> Activation:
-        """An endpoint takes records from now on, or from the start on. Raises InvalidInput; Unavailable if it starts now."""
+        """An endpoint takes records from now on, or from the start on. Raises InvalidInput; what ``start`` does if it starts now."""
         if any(each.spec.group == spec.group for each in self._activations):
             raise InvalidInput(f"group {spec.group!r} has an endpoint already: each needs a group of its own")
         activation = Activation(self._kafka, spec, endpoint)
@@ -54,7 +54,7 @@ class ResourceAdapter:
         return activation.stop(drain_s) if self._started else []
 
     def start(self) -> None:
-        """All of them are active; also after a ``stop``. Raises Unavailable, InvalidInput, UnsafeTopic; then none is."""
+        """All of them are active; also after a ``stop``. Raises what ``Activation.start`` does; then none is."""
         with ExitStack() as undo:
             for activation in self._activations:
                 activation.start()

@@ -279,10 +279,10 @@ class InboundLog:
             with self._lock:
                 flight = self._fold.place(place).flights.get(claim.offset)
                 keys = sorted(flight.keys) if flight else []
-            # The record before the claim: between the two it is claimed and gone, and to be told once more does no harm.
-            self._answer(lambda: self.done(place, [*keys, claim.key], wait=True))
-        else:
-            self._answer(self._append(claim.key, None, place).result)
+            # Stored before the claim goes: between the two it is claimed and gone, and to be told once more does no harm. Without a claim
+            # nobody would know that a record which is still in flight is done.
+            self._answer(lambda: self.done(place, keys, wait=True))
+        self._answer(lambda: self._append(claim.key, None, place).result())
         self._gone(xid)
 
     def _gone(self, xid: Xid) -> None:
