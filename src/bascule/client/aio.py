@@ -23,6 +23,7 @@ from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
 from bascule.client.session import ExceptionListener, OnDone, SessionState
 from bascule.client.session_links import Acknowledge
+from bascule.client.thread import JOIN_TIMEOUT_S
 from bascule.client.url import Plan
 from bascule.core.errors import BasculeError, InvalidInput
 
@@ -135,16 +136,17 @@ class AsyncContext:
         return AsyncContext(self._task, session, self._on_exception)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for what was sent, roll back what is open, close. Raises TimedOut."""
-        if asyncio.current_task() is self._listener_task:
-            raise IllegalState("a listener cannot close its own context: it would wait for itself")
+        """Wait for a listener at work and for what was sent, roll back what is open, close. As Context.close."""
+        self._not_by_listener("close")
         try:
             await self._run(self._session.close(self._until(timeout_s)))
         finally:
-            if self._listener_task is not None:
-                await self._listener_task
-            if not self._task.core.sessions:
-                await self._task.stop()
+            try:
+                if self._listener_task is not None and self._session.listening is None:
+                    await asyncio.wait([self._listener_task], timeout=JOIN_TIMEOUT_S)
+            finally:
+                if not self._task.core.sessions:
+                    await self._task.stop()
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
 
@@ -246,7 +248,8 @@ class AsyncContext:
         self._task.call(self._session.start)
 
     async def stop(self, *, timeout_s: float | None = None) -> None:
-        """Hand over no messages until ``start``; returns when no listener is at work."""
+        """Hand over no messages until ``start``; returns when no listener is at work. From any task but a listener's."""
+        self._not_by_listener("stop")
         await self._run(self._session.stop(self._until(timeout_s)))
 
     # --- acknowledging, transactions ---------------------------------------------------------------------------------------------
@@ -290,6 +293,14 @@ class AsyncContext:
 
     async def _run(self, operation: Operation[T]) -> T:
         return await self._task.run(operation)
+
+    @property
+    def _in_listener(self) -> bool:
+        return asyncio.current_task() is self._listener_task
+
+    def _not_by_listener(self, what: str) -> None:
+        if self._in_listener:
+            raise IllegalState(f"a listener cannot {what} its own context: it would wait for itself")
 
     def _listen(self) -> None:
         if self._listener_task is None:
@@ -453,8 +464,9 @@ class AsyncConsumer:
             context._listen()
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Close. A durable subscription stays, ``unsubscribe`` deletes it."""
-        await self._context._run(self._context._session.close_consumer(self.state, self._context._until(timeout_s)))
+        """Close; returns when its listener, unless that calls this, has returned. As Consumer.close."""
+        context = self._context
+        await context._run(context._session.close_consumer(self.state, context._until(timeout_s), by_listener=context._in_listener))
 
     def _only_without_listener(self) -> None:
         if self.state.listener is not None:

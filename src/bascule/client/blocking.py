@@ -74,15 +74,17 @@ class Context:
         return Context(self._thread, session, self._on_exception)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for what was sent, roll back what is open, close. From any thread but a listener's. Raises TimedOut."""
-        if threading.current_thread() is self._listener_thread:
-            raise IllegalState("a listener cannot close its own context: it would wait for itself")
+        """Wait for a listener at work and for what was sent, roll back what is open, close. From any thread but a listener's.
+
+        Raises TimedOut; it is closed then, too: a listener that is still at work meets with IllegalState.
+        """
+        self._not_by_listener("close")
         try:
             self._thread.run(self._session.close(self._until(timeout_s)))
         finally:
             if not self._thread.core.sessions:
                 self._thread.stop()
-            if self._listener_thread is not None:
+            if self._listener_thread is not None and self._session.listening is None:
                 self._listener_thread.join(JOIN_TIMEOUT_S)
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
@@ -186,7 +188,8 @@ class Context:
         self._thread.call(self._session.start)
 
     def stop(self, *, timeout_s: float | None = None) -> None:
-        """Hand over no messages until ``start``; returns when no listener is at work."""
+        """Hand over no messages until ``start``; returns when no listener is at work. From any thread but a listener's."""
+        self._not_by_listener("stop")
         self._thread.run(self._session.stop(self._until(timeout_s)))
 
     # --- acknowledging, transactions ---------------------------------------------------------------------------------------------
@@ -247,6 +250,15 @@ class Context:
             yield
         finally:
             self._in_use.release()
+
+    @property
+    def _in_listener(self) -> bool:
+        return threading.current_thread() is self._listener_thread
+
+    def _not_by_listener(self, what: str) -> None:
+        """Jakarta Messaging 3.1, sections 6.1.5 and 6.1.8 leave it to fail or to succeed."""
+        if self._in_listener:
+            raise IllegalState(f"a listener cannot {what} its own context: it would wait for itself")
 
     def _listen(self) -> None:
         if self._listener_thread is None:
@@ -420,8 +432,12 @@ class Consumer:
             context._listen()
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Close. A durable subscription stays, ``unsubscribe`` deletes it."""
-        self._context._thread.run(self._context._session.close_consumer(self.state, self._context._until(timeout_s)))
+        """Close; returns when its listener, unless that calls this, has returned. A durable subscription stays, ``unsubscribe`` deletes it.
+
+        Raises TimedOut; it is closed then, too.
+        """
+        context = self._context
+        context._thread.run(context._session.close_consumer(self.state, context._until(timeout_s), by_listener=context._in_listener))
 
     def _only_without_listener(self) -> None:
         if self.state.listener is not None:

@@ -212,13 +212,12 @@ class SenderState(LinkState):
         self.queue.append(sending)
         self.flowed()
 
-    def withdraw(self, sending: Sending) -> bool:
-        """Forget about a message; whether it has certainly not been sent."""
+    def withdraw(self, sending: Sending, error: BasculeError | None = None) -> bool:
+        """Forget about a message; whether it has certainly not been sent. ``error`` is for who wants to be told."""
         sending.abandoned = True
         if sending in self.queue:
             self.queue.remove(sending)
-            self.session.unanswered -= 1
-            sending.done = True
+            sending.finish(error)
             return True
         return False
 

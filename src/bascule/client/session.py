@@ -68,7 +68,8 @@ class SessionState(Transactions):
         self.answers: ConsumerState | None = None  # to requests
         self.asked: list[Asked] = []  # requests that wait
         self.preparing = False  # for answers
-        self.listening = False  # a listener has a message in its hands
+        self.listening: ConsumerState | None = None  # whose listener has a message in its hands
+        self.listeners_next = True  # listeners get another message
         self._rest_until_s = 0.0  # of listeners
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
@@ -228,15 +229,23 @@ class SessionState(Transactions):
 
     # --- consumers ---------------------------------------------------------------------------------------------------------------
 
-    def close_consumer(self, consumer: ConsumerState, until_s: float) -> Operation[None]:
-        """Close a consumer; what of it was received and not acknowledged can still be: the link goes with the last of it."""
+    def close_consumer(self, consumer: ConsumerState, until_s: float, *, by_listener: bool = False) -> Operation[None]:
+        """Close a consumer; what of it was received and not acknowledged can still be: the link goes with the last of it.
+
+        Returns when its listener has returned (Jakarta Messaging 3.1, JMSConsumer.close), unless that is the caller. Raises TimedOut.
+        """
         if consumer.closing:
-            return
-        if consumer in self.unacknowledged.values():
-            yield from self._suspend([consumer], until_s)
+            pass
+        elif consumer in self.unacknowledged.values():
             consumer.closing = True
+            try:
+                yield from self._suspend([consumer], until_s)
+            finally:
+                consumer.give_back()
         else:
             yield from self._detach(consumer, until_s)
+        if not by_listener:
+            yield from self._await_listener("close", lambda: self.listening is not consumer, until_s)
 
     def receive(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """The next message, None when time is up or the consumer is closed. Raises what ended the consumer."""
@@ -358,6 +367,8 @@ class SessionState(Transactions):
         """
 
         def ready() -> ConsumerState | None:
+            if not self.listeners_next:
+                return None
             return next((each for each in self.consumers if each.listener is not None and each.available and not each.closing), None)
 
         while True:
@@ -389,12 +400,12 @@ class SessionState(Transactions):
                 self._rest_until_s = self.core.clock() + LISTENERS_REST_S
                 raise
             if message is not None and consumer.listener is not None:
-                self.listening = True
+                self.listening = consumer
                 return consumer.listener, message, arrived
 
     def listened(self, arrived: Arrived, failed: bool) -> None:
         """A listener returned, or raised: then the message comes again, where it is not for the application to acknowledge."""
-        self.listening = False
+        self.listening = None
         if self.mode in (Acknowledge.CLIENT, Acknowledge.INDIVIDUAL):
             return
         consumer = self.unacknowledged.pop(arrived, None)
@@ -435,13 +446,15 @@ class SessionState(Transactions):
         if self.transaction is not None:
             raise IllegalState("recover() is not for transactions: roll back")
         consumers = list(self.consumers)
-        yield from self._suspend(consumers, until_s)
-        for each in self.unacknowledged:
-            each.link.settle(each.delivery_id, FAILED)
-        self.unacknowledged.clear()
-        self._detach_done()
-        self.engine.flush_settled()  # before new credit: the broker is to have all of them back when it delivers again
-        self._resume(consumers)
+        try:
+            yield from self._suspend(consumers, until_s)
+            for each in self.unacknowledged:
+                each.link.settle(each.delivery_id, FAILED)
+            self.unacknowledged.clear()
+            self._detach_done()
+            self.engine.flush_settled()  # before new credit: the broker is to have all of them back when it delivers again
+        finally:
+            self._resume(consumers)
 
     def _detach_done(self) -> None:
         """Close the links of closed consumers whose last message is acknowledged."""
@@ -451,26 +464,42 @@ class SessionState(Transactions):
                 consumer.close()
 
     def stop(self, until_s: float) -> Operation[None]:
-        """Hand over no more messages; returns when no listener has one in its hands."""
+        """Hand over no more messages; returns when no listener has one in its hands. Until then it has everything, answers, too."""
         self.check()
-        self.started = False
-        yield from self.core.until(lambda: not self.listening, "stop: a listener is at work", until_s)
+        try:
+            yield from self._quiet("stop", until_s)
+        finally:
+            self.started = False
+
+    def _quiet(self, what: str, until_s: float) -> Operation[None]:
+        """Give listeners no other message; returns when the one at work, which may use everything, has returned. Raises TimedOut."""
+        self.listeners_next = False
+        yield from self._await_listener(what, lambda: self.listening is None, until_s)
+
+    def _await_listener(self, what: str, returned: Callable[[], bool], until_s: float) -> Operation[None]:
+        """Also where the session has ended: what a listener does is the application's."""
+        if not returned() and not (yield Wait(returned, until_s)):
+            raise TimedOut(f"{what}: a listener is still at work")
 
     def start(self) -> None:
         """Hand messages over (again)."""
         self.check()
-        self.started = True
+        self.started = self.listeners_next = True
         for consumer in self.consumers:
             consumer.top_up()
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
 
     def close(self, until_s: float) -> Operation[None]:
-        """Flush, roll back what is open, give back what was not acknowledged; the connection goes with its last context."""
+        """Flush, roll back what is open, give back what was not acknowledged; the connection goes with its last context.
+
+        A listener at work has all of the context until it returns (Jakarta Messaging 3.1, JMSContext.close), or time is up.
+        """
         if self.closing:
             return
         try:
-            if self.core.error is None and self.error is None:
+            yield from self._quiet("close", until_s)
+            if not self.over:
                 yield from self.flush(until_s)
         finally:  # without a wait: a caller that was cancelled does not come back here
             for consumer in list(self.consumers):
@@ -481,10 +510,13 @@ class SessionState(Transactions):
 
     def leave(self) -> None:
         """End, begun or not; the connection goes with its last session."""
+        if self.closing:  # by another task, meanwhile
+            return
         self.closing = True
         if self.core.opened:
             self.engine.end()
         if self in self.core.sessions:
             self.core.sessions.remove(self)
+        self.failed(ConnectionLost("the context was closed before the broker's answer came"))
         if not self.core.sessions:
             self.core.shut()

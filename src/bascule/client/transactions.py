@@ -55,7 +55,7 @@ class Transactions(SessionLinks):
         """What of it waits for credit is not sent any more."""
         for sender in self.senders.values():
             for sending in [each for each in sender.queue if each.transaction is transaction]:
-                sender.withdraw(sending)
+                sender.withdraw(sending, TransactionRolledBack("its transaction was rolled back before it was sent"))
 
     def _next_transaction(self) -> None:
         self.transaction = Transaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None

@@ -282,6 +282,65 @@ async def test_a_rollback_that_is_cancelled_happens_all_the_same_and_its_consume
     assert broker.ended[:2] == ["link", "txn-2 committed"]
 
 
+class LateToDrain:
+    """A broker whose first drain is answered when the test says so: with the next disposition that comes."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._late: SenderLink | None = None
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case Flowed() if event.link.drain and not self.asked.is_set():
+                self._late = event.link
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Dispositioned() if self._late is not None:
+                self._late.drained()
+                self._late.context, self._late = iter([encode(Message("new"))]), None
+            case _:
+                obliging(connection, event)
+
+
+@run_async
+async def test_consumers_go_on_after_a_recover_that_is_cancelled() -> None:
+    broker = LateToDrain()
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            first = await consumer.receive(10)
+            assert first is not None
+            await cancelled(context.recover(), broker.asked)
+            first.acknowledge()
+            assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "new"]
+
+
+@run_async
+async def test_a_consumer_whose_close_is_cancelled_is_closed_with_its_last_acknowledgement() -> None:
+    broker = LateToDrain()
+    ended: list[str] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Detached):
+            ended.append(type(event.link).__name__)
+        elif isinstance(event, Dispositioned):
+            ended.append(type(event.state).__name__)
+        broker(connection, event)
+
+    with server(react) as url:
+        async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            first = await consumer.receive(10)
+            assert first is not None
+            await cancelled(consumer.close(), broker.asked)
+            with pytest.raises(IllegalState, match="the consumer is closed"):
+                await consumer.receive(10)
+            first.acknowledge()
+            while "SenderLink" not in ended:
+                await asyncio.sleep(0.005)
+    assert ended == ["Released", "Accepted", "SenderLink"]
+
+
 @run_async
 async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
     asked = asyncio.Event()
@@ -334,10 +393,82 @@ async def test_a_listener_ends_with_its_task_where_that_is_cancelled() -> None:
         await asyncio.wait_for(at_work.wait(), 10)
         assert context._listener_task is not None
         context._listener_task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await context.close()  # waits for it
-        await context._task.stop()
+        await context.close()  # waits for it
+        assert context._task._task.done()
     assert seen == [BODIES[0]]
+
+
+@run_async
+async def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then() -> None:
+    happened: list[str] = []
+    outcomes: list[Any] = []
+    closing: list[asyncio.Task[None]] = []
+    at_work = asyncio.Event()
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            outcomes.extend([event.state] * len(event.deliveries))
+        obliging(connection, event)
+
+    async def close() -> None:
+        await context.close()
+        happened.append("closed")
+
+    async def listener(message: Message) -> None:
+        with pytest.raises(IllegalState, match="wait for itself"):
+            await context.close()
+        closing.append(asyncio.create_task(close()))
+        await asyncio.wait(closing, timeout=0.2)  # it does not end
+        await context.send(QUEUE, message.body)
+        happened.append("sent")
+        at_work.set()
+
+    with server(react) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        (await context.consumer(QUEUE)).listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        await asyncio.wait_for(closing[0], 10)
+    assert happened == ["sent", "closed"]
+    assert outcomes == [ACCEPTED]
+
+
+@run_async
+async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
+    at_work, enough = asyncio.Event(), asyncio.Event()
+
+    async def listener(_: Message) -> None:
+        at_work.set()
+        await enough.wait()
+        with pytest.raises(IllegalState, match="closed"):
+            await context.send(QUEUE, "x")
+
+    with server(obliging) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        consumer = await context.consumer(QUEUE)
+        consumer.listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        for close in (context.stop, consumer.close, context.close):
+            with pytest.raises(TimedOut, match="a listener is still at work"):
+                await asyncio.wait_for(close(timeout_s=0.1), 5)
+        assert context._task._task.done()
+        enough.set()
+        assert context._listener_task is not None
+        await asyncio.wait_for(context._listener_task, 10)
+
+
+@run_async
+async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_answer() -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    with server(silent) as url:
+        context = await connect_async(url)
+        sent = await context.producer(QUEUE).send_async("x")
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+        with pytest.raises(ConnectionLost, match="closed before the broker's answer"):
+            await asyncio.wait_for(sent, 10)
 
 
 class Lazy:

@@ -44,6 +44,7 @@ from bascule.client.thread import ConnectionThread
 from bascule.client.url import Address, Endpoint, Plan, Reconnect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.message import JmsMessage
+from bascule.jms.sections import SEQUENCE, VALUE, section_bytes
 
 QUEUE = Queue("q")
 
@@ -196,6 +197,125 @@ def test_a_message_on_which_a_listener_raises_is_given_back_as_failed(error: typ
     assert outcomes == [ACCEPTED, Modified(delivery_failed=True), ACCEPTED]
 
 
+def outcomes_of(react: Any, told: list[Any]) -> Any:
+    """Like another reaction, and the outcomes of all deliveries go to a list."""
+
+    def reaction(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            told.extend([event.state] * len(event.deliveries))
+        react(connection, event)
+
+    return reaction
+
+
+@pytest.mark.parametrize("mode", [Acknowledge.AUTO, Acknowledge.DUPS_OK, Acknowledge.CLIENT])
+def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then(mode: Acknowledge) -> None:
+    outcomes: list[Any] = []
+    sent: list[Any] = []
+    at_work = threading.Event()
+    with server(outcomes_of(obliging, outcomes)) as url:
+        context = connect(url, acknowledge=mode)
+        closing = threading.Thread(target=context.close)
+
+        def listener(message: Message) -> None:
+            closing.start()
+            at_work.set()
+            closing.join(0.2)  # it does not end
+            sent.append(context.send(QUEUE, message.body).body)
+            if mode is Acknowledge.CLIENT:
+                message.acknowledge()
+
+        context.consumer(QUEUE).listener = listener
+        assert at_work.wait(10)
+        closing.join(10)
+    assert (sent, outcomes) == (["one"], [ACCEPTED])
+
+
+def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
+    at_work, enough = threading.Event(), threading.Event()
+    met: list[BasculeError] = []
+
+    def listener(_: Message) -> None:
+        at_work.set()
+        enough.wait(30)
+        with pytest.raises(IllegalState, match="closed") as caught:
+            context.send(QUEUE, "x")
+        met.append(caught.value)
+
+    with server(obliging) as url:
+        context = connect(url)
+        consumer = context.consumer(QUEUE)
+        consumer.listener = listener
+        assert at_work.wait(10)
+        begun_s = time.monotonic()
+        for close in (context.stop, consumer.close, context.close):
+            with pytest.raises(TimedOut, match="a listener is still at work"):
+                close(timeout_s=0.1)
+        assert time.monotonic() - begun_s < 5
+        enough.set()
+        assert context._listener_thread is not None
+        context._listener_thread.join(10)
+    assert len(met) == 1
+
+
+def test_a_consumer_that_closes_waits_for_its_listener_unless_that_is_who_closes_it() -> None:
+    happened: list[str] = []
+    outcomes: list[Any] = []
+    at_work = threading.Event()
+    with server(outcomes_of(obliging, outcomes)) as url, connect(url) as context:
+        first, second = (context.consumer(QUEUE, prefetch=1) for _ in range(2))
+        closing = threading.Thread(target=lambda: (first.close(), happened.append("closed")))
+
+        def patient(message: Message) -> None:
+            closing.start()
+            at_work.set()
+            closing.join(0.2)
+            happened.append(f"first had {message.body}")
+
+        def last(message: Message) -> None:
+            second.close()
+            happened.append(f"second had {message.body}")
+
+        first.listener = patient
+        assert at_work.wait(10)
+        closing.join(10)
+        second.listener = last
+        eventually(lambda: len(happened) == 3)
+    assert happened == ["first had one", "closed", "second had one"]
+    assert outcomes.count(ACCEPTED) == 2
+
+
+@pytest.mark.parametrize("what", ["close", "stop"])
+def test_a_listener_cannot_wait_for_itself(what: str) -> None:
+    met: list[str] = []
+    with server(obliging) as url, connect(url) as context:
+
+        def listener(_: Message) -> None:
+            with pytest.raises(IllegalState) as caught:
+                getattr(context, what)()
+            met.append(str(caught.value))
+
+        context.consumer(QUEUE).listener = listener
+        eventually(lambda: len(met) == len(BODIES))
+    assert met[0] == f"a listener cannot {what} its own context: it would wait for itself"
+
+
+def test_a_message_that_cannot_be_read_is_rejected_and_its_listener_gets_the_next() -> None:
+    outcomes: list[Any] = []
+    bodies: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        obliging(connection, event)
+        if isinstance(event, Attached):
+            event.link.context = iter([section_bytes(SEQUENCE, [1]) + section_bytes(VALUE, 2), encode(Message("two"))])
+
+    with server(outcomes_of(react, outcomes)) as url, connect(url) as context:
+        context.consumer(QUEUE).listener = lambda message: bodies.append(message.body)
+        eventually(lambda: len(outcomes) == 2)
+    assert bodies == ["two"]
+    assert outcomes == [Rejected(), ACCEPTED]
+
+
 def test_two_threads_at_once_are_refused() -> None:
     with server(obliging) as url, connect(url) as context:
         consumer = context.consumer(Queue("q"))
@@ -273,6 +393,38 @@ def test_a_server_that_does_not_answer_is_told_as_in_doubt_after_the_time() -> N
             context.send(QUEUE, "x", timeout_s=0.2)
         with pytest.raises(TimedOut):
             context.close(timeout_s=0.1)
+
+
+def silent_at_sends(connection: Connection, event: Any) -> None:
+    """A broker that answers no send."""
+    if not isinstance(event, Transferred):
+        obliging(connection, event)
+
+
+@pytest.mark.parametrize("reaction", [silent_at_sends, cut(Transferred)])
+def test_whoever_waits_for_a_send_is_told_when_its_context_closes_without_the_answer(reaction: Any) -> None:
+    told: list[BasculeError | None] = []
+    with server(reaction) as url:
+        context = connect(failover(url))
+        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        if reaction is not silent_at_sends:
+            eventually(lambda: not context.connected)
+        with pytest.raises(TimedOut):
+            context.close(timeout_s=0.1)
+        with pytest.raises(ConnectionLost, match="closed before the broker's answer"):
+            sent.result(10)
+        eventually(lambda: told == [sent.exception()])
+
+
+def test_a_context_that_closes_without_its_answers_leaves_its_neighbour_alone() -> None:
+    with server(silent_at_sends) as url, connect(url) as context:
+        other = context.create_context()
+        sent = other.producer(QUEUE).send_async("x")
+        with pytest.raises(TimedOut):
+            other.close(timeout_s=0.1)
+        with pytest.raises(ConnectionLost):
+            sent.result(10)
+        assert context.consumer(QUEUE).receive(10)
 
 
 def test_a_connection_that_breaks_is_told_as_lost_where_it_is_not_to_be_made_again() -> None:
@@ -614,6 +766,24 @@ def test_what_a_transacted_context_receives_is_acknowledged_in_the_transaction()
         assert [message.body for message in consumer.messages(0.2)] == list(BODIES)
         context.commit()
     assert txn_ids == [b"txn"] * 3
+
+
+def test_a_send_that_waited_for_credit_when_its_transaction_was_rolled_back_is_told_so() -> None:
+    told: list[BasculeError | None] = []
+
+    def without_credit(connection: Connection, event: Any) -> None:
+        if isinstance(event, Attached) and not event.link.is_coordinator:
+            event.link.accept()
+        else:
+            obliging(connection, event)
+
+    with server(without_credit) as url, connect(url, acknowledge=Acknowledge.TRANSACTED) as context:
+        sent = context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        context.rollback()
+        with pytest.raises(TransactionRolledBack, match="before it was sent"):
+            sent.result(10)
+        eventually(lambda: told == [sent.exception()])
+        context.commit()
 
 
 def test_only_a_transaction_is_committed() -> None:
