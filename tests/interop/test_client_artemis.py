@@ -319,6 +319,36 @@ def test_a_message_on_which_a_listener_raises_comes_again_marked(connect: Connec
     assert seen == [(False, 1), (True, 2)]
 
 
+@pytest.mark.parametrize("end", ["close", "stop"])
+@pytest.mark.parametrize("mode", [Acknowledge.AUTO, Acknowledge.CLIENT, Acknowledge.DUPS_OK, Acknowledge.TRANSACTED])
+def test_a_listener_at_work_has_its_context_until_it_returns_and_its_message_is_done(
+    connect: Connect, queue: Queue, name: str, mode: Acknowledge, end: str
+) -> None:
+    done, service = Queue(f"{name}.done"), Queue(f"{name}.service")
+    context, answering, other = connect(mode), connect(), connect()
+    ended = threading.Event()
+    ending = threading.Thread(target=lambda: (getattr(context, end)(), ended.set()))
+
+    def listener(message: Message) -> None:
+        ending.start()
+        assert not ended.wait(NOTHING_S)
+        if mode is Acknowledge.TRANSACTED:
+            context.send(done, message.body)
+            context.commit()
+        else:
+            context.send(done, context.request(service, message.body, timeout_s=SOON_S).body)
+            message.acknowledge()
+
+    answering.consumer(service).listener = lambda request: answering.reply(request, request.body)
+    other.producer(queue).send_many(["first", "second"])
+    context.consumer(queue).listener = listener
+    assert ended.wait(SOON_S)
+    context.close()
+    assert bodies(other, done, 1) == ["first"]
+    assert bodies(other, queue, 1) == ["second"]
+    assert nothing_in(other, queue)
+
+
 def test_a_receive_in_another_thread_ends_when_its_consumer_is_closed(connect: Connect, queue: Queue) -> None:
     consumer = connect().consumer(queue)
     received: list[Any] = ["nothing yet"]
