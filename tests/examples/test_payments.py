@@ -15,6 +15,7 @@ from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
+from bascule.testing.client import all_in
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
@@ -77,6 +78,6 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
         left = database.execute(PREPARED).fetchall()
     assert rows == [(number, 10 * number) for number in range(ORDERS)]
     assert set(left) <= set(others)
-    with connect(system.url) as context, context.consumer(Queue("payments.confirmed")) as consumer:
-        confirmed = [json.loads(message.body)["order"] for message in consumer.messages(2)]
+    with connect(system.url) as context:
+        confirmed = [json.loads(body)["order"] for body in all_in(context, Queue("payments.confirmed"), ORDERS)]
     assert sorted(confirmed) == list(range(ORDERS))

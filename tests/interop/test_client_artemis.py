@@ -32,12 +32,11 @@ from bascule.client import (
     Topic,
     connect_async,
 )
+from bascule.testing.client import all_bodies, all_bodies_async
 from bascule.testing.system import System, wait_for
 
 #: Within this a message that is there arrives.
 SOON_S = 10.0
-#: So long nothing comes where nothing is.
-NOTHING_S = 0.3
 Connect = Callable[..., Context]
 
 
@@ -248,9 +247,9 @@ def test_few_messages_ahead_leave_the_rest_to_others(connect: Connect, queue: Qu
         assert first is not None
         assert first.body == "0"
         with connect().consumer(queue) as other:
-            rest = [message.body for message in other.messages(NOTHING_S)]
+            rest = [message.body for message in iter(other.receive_no_wait, None)]
         assert len(rest) >= 40 - 1 - 2 * prefetch
-        mine = [message.body for message in slow.messages(NOTHING_S)]
+        mine = [message.body for message in iter(slow.receive_no_wait, None)]
     assert sorted([first.body, *rest, *mine], key=int) == list(map(str, range(40)))
 
 
@@ -258,7 +257,7 @@ def test_selectors_choose_and_wrong_ones_are_refused(connect: Connect, queue: Qu
     context = connect()
     context.producer(queue).send_many(Message(region, properties={"region": region}) for region in ("EU", "US", "EU"))
     with context.consumer(queue, selector="region = 'US'") as consumer:
-        assert [message.body for message in consumer.messages(NOTHING_S)] == ["US"]
+        assert all_bodies(consumer, 1) == ["US"]
     assert bodies(context, queue, 2) == ["EU", "EU"]
     with pytest.raises(InvalidSelector):
         context.consumer(queue, selector="region = = 'US'")
@@ -484,8 +483,8 @@ def test_every_subscriber_gets_a_copy_and_no_local_leaves_out_ones_own(connect: 
         context.send(topic, "mine")
         other.send(topic, "theirs")
         for consumer in (first, second):
-            assert {message.body for message in consumer.messages(NOTHING_S)} == {"mine", "theirs"}
-        assert [message.body for message in foreign.messages(NOTHING_S)] == ["theirs"]
+            assert sorted(all_bodies(consumer, 2)) == ["mine", "theirs"]
+        assert all_bodies(foreign, 1) == ["theirs"]
 
 
 def test_a_durable_subscription_gathers_while_nobody_is_there(connect: Connect, topic: Topic, name: str) -> None:
@@ -524,11 +523,11 @@ def test_shared_subscriptions_hand_each_message_to_one(
 
     with subscribe() as first, subscribe() as second:
         connect().producer(topic).send_many(map(str, range(10)))
-        taken = [message.body for consumer in (first, second) for message in consumer.messages(NOTHING_S)]
+        taken = [message.body for consumer in (first, second) for message in iter(consumer.receive_no_wait, None)]
     assert sorted(taken) == list(map(str, range(10)))
     connect().send(topic, "offline")
     with subscribe() as consumer:
-        assert [message.body for message in consumer.messages(NOTHING_S)] == (["offline"] if durable else [])
+        assert all_bodies(consumer, int(durable)) == ["offline"] * durable
     if durable:
         context.unsubscribe(name)
 
@@ -578,8 +577,7 @@ async def test_the_asyncio_face_sends_receives_browses_and_asks(url: str, queue:
         assert await context.producer(queue).send_many(map(str, range(300))) == 300
         assert [message.body async for message in context.browse(queue)] == list(map(str, range(300)))
         async with await context.consumer(queue) as consumer:
-            assert [message.body async for message in consumer.messages(NOTHING_S)] == list(map(str, range(300)))
-            assert await consumer.receive_no_wait() is None
+            assert await all_bodies_async(consumer, 300) == list(map(str, range(300)))
         futures = [await context.producer(queue).send_async(str(number)) for number in range(3)]
         assert [message.body for message in await asyncio.gather(*futures)] == ["0", "1", "2"]
 
@@ -604,7 +602,7 @@ async def test_a_transaction_of_the_asyncio_face_is_whole_or_not_there(url: str,
         with pytest.raises(ZeroDivisionError):
             await undone()
         async with await context.consumer(queue) as consumer:
-            assert [message.body async for message in consumer.messages(NOTHING_S)] == ["kept"]
+            assert await all_bodies_async(consumer, 1) == ["kept"]
 
 
 @run_async

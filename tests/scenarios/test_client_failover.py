@@ -25,24 +25,16 @@ from bascule.client import (
     connect_async,
 )
 from bascule.core.errors import BasculeError
+from bascule.testing.client import SOON_S, all_bodies_async, all_in
 from bascule.testing.proxy import Proxy
 from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
-SOON_S = 30.0
 #: Of one test: each ends in the middle of the sends.
 KILLS = 3
 
 
 def client(url: str, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:
     return connect(PYTHON_FAILOVER.format(url), acknowledge=acknowledge, timeout_s=60.0, **options)
-
-
-def all_bodies(context: Context, queue: Queue, count: int) -> list[Any]:
-    """``count`` messages of a queue, and that there are no more."""
-    with context.consumer(queue) as consumer:
-        found = [message and message.body for message in (consumer.receive(SOON_S) for _ in range(count))]
-        assert consumer.receive_no_wait() is None
-    return found
 
 
 def test_no_send_is_lost_or_doubled_or_out_of_order_though_the_broker_is_killed(system: System, name: str) -> None:
@@ -68,7 +60,7 @@ def test_no_send_is_lost_or_doubled_or_out_of_order_though_the_broker_is_killed(
     sender.join(SOON_S)
     assert stored == list(map(str, range(len(stored))))
     with client(system.url) as context:
-        assert all_bodies(context, queue, len(stored)) == stored
+        assert all_in(context, queue, len(stored)) == stored
 
 
 def test_a_blocking_send_returns_once_its_repetition_is_stored_and_it_is_there_once(system: System, name: str) -> None:
@@ -80,7 +72,7 @@ def test_a_blocking_send_returns_once_its_repetition_is_stored_and_it_is_there_o
         cutting.start()
         context.send(queue, "second")
         cutting.join()
-        assert all_bodies(context, queue, 2) == ["first", "second"]
+        assert all_in(context, queue, 2) == ["first", "second"]
 
 
 def test_a_commit_whose_answer_is_lost_is_in_doubt_and_whole_in_the_broker(system: System, name: str) -> None:
@@ -97,7 +89,7 @@ def test_a_commit_whose_answer_is_lost_is_in_doubt_and_whole_in_the_broker(syste
         with pytest.raises(TransactionInDoubt, match="connection was lost"):
             work(context, proxy, cutting)
         cutting.join()
-        assert all_bodies(context, queue, 2) == ["a", "b"]
+        assert all_in(context, queue, 2) == ["a", "b"]
 
 
 def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(system: System, name: str) -> None:
@@ -121,8 +113,8 @@ def test_a_transaction_that_a_kill_falls_into_is_rolled_back_and_done_again(syst
                 transfer(consumer)
             transfer(consumer)
             transfer(consumer)
-        assert all_bodies(reader, target, 3) == ["1", "2", "3"]
-        assert all_bodies(reader, source, 0) == []
+        assert all_in(reader, target, 3) == ["1", "2", "3"]
+        assert all_in(reader, source, 0) == []
 
 
 @pytest.mark.parametrize("received_again", [0, 3])
@@ -193,7 +185,7 @@ def test_the_asyncio_face_loses_and_doubles_nothing_though_the_broker_is_killed(
             second = [await producer.send_async(str(number)) for number in range(300, 600)]
             sent = [message.body for message in await asyncio.gather(*first, *second)]
             consumer = await context.consumer(queue)
-            assert [message.body async for message in consumer.messages(2.0)] == sent
+            assert await all_bodies_async(consumer, len(sent)) == sent
             return sent
 
     assert asyncio.run(main()) == list(map(str, range(600)))
@@ -230,8 +222,8 @@ def test_a_worker_that_repeats_its_transaction_until_it_is_whole_moves_each_mess
         done.set()
         worker.join(SOON_S)
         assert not worker.is_alive()
-        assert sorted(all_bodies(reader, target, count), key=int) == list(map(str, range(count)))
-        assert all_bodies(reader, source, 0) == []
+        assert sorted(all_in(reader, target, count), key=int) == list(map(str, range(count)))
+        assert all_in(reader, source, 0) == []
 
 
 def test_a_listener_is_told_that_its_queue_is_deleted_and_the_other_of_its_context_goes_on(system: System, name: str) -> None:
