@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.scenarios.adapter_victim import Member, Where, await_file
 
@@ -58,6 +59,11 @@ class Group:
             for value, member in connection.execute(f"SELECT value, member FROM {self.where.table}").fetchall():
                 found.setdefault(value, []).append(member)
         return found
+
+    def members(self) -> int:
+        """As Kafka counts them."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        return len(admin.describe_consumer_groups([self.where.group])[self.where.group].result(60).members)
 
     def handled(self) -> bool:
         return set(self.sent) <= set(self.rows())
@@ -193,7 +199,8 @@ def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_noth
     for value in held:
         await_file(Path(group.where.directory, f"{value}.at-work"))
     first.signal(signal.SIGCONT)
-    time.sleep(2)  # before it knows better it would have taken them
+    # It comes back as a member when it has been told; what it would have taken before, it has taken by then.
+    wait_for(lambda: group.members() == 2, "the first member to come back")
     for value in held:
         Path(group.where.directory, value).touch()
     group.await_handled()

@@ -149,8 +149,11 @@ def test_kafka_stands_still_in_the_middle_and_the_payment_goes_through_when_it_i
         with paused(kafka.pid):
             waiting = threading.Thread(target=shop.pay, args=("meanwhile",))
             waiting.start()
+            wait_for(lambda: shop.manager._live, "the payment to begin")
             assert shop.rows() == ["before"]
+            assert waiting.is_alive()
         waiting.join(60)
+        assert not waiting.is_alive()
         assert shop.rows() == ["before", "meanwhile"]
         wait_for(lambda: not shop.kafka.recover(), "Kafka to be told")
     assert shop.messages() == ["before/a", "before/b", "meanwhile/a", "meanwhile/b"]
