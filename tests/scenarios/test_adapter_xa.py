@@ -84,7 +84,7 @@ def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: Emb
             go_on.wait(60)
             shop.work(record)
 
-    with shop.active(work, workers=1, delivery_timeout_s=1.5) as activation:
+    with shop.active(work, workers=1, delivery_timeout_s=2.5) as activation:
         produce(kafka.bootstrap, shop.topic, ["one"])
         wait_for(lambda: shop.rows.committed == ["one"], "the second try")
         assert activation.status().hanging != ()

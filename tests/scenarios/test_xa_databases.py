@@ -123,7 +123,7 @@ def test_notify_has_no_part_in_two_phases(make: Make, postgres: EmbeddedPostgres
             resource.prepare(with_a_row)
         assert list(listener.notifies(timeout=0.2)) == []
         resource.commit(one_phase, one_phase=True)
-        assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [table]
+        assert [each.channel for each in listener.notifies(timeout=20, stop_after=1)] == [table]
 
 
 def test_a_branch_commits_in_one_phase(make: Make, postgres: EmbeddedPostgres, table: str) -> None:
@@ -260,7 +260,7 @@ def test_a_connection_that_breaks_before_the_vote_rolls_back_and_after_it_does_n
 
 def terminate(postgres: EmbeddedPostgres, victim: psycopg.Connection[Any]) -> None:
     with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(%s, 5000)", (victim.info.backend_pid,))
+        assert connection.execute("SELECT pg_terminate_backend(%s, 20000)", (victim.info.backend_pid,)).fetchone() == (True,)
 
 
 def test_serialization_failures_are_tried_again(postgres: EmbeddedPostgres, table: str) -> None:

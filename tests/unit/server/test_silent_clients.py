@@ -36,7 +36,9 @@ async def a_client_that_stops(served: Served, address: str, credit: int) -> Asyn
         link = session.attach_receiver("consumer", Source(address, capabilities=QUEUE), Target())
         while not link.attached:
             sock.sendall(client.data_to_send())
-            client.receive(sock.recv(65536), time.monotonic())
+            data = sock.recv(65536)
+            assert data, "the server has closed the connection"
+            client.receive(data, time.monotonic())
         link.flow(credit)
         sock.sendall(client.data_to_send())
         return sock

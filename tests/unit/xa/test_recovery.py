@@ -132,9 +132,9 @@ def test_a_resource_that_hangs_is_asked_again_when_it_has_answered_and_what_it_s
 
     xid, down = branch(new_gtrid("shop", 0), "down"), DurableBranches()
     resources = (ModelResource("down", down, watch=hang), ModelResource("up", durable))
-    recovery = Recoverer("shop", ModelLog(), resources, by="test", patient=False, answer_within_s=0.1)
+    recovery = Recoverer("shop", ModelLog(), resources, by="test", patient=False, answer_within_s=0.5)
     durable.prepared[branch(new_gtrid("shop", 0), "up")] = ["work"]
-    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer within 0.1 s"}
+    assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer within 0.5 s"}
     assert durable.prepared == {}
     assert recovery.run().unreachable == {"down": "XAER_RMFAIL: no answer yet to the last question"}
     down.prepared[xid] = ["work"]
@@ -162,7 +162,7 @@ def test_a_step_that_hangs_does_not_hold_up_the_other_resources_and_is_not_taken
     down.prepared.update({first: ["one"]} if outcome is Outcome.COMMIT else {first: ["one"], second: ["two"]})
     durable.prepared[branch(gtrid, "up")] = ["three"]
     resources = (ModelResource("down", down, watch=hang), ModelResource("up", durable))
-    recovery = Recoverer("shop", log, resources, by="test", patient=False, answer_within_s=0.1)
+    recovery = Recoverer("shop", log, resources, by="test", patient=False, answer_within_s=0.5)
     done = recovery.run()
     assert not done.finished
     assert {each.resource for each in done.failed} == {"down"}

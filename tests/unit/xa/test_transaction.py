@@ -151,11 +151,10 @@ def test_a_transaction_marked_for_rollback_does_not_commit(manager: TransactionM
 
 
 def test_a_transaction_that_took_too_long_rolls_back(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
-    transaction = manager.begin(timeout_s=0.01)
+    transaction = manager.begin(timeout_s=60)
     transaction.enlist(one).append("a")
-    while time.monotonic() <= transaction._deadline:
-        threading.Event().wait(0.005)
-    with pytest.raises(TransactionTimedOut, match=r"longer than 0\.01 s"):
+    transaction._deadline = time.monotonic()
+    with pytest.raises(TransactionTimedOut, match="longer than 60 s"):
         transaction.enlist(two)
     with pytest.raises(TransactionRolledBack):
         transaction.commit()
