@@ -49,7 +49,6 @@ ARTEMIS_DIFFERS = {
     "async.refused-is-told-to-the-listener": _MADE_ANEW,
     "context.wrong-password": _GUEST,
     "durable.name-of-a-shared-one-is-refused": _ONE_NAME,
-    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they come to a consumer",
     "failover.wrong-password-is-told-at-once": _GUEST,
     "group.does-not-hold-back-what-has-none": "a message whose group's consumer has no credit holds up those behind it",
     "queue.name-with-its-prefix": _BY_NAME,
@@ -72,6 +71,7 @@ ARTEMIS_DIFFERS = {
 #: Cases whose end with Artemis is a matter of moments.
 ARTEMIS_MAY_DIFFER = {
     "browser.of-more-than-a-prefetch": "under load it tells a browser that it has seen everything too early",
+    "expiry.browsers-do-not-show-expired-ones": "shows them until its next scan, or until they come to a consumer",
     "expiry.a-sweep-finds-those-that-nobody-receives": "it scans every 30 seconds",
     "session.many-of-a-connection": "takes most of a second to end each session that has sent something",
 }

@@ -15,7 +15,7 @@ from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
 from bascule.testing.qpid import JmsError
-from bascule.testing.system import System
+from bascule.testing.system import System, wait_for
 
 HASH = Verifier.of("hush", b"0123456789abcdef", 4096)
 
@@ -56,6 +56,7 @@ def url(system: System, authority: Authority, client: Certificate | None = None,
 
 
 def users(system: System) -> list[str]:
+    """Of all connections, those of the tests before too, until the broker has seen that these are closed."""
     return [connection["user"] for connection in system.ask("connections")]
 
 
@@ -66,12 +67,12 @@ def test_a_user_of_whom_only_a_hash_is_known_logs_in_by_each_mechanism(
     connection = connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user="bob", password="hush")
     connection.session().producer(queue).send("kept")
     assert connection.session().consumer(queue).receive().body == "kept"
-    assert users(secure) == ["bob"]
+    wait_for(lambda: users(secure) == ["bob"], "bob alone")
 
 
 def test_a_client_left_to_itself_takes_the_safer_mechanism_and_logs_in(secure: System, authority: Authority, connect_to: Connect) -> None:
     connect_to(url(secure, authority), user="bob", password="hush")
-    assert users(secure) == ["bob"]
+    wait_for(lambda: users(secure) == ["bob"], "bob alone")
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
@@ -87,7 +88,7 @@ def test_a_client_with_a_certificate_needs_no_password_and_is_known_by_its_name(
     secure: System, authority: Authority, ann: Certificate, connect_to: Connect
 ) -> None:
     connect_to(url(secure, authority, ann))
-    assert users(secure) == ["ann"]
+    wait_for(lambda: users(secure) == ["ann"], "ann alone")
 
 
 @pytest.mark.parametrize(("password", "user"), [("hush", "bob"), (None, "ann")])
@@ -99,7 +100,7 @@ def test_the_python_client_logs_in_by_scram_and_by_certificate(
         tls.load_cert_chain(ann.certificate, ann.key)
     login = {} if password is None else {"user": user, "password": password}
     with connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, **login) as context:
-        assert users(secure) == [user]
+        wait_for(lambda: users(secure) == [user], f"{user} alone")
         context.send(Queue("by.python"), "x")
 
 

@@ -311,6 +311,7 @@ def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_tak
         assert sorted(seen.wait(2)) == ["o", "s"]
         go_on.set()
         wait_for(lambda: not activation.status().hanging, "the late worker to end")
+        wait_for(lambda: activation.status().counts["delivered"] == 2, "both to be counted")
         counts = activation.status().counts
     assert (counts["hung"], counts["delivered"], counts["retried"]) == (1, 2, 1)
     assert "go_on.wait" in caplog.text
@@ -371,8 +372,9 @@ def test_the_state_of_endpoints_is_served_to_prometheus(kafka: EmbeddedKafka, to
     with adapter:
         seen.wait(3)
         url = f"http://127.0.0.1:{serve_metrics(adapter, 0)}/metrics"
-        lines = wait_for(lambda: urllib.request.urlopen(url).read().decode().splitlines(), "metrics")
-    assert f'bascule_adapter_delivered_total{{group="{topic}"}} 3.0' in lines
+        delivered = f'bascule_adapter_delivered_total{{group="{topic}"}} 3.0'
+        wait_for(lambda: delivered in urllib.request.urlopen(url).read().decode().splitlines(), "three to be counted")
+        lines = urllib.request.urlopen(url).read().decode().splitlines()
     assert f'bascule_adapter_dead_letters{{group="{topic}"}} 0.0' in lines
 
 

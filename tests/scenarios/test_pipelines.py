@@ -8,11 +8,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer
-from tests.scenarios.bridge import Bridge, eventually
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, eventually
 
 from bascule.core.destination import Routing
 from bascule.embedded.kafka import EmbeddedKafka
@@ -76,7 +77,8 @@ start = "earliest"
             workers = bridge.workers()
             assert workers
             for pid in workers:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # ended with its daemon, which is one of them
+                    os.kill(pid, signal.SIGKILL)
         else:
             bridge.child.kill()
             assert bridge.child.returncode == -signal.SIGKILL
@@ -373,7 +375,7 @@ def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge)
     # Without its checkpoint it would begin again, and write what it has written.
     shutil.rmtree(bridge.directory / "checkpoint")
     job.start()
-    assert job.wait(60)
+    assert job.wait(START_TIMEOUT_S)
     assert "PositionLost: writer 'late' belongs to the query with the id" in (bridge.directory / "job.log").read_text()
     reader.poll()
     assert len(reader.seen) == len(sends)

@@ -14,6 +14,7 @@ from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.testing.system import wait_for
 from bascule.xa import Vote, Xid
 from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
@@ -196,7 +197,9 @@ def test_a_record_arrives_as_it_was_sent(make: Make, kafka: EmbeddedKafka, topic
 
 def test_what_a_topic_would_not_take_is_refused_when_it_is_sent(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
     small = f"{topic}.small"
-    Topics({"bootstrap.servers": kafka.bootstrap}).create(small, 1, {"max.message.bytes": "2000"})
+    topics = Topics({"bootstrap.servers": kafka.bootstrap})
+    topics.create(small, 1, {"max.message.bytes": "2000"})
+    topics.await_visible([small])
     resource, xid = make(), new_xid()
     handle = resource.start(xid, timeout_s=TIMEOUT_S)
     with pytest.raises(InvalidInput, match="does not exist"):
@@ -277,12 +280,7 @@ def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Mak
     sweeper = make("sweeper")
     monkeypatch.setattr(module, "TRIM_INTERVAL_S", -1.0)
     assert sweeper.recover() == [kept]
-    deadline = threading.Event()
-    for _ in range(100):
-        if started not in sweeper.started():
-            break
-        deadline.wait(0.1)
-    assert started not in sweeper.started()
+    wait_for(lambda: started not in sweeper.started(), "what was never prepared to be swept")
     sweeper.commit(kept)  # its messages were not swept
 
 

@@ -18,6 +18,7 @@ def create(bootstrap: str, *topics: str) -> None:
     admin = Topics({"bootstrap.servers": bootstrap})
     for topic in topics:
         admin.create(topic, 1, {})
+    admin.await_visible(topics)
 
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
