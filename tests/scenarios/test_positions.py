@@ -126,12 +126,12 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
     for name in ingresses:
         bridge.topics.create(f"{prefix}-in.{name}", 1, {})
     bridge.configure(config(prefix, *ingresses))
-    producer = Producer({"bootstrap.servers": bridge.servers})
 
     def put(value: str, *names: str) -> None:
+        producer = Producer({"bootstrap.servers": bridge.servers})  # one that knows of no topic that it is gone
         for name in names:
             producer.produce(f"{prefix}-in.{name}", value)
-        producer.flush()
+        assert producer.flush(60) == 0
 
     def send(*numbers: int) -> None:
         for number in numbers:
