@@ -48,6 +48,7 @@ MATRIX = [
     Case(False, "automatic",       "broker",      "",             LOST),
     Case(False, "explicit",        "broker",      "",             LOST),
     Case(False, "database first",  "broker",      "",             LOST),
+    Case(False, "xa",              "broker",      "",             LOST),
     Case(False, "automatic",       "application", "received",     LOST),
     # Persistent: nothing is lost in the broker.
     Case(True,  "automatic",       "broker",      "",             ONCE),
@@ -76,8 +77,11 @@ MATRIX = [
     Case(True,  "xa",              "application", "xa.prepare.after", ONCE_MARKED),
     Case(True,  "xa",              "application", "xa.decide.after",  ONCE),
     Case(True,  "xa",              "application", "xa.finish.after",  ONCE),
+    Case(True,  "xa",              "broker",      "",                 ONCE),
     Case(True,  "xa",              "broker",      "written",          ONCE_MARKED),
+    Case(True,  "xa",              "broker",      "xa.prepare.after", ONCE),
     Case(True,  "xa",              "broker",      "xa.decide.after",  ONCE),
+    Case(True,  "xa",              "broker",      "xa.finish.after",  ONCE),
 ]
 # fmt: on
 
