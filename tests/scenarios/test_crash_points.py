@@ -19,8 +19,10 @@ ONCE_A_LIFE = ("election", "epoch", "handover")
 LEAVING = [name for name in BROKER if name.startswith("handover")]
 #: Of a short run.
 SHORT = [
-    "epoch.start.after", "journal.append.after", "journal.confirm.before", "transaction.commit.after",
-    "ingress.take.after", "store.write.after", "snapshot.write.after", "snapshot.announce.after", "journal.trim.after", "handover.snapshot",
+    "epoch.start.before", "epoch.start.after", "epoch.loaded", "journal.append.before", "journal.append.after", "journal.confirm.before",
+    "journal.confirm.after", "queue.create.after", "transaction.commit.before", "transaction.commit.after", "ingress.take.before",
+    "ingress.take.after", "snapshot.taken", "store.write.after", "snapshot.write.before", "snapshot.write.after", "snapshot.announce.after",
+    "journal.trim.before", "journal.trim.after", "handover.snapshot",
 ]  # fmt: skip
 #: Each after the other under one load.
 WALK_S = 240.0

@@ -22,6 +22,7 @@ from bascule.testing.journal import text_message
 WORKER = [name for name in POINTS if name.startswith(("writer.", "task.", "divert.", "ingress.dead"))]
 DRIVER = ["driver.topics.after", "driver.take.before", "driver.take.after", "driver.source.after"]
 JOIN = ["join.before", "join.caught_up", "join.after"]
+SINK = ["sink.commit.before", "sink.commit.after"]
 LEAVING = ["driver.stop.before", "driver.stop.after"]
 #: Of a short run: where a record could be written twice, or not at all.
 SHORT = ["writer.commit.before", "writer.commit.after", "task.transaction.after", "task.divert.end", "task.ingress.end", "join.caught_up"]
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sink.commit.before", "sink.commit.after"])
+@pytest.mark.parametrize("name", SINK)
 def test_a_users_job_is_ended_around_the_commit_of_a_batch(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, name: str) -> None:
     bridge = Bridge(kafka, topic_prefix, tmp_path)
     bridge.topics.create(f"{topic_prefix}.ingress", 1, {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(70 << 20)})

@@ -14,6 +14,8 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 
 NAMES = [name for name in POINTS if name.startswith(("xa.", "slot."))]
+#: Of a short run.
+SHORT = ["xa.prepare.after", "xa.decide.after", "slot.commit.after"]
 #: What passes a point; the others are passed by any commit.
 CASES = {
     "xa.one_phase.before": Case("", votes=("read-only", "yes")),
@@ -36,7 +38,7 @@ def end_at(name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: 
         check(victims, kafka)
 
 
-@pytest.mark.parametrize("name", ["xa.prepare.after", "xa.decide.after", "slot.commit.after"])
+@pytest.mark.parametrize("name", SHORT)
 def test_a_transaction_is_ended_at_a_point(
     name: str, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

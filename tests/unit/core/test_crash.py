@@ -12,6 +12,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from tests.scenarios.test_adapter_kills import INBOUND
+from tests.scenarios.test_adapter_kills import SHORT as SHORT_INBOUND
+from tests.scenarios.test_crash_points import BROKER
+from tests.scenarios.test_crash_points import SHORT as SHORT_BROKER
+from tests.scenarios.test_crash_points_pipelines import DRIVER, JOIN, LEAVING, SINK, WORKER
+from tests.scenarios.test_crash_points_pipelines import SHORT as SHORT_PIPELINES
+from tests.scenarios.test_crash_points_xa import NAMES as XA
+from tests.scenarios.test_crash_points_xa import SHORT as SHORT_XA
+from tests.scenarios.test_xa_jms_kills import BRANCH_POINTS
 
 from bascule.core import crash
 
@@ -32,6 +41,14 @@ def test_the_table_has_every_point_of_the_source_and_each_stands_in_one_place() 
     found = Counter(named_in_source())
     assert found == dict.fromkeys(crash.POINTS, 1)
     assert len(found) >= POINTS_MIN
+
+
+def test_tests_end_a_process_at_each_point_and_at_many_of_them_in_every_run() -> None:
+    ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
+    assert ended == set(crash.POINTS)
+    in_every_run = {*SHORT_BROKER, *SHORT_PIPELINES, *SHORT_XA, *SHORT_INBOUND, *BRANCH_POINTS}
+    assert in_every_run <= ended
+    assert len(in_every_run) >= POINTS_MIN
 
 
 def test_the_documentation_says_of_each_point_which_test_ends_a_process_there() -> None:
