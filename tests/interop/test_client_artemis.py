@@ -37,6 +37,8 @@ from bascule.testing.system import System, wait_for
 
 #: Within this a message that is there arrives.
 SOON_S = 10.0
+#: For so long nobody is seen to end who waits.
+WAITS_S = 0.3
 Connect = Callable[..., Context]
 
 
@@ -330,7 +332,7 @@ def test_a_listener_at_work_has_its_context_until_it_returns_and_its_message_is_
 
     def listener(message: Message) -> None:
         ending.start()
-        assert not ended.wait(NOTHING_S)
+        assert not ended.wait(WAITS_S)
         if mode is Acknowledge.TRANSACTED:
             context.send(done, message.body)
             context.commit()

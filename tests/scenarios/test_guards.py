@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
@@ -15,7 +17,7 @@ from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, encode_record, json_entry
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import UnsafeTopic
+from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.positions import PositionLost
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
@@ -23,6 +25,21 @@ from bascule.testing.system import System, wait_for
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
+
+
+def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
+    kafka = {"bootstrap.servers": bootstrap}
+    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient(kafka)  # what it answers ends with it
+    admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+    wait_for(lambda: Topics(kafka).config(topic)[setting] == value, f"{setting} of {topic} to be {value}")
+
+
+def make_transactions(positions: Positions) -> None:
+    """Kafka makes its own topic for them with the first one."""
+    with closing(positions.writer("any")) as writer:
+        writer.current()
 
 
 class Hand:
@@ -34,10 +51,7 @@ class Hand:
         self._admin = AdminClient(self.kafka)
 
     def set(self, topic: str, setting: str, value: str) -> None:
-        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", incremental_configs=[entry])
-        self._admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: Topics(self.kafka).config(f"{self.prefix}.{topic}")[setting] == value, f"{setting} of {topic} to be {value}")
+        set_topic(self.kafka["bootstrap.servers"], f"{self.prefix}.{topic}", setting, value)
 
     def add_partitions(self, topic: str, count: int) -> None:
         name = f"{self.prefix}.{topic}"
@@ -205,6 +219,28 @@ def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: 
     hand.set("journal", "cleanup.policy", "compact")
     with pytest.raises(UnsafeTopic, match=r"journal' has cleanup\.policy=compact"):
         positions.prepare_topics()
+
+
+@pytest.fixture
+def unclean(kafka: EmbeddedKafka) -> Iterator[None]:
+    """A setting of Kafka's own topic that one replica makes harmless."""
+    positions = Positions(Pipelines("unclean", {"bootstrap.servers": kafka.bootstrap}, prefix="unclean"), "test")
+    positions.prepare_topics()
+    make_transactions(positions)
+    set_topic(kafka.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "true")
+    yield
+    set_topic(kafka.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "false")
+
+
+def test_the_pipelines_warn_of_what_weakens_kafkas_transactions(
+    kafka: EmbeddedKafka, topic_prefix: str, unclean: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(kafka, topic_prefix)
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x")):
+        pass
+    assert "topic '__transaction_state' has unclean.leader.election.enable=true: a replica that lags" in capsys.readouterr().out
 
 
 def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, PartitionMetadata
-from tests.scenarios.test_guards import Hand, refused
+from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
 
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import Role, guard
+from bascule.kafka.guards import TRANSACTION_STATE, Role, UnsafeTopic, guard, guard_transactions
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import POSITION_PARTITIONS
 from bascule.pipelines.positions import Positions
@@ -143,6 +143,18 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
     positions = Positions(Pipelines(topic_prefix, hand.kafka, prefix=topic_prefix, replication_factor=3, min_insync_replicas=2), "test")
     positions.prepare_topics()
     assert guard(hand.kafka, {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
+    make_transactions(positions)
+    assert guard_transactions(hand.kafka) == []
+    try:
+        set_topic(cluster.bootstrap, TRANSACTION_STATE, "min.insync.replicas", "1")
+        (finding,) = guard_transactions(hand.kafka)
+        assert str(finding).startswith(f"topic '{TRANSACTION_STATE}' has min.insync.replicas=1: of 3 replicas, what one alone has stored")
+        set_topic(cluster.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "true")
+        with pytest.raises(UnsafeTopic, match=rf"'{TRANSACTION_STATE}' has unclean\.leader\.election\.enable=true"):
+            guard_transactions(hand.kafka)
+    finally:
+        set_topic(cluster.bootstrap, TRANSACTION_STATE, "min.insync.replicas", "2")
+        set_topic(cluster.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "false")
     with System(cluster.bootstrap, tmp_path / "one", prefix=f"{topic_prefix}-one") as system:
         assert f"topic '{topic_prefix}-one.journal' has replication factor=1: all is lost with one disk; set 3" in system.broker.said()
 

@@ -35,6 +35,8 @@ class Role(enum.Enum):
     OUTPUT = "read by people"
 
 
+#: Kafka's own topic, of which its coordinator says whether a transaction was committed.
+TRANSACTION_STATE = "__transaction_state"
 #: What is needed of these is found by its key.
 _BY_KEY = (Role.TABLE, Role.STORE, Role.MARKS)
 
@@ -143,6 +145,18 @@ def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]
     if broken := [str(finding) for finding in found if finding.breaks]:
         raise UnsafeTopic("; ".join(broken))
     return found
+
+
+def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
+    """What weakens all that is written in transactions: where Kafka keeps what is decided of them. It is there from the first one on.
+
+    Raises UnsafeTopic for what breaks it. Who may not look at it hears nothing but that.
+    """
+    try:
+        return guard(kafka, {TRANSACTION_STATE: (Role.TABLE, None)})
+    except Unavailable as error:
+        _log.warning("whether %s is safe is not known: %s", TRANSACTION_STATE, error)
+        return []
 
 
 def _described(kafka: Mapping[str, Any], topics: list[str]) -> dict[str, Facts]:

@@ -98,6 +98,7 @@ class Driver:
             self._start_diverts(journal_id)
         for name, ingress in self._ingresses.items():
             self._add(f"ingress:{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
+        self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
 
     def poll(self) -> None:

@@ -17,7 +17,7 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
-from bascule.kafka.guards import Role
+from bascule.kafka.guards import Finding, Role, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import (
     APART,
@@ -114,8 +114,11 @@ class Positions:
             replication_factor=pipelines.replication_factor,
             min_insync_replicas=pipelines.min_insync_replicas,
         )
-        for finding in found:
-            log.warning("a topic is not as it should be", finding=str(finding))
+        _tell(found)
+
+    def look_at_transactions(self) -> None:
+        """To be called when a position has been taken, by which Kafka has made what it needs. Raises UnsafeTopic."""
+        _tell(guard_transactions(self.pipelines.kafka))
 
     def know_diverts(self) -> bool:
         """Whether diverts have run here, be they configured or not."""
@@ -382,6 +385,11 @@ class Positions:
                 f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
                 " the group to begin anew"
             )
+
+
+def _tell(findings: list[Finding]) -> None:
+    for finding in findings:
+        log.warning("a topic is not as it should be", finding=str(finding))
 
 
 def _generation(found: Position | None) -> int:
