@@ -204,6 +204,37 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
         reader.close()
 
 
+def test_a_running_pipeline_whose_unread_records_are_deleted_stops_and_the_others_do_not(bridge: Bridge) -> None:
+    """As the owner's quota of the journal does it to one that stands still."""
+    prefix, journal = bridge.prefix, bridge.journal
+    bridge.topics.create(f"{prefix}-in.fine", 1, {})
+    bridge.configure(config(prefix, "fine"))
+    journal.start_epoch()
+    journal.send(text_message("read"), address="orders")
+    journal.flush()
+    bridge.start()
+    plain, taken = bridge.reader(f"{prefix}.plain"), bridge.reader(f"{prefix}.ingress")
+    assert plain.wait_for(1) == ["read"]
+    with paused(bridge.jvm()):
+        for number in range(100):
+            journal.send(text_message(str(number)), address="orders")
+        journal.flush()
+        delete_records(bridge.servers, f"{prefix}.journal", 90)
+    eventually(lambda: "pipeline stopped" in bridge.said(), "the diverts stop")
+    (said,) = (line for line in bridge.said().splitlines() if "pipeline stopped" in line)
+    assert "PositionLost: pipeline 'diverts' stands at offset 2 of " in said
+    assert "whose records begin at 90: those between were deleted before they were taken" in said
+    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer.produce(f"{prefix}-in.fine", '{"n": 1}')
+    producer.flush()
+    taken.wait_for(1)
+    assert bridge.child.running
+    plain.poll()
+    assert plain.values() == ["read"]
+    for reader in (plain, taken):
+        reader.close()
+
+
 def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeout_s: float) -> None:
     """A divert begins behind so many messages; killed on its way, it loses what Spark and Kafka's groups know, and starts again."""
     prefix, journal, checkpoints = bridge.prefix, bridge.journal, bridge.directory / "checkpoints"
