@@ -43,6 +43,8 @@ class Runs:
     """All of them, up to the first that shows an anomaly."""
 
     anomaly: str = ""
+    done: int = 0
+    idle: list[int] = field(default_factory=list)  # seeds that sent nothing
     seen: Counter[str] = field(default_factory=Counter)
 
 
@@ -52,7 +54,10 @@ def runs() -> Runs:
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         simulation = Simulation(seed)
         tally = simulation.run()
+        runs.done += 1
         runs.seen += simulation.world.seen
+        if not tally.sent:
+            runs.idle.append(seed)
         if tally.anomalies:
             runs.anomaly = f"`python -m bascule.testing.sim {seed}` tells how: {tally}"
             break
@@ -62,6 +67,8 @@ def runs() -> Runs:
 @pytest.mark.timeout(TIMEOUT_S)
 def test_no_seed_shows_an_anomaly(runs: Runs) -> None:
     assert runs.anomaly == ""
+    assert runs.done == SEEDS
+    assert runs.idle == []
 
 
 @pytest.mark.timeout(TIMEOUT_S)
