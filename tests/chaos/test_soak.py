@@ -25,14 +25,25 @@ SECONDS = 50.0
 ROUNDS = int(os.environ.get("BASCULE_CHAOS_ROUNDS", "20"))
 ROUND_S = 5.0
 
+#: The first test to ask for it waits for the run.
+pytestmark = pytest.mark.timeout(1500)
 
-def run(capsys: pytest.CaptureFixture[str], directory: Path, **plan: object) -> Result:
-    seed = int(os.environ.get("BASCULE_CHAOS_SEED", random.randrange(1 << 32)))
+
+@pytest.fixture(scope="module")
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Says it though pytest keeps what is printed."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
 
     def tell(text: str) -> None:
-        with capsys.disabled():
+        with capture.global_and_fixture_disabled():
             print(f"soak: {text}")  # noqa: T201
 
+    return tell
+
+
+def run(tell: Callable[[str], None], directory: Path, **plan: object) -> Result:
+    seed = int(os.environ.get("BASCULE_CHAOS_SEED", random.randrange(1 << 32)))
     tell(f"seed {seed}")
     result = soak(Plan(seed=seed, **plan), directory, tell)  # type: ignore[arg-type]
     tell(f"{result.tally}; report: {write_report(result, directory)}")
@@ -40,19 +51,15 @@ def run(capsys: pytest.CaptureFixture[str], directory: Path, **plan: object) -> 
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
-    """What has been run."""
-    return []
-
-
-@pytest.mark.timeout(1500)
-def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(
-    results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = run(
-        capsys, tmp_path, seconds=SECONDS, faults=FAULTS, pause_max_s=8.0, down_max_s=2.0, rate=15, snapshot_records=500, prefix="short"
+def result(tell: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """One run for all tests."""
+    directory = tmp_path_factory.mktemp("short")
+    return run(
+        tell, directory, seconds=SECONDS, faults=FAULTS, pause_max_s=8.0, down_max_s=2.0, rate=15, snapshot_records=500, prefix="short"
     )
-    results.append(result)
+
+
+def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(result: Result) -> None:
     assert result.faulted == []
     assert result.tally.unjudged == set(), result.evidence.gap
     assert result.tally.sent > 0
@@ -60,14 +67,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed_or_stopped_whenever(
     assert {fault.kind for fault in result.faults} == set(KINDS)
 
 
-def one(results: list[Result]) -> Result:
-    if not results:
-        pytest.skip("nothing was run")
-    return results[0]
-
-
-def test_the_report_has_every_fault_and_every_anomaly_by_its_name(results: list[Result], tmp_path: Path) -> None:
-    result = one(results)
+def test_the_report_has_every_fault_and_every_anomaly_by_its_name(result: Result, tmp_path: Path) -> None:
     page = write_report(result, tmp_path).read_text()
     assert all(f"<td>{name}</td>" in page for name in (*ANOMALIES, *KINDS))
     figures = {figure.partition(",")[0]: figure for figure in page.split("<figcaption>")[1:]}
@@ -144,15 +144,15 @@ PLANTED: list[tuple[str, Plant]] = [
 
 
 @pytest.mark.parametrize(("name", "plant"), PLANTED, ids=[name for name, _ in PLANTED])
-def test_an_anomaly_that_is_planted_in_what_was_seen_is_found(results: list[Result], name: str, plant: Plant) -> None:
-    found = Counter(anomaly.name for anomaly in plant(one(results).evidence).judge().anomalies)
+def test_an_anomaly_that_is_planted_in_what_was_seen_is_found(result: Result, name: str, plant: Plant) -> None:
+    found = Counter(anomaly.name for anomaly in plant(result.evidence).judge().anomalies)
     assert found[name] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_nothing_is_lost_or_doubled_in_many_rounds_of_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_lost_or_doubled_in_many_rounds_of_kills(tmp_path: Path, tell: Callable[[str], None]) -> None:
     kinds = ("kill-active", "kill-driver", "kill-worker")
-    result = run(capsys, tmp_path, seconds=ROUNDS * ROUND_S, faults=ROUNDS, kinds=kinds, brokers=1, down_max_s=0.5, prefix="rounds")
+    result = run(tell, tmp_path, seconds=ROUNDS * ROUND_S, faults=ROUNDS, kinds=kinds, brokers=1, down_max_s=0.5, prefix="rounds")
     assert result.faulted == []
     assert len(result.faults) >= ROUNDS
