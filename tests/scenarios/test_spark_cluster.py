@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pyspark
@@ -15,9 +16,16 @@ from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, free_port
 from bascule.testing.journal import text_message
+from bascule.testing.system import descendants
 
 HOST = "127.0.0.1"
 SPARK_HOME = Path(pyspark.__path__[0])
+JOINED = "Successfully registered with master"
+#: A backlog of so many batches is not carried between two looks of the test.
+BATCH = 200
+BACKLOG = 30 * BATCH
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Cluster:
@@ -25,7 +33,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.master = f"spark://{HOST}:{free_port()}"
-        self.worker_log = directory / "worker.log"
+        self._worker: Child
         self._env = {"SPARK_HOME": str(SPARK_HOME), "JAVA_HOME": str(find_jdk().home), "SPARK_LOCAL_IP": HOST, "SPARK_NO_DAEMONIZE": "1"}
         self._directory = directory
 
@@ -34,15 +42,30 @@ class Cluster:
         port = self.master.rpartition(":")[2]
         self._run(opened, "master", "--host", HOST, "--port", port, "--webui-port", "0", ready="I have been elected leader")
         options = ("--host", HOST, "--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(self._directory / "work"))
-        self._run(opened, "worker", *options, self.master, ready="Successfully registered with master")
+        self._worker = self._run(opened, "worker", *options, self.master, ready=JOINED)
 
-    def _run(self, opened: ExitStack, part: str, *arguments: str, ready: str) -> None:
+    def kill_executor(self) -> None:
+        """One JVM that runs tasks, with -9."""
+        assert self._worker.pid is not None
+        pid = next(pid for pid, command in descendants(self._worker.pid).items() if "CoarseGrainedExecutorBackend" in command)
+        os.kill(pid, signal.SIGKILL)
+
+    def restart_worker(self) -> None:
+        """Kills the worker with -9, and its executors end with it; returns when another has joined."""
+        log = self._worker.log_file
+        before = log.read_text(errors="replace").count(JOINED)
+        self._worker.kill()
+        self._worker.start()
+        self._worker.wait_ready(lambda: log.read_text(errors="replace").count(JOINED) > before, START_TIMEOUT_S)
+
+    def _run(self, opened: ExitStack, part: str, *arguments: str, ready: str) -> Child:
         log = self._directory / f"{part}.log"
         main = f"org.apache.spark.deploy.{part}.{part.capitalize()}"
         child = Child([SPARK_HOME / "bin" / "spark-class", main, *arguments], log_file=log, env=self._env, name=f"Spark {part}")
         child.start()
         opened.callback(child.stop, 60)
         child.wait_ready(lambda: ready in log.read_text(errors="replace"), START_TIMEOUT_S)
+        return child
 
 
 @pytest.fixture
@@ -53,12 +76,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_divert_works_on_a_spark_cluster(kafka: EmbeddedKafka, cluster: Cluster, topic_prefix: str, tmp_path: Path) -> None:
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, cluster: Cluster, topic_prefix: str, tmp_path: Path) -> Iterator[Bridge]:
     bridge = Bridge(kafka, topic_prefix, tmp_path)
     bridge.configure(
         f"""
+max_offsets_per_trigger = {BATCH}
 [pipelines.spark]
 "spark.driver.host" = "{HOST}"
 "spark.driver.bindAddress" = "{HOST}"
@@ -72,23 +95,39 @@ start = "earliest"
         master=cluster.master,
     )
     bridge.journal.start_epoch()
+    yield bridge
+    bridge.child.stop(60)
 
-    def send(start: int, end: int) -> None:
-        for number in range(start, end):
-            bridge.journal.send(text_message(str(number)))
-        bridge.journal.flush()
 
-    send(0, 1000)
-    target = bridge.reader(f"{bridge.prefix}.flights")
-    try:
+def send(bridge: Bridge, start: int, end: int) -> None:
+    for number in range(start, end):
+        bridge.journal.send(text_message(str(number)))
+    bridge.journal.flush()
+
+
+def test_a_divert_works_on_a_spark_cluster(bridge: Bridge, tmp_path: Path) -> None:
+    send(bridge, 0, 1000)
+    with closing(bridge.reader(f"{bridge.prefix}.flights")) as target:
         bridge.start()
         assert [int(value) for value in target.wait_for(1000)] == list(range(1000))
         assert list((tmp_path / "work").glob("app-*/0/stderr")), f"no executor has run on the cluster: {os.listdir(tmp_path / 'work')}"
         # Driver and executors die, the cluster stays.
         bridge.child.kill()
-        send(1000, 2000)
+        send(bridge, 1000, 2000)
         bridge.start()
         assert [int(value) for value in target.wait_for(2000)] == list(range(2000))
-    finally:
-        bridge.child.stop(60)
-        target.close()
+
+
+def test_an_executor_and_a_worker_are_killed_in_a_backlog_while_the_driver_lives(bridge: Bridge, cluster: Cluster) -> None:
+    send(bridge, 0, BACKLOG)
+    with closing(bridge.reader(f"{bridge.prefix}.flights")) as target:
+        bridge.start()
+        driver = bridge.child.pid
+        for kill in (cluster.kill_executor, cluster.restart_worker):
+            before = len(target.wait_for(len(target.seen) + BATCH))
+            assert before < BACKLOG - BATCH, "nothing is left to carry"
+            kill()
+        assert [int(value) for value in target.wait_for(BACKLOG)] == list(range(BACKLOG))
+        target.poll()
+        assert len(target.seen) == BACKLOG
+        assert bridge.child.pid == driver
