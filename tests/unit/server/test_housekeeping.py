@@ -39,6 +39,9 @@ def test_an_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
         housekeeping = housekeeping_of(broker, snapshots)
         await housekeeping.rounds()  # its announcement is not stored in time
         assert len(snapshots.written) == 1
+        assert [(pin.keeper, pin.reason) for pin in housekeeping.pins] == [
+            ("snapshot", "no snapshot this time: its announcement is not stored yet")
+        ]
         broker.send("q", message_bytes("x"), sender, "x")
         broker.settle()
         assert sender.accepted_tokens == ["x"]
