@@ -265,8 +265,12 @@ class Pipelines(Section):
         default=None, description="Scratch space of Spark, emptied at every start; unset = a temporary directory"
     )
     transaction_records: int = Field(default=10_000, ge=1, description="Records in one Kafka transaction at most")
-    transaction_bytes: ByteSize = Field(default=ByteSize(32 * MIB), ge=1, description="Bytes in one Kafka transaction at most")
-    transaction_s: float = Field(default=10, gt=0, le=900, description="Age of a Kafka transaction at which it is committed")
+    transaction_bytes: ByteSize = Field(
+        default=ByteSize(32 * MIB), ge=1, description="Bytes in one Kafka transaction at most, keys and headers included"
+    )
+    transaction_s: float = Field(
+        default=10, gt=0, le=20, description="Age of a Kafka transaction at which it is committed, at most 20: Kafka aborts it at 30 s"
+    )
     target_partitions: int = Field(
         default=1, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
     )

@@ -73,6 +73,14 @@ class Output(NamedTuple):
     headers: Headers
     timestamp_ms: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Of value, key and headers."""
+        size = len(self.value) + len(self.key or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value or b"")
+        return size
+
 
 class PositionMoved(BasculeError):
     """Another writer moved the position: what was to be written may have been written by it."""

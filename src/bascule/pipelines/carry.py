@@ -150,7 +150,7 @@ class Carrier:
             self._targets.ensure(output.topic)
         self._outputs.append(output)
         self._fallbacks.append(fallback)
-        self._size_bytes += len(output.value)
+        self._size_bytes += output.size_bytes
 
     def reach(self, offset: int) -> None:
         """A source record is complete and ``offset`` is the next one to take; commits when the transaction is full."""

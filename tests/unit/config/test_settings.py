@@ -45,5 +45,10 @@ def test_a_password_is_never_in_the_repr() -> None:
     assert broker.passwords == {"ann": "hush"}
 
 
+def test_a_transaction_of_the_pipelines_ends_before_kafka_aborts_it() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 20"):
+        Settings.model_validate({"pipelines": {"transaction_s": 21}})
+
+
 def test_sizes_may_be_given_with_a_unit() -> None:
     assert Broker.model_validate({"max_message_bytes": "4 MiB"}).max_message_bytes == 4 * MIB

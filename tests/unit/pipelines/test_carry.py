@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from bascule.pipelines import carry
 from bascule.pipelines.carry import Carrier, Claim
 from bascule.pipelines.divert import DivertEngine, Taken
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
-from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
 from bascule.testing.journal import text_message
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
@@ -92,3 +93,13 @@ def test_the_topic_of_an_ingress_is_no_records_fault(error: Exception) -> None:
     engine = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead")
     with pytest.raises(type(error)):
         engine.dead_letter(KafkaRecord("t", 0, 1, 1, None, b"v", []), "KAFKA_PRODUCE", error)
+
+
+@pytest.mark.parametrize("large", [{"value": b"x" * 600}, {"key": b"x" * 600}, {"headers": [("name", b"x" * 300), ("x" * 300, None)]}])
+def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(writer: Writer, large: dict[str, Any]) -> None:
+    pipelines = Pipelines("bridge", {}, target_partitions=0, limits=Limits(size_bytes=1000))
+    with Carrier(pipelines, Claim("diverts/journal/0", "journal", "id", 0, "me"), START) as carrying:
+        for offset in range(3):
+            carrying.add(Output("open", None, b"", [])._replace(**large), lambda error: pytest.fail(str(error)))
+            carrying.reach(offset + 1)
+        assert len(writer.topics) == 2
