@@ -13,14 +13,17 @@ from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
+from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, encode_record, json_entry
+from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.positions import PositionLost
+from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.testing.journal import text_message
 from bascule.testing.system import System, wait_for
 
 ADMIN_TIMEOUT_S = 30
@@ -287,3 +290,28 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
         hand.put(b"somebody's own")
     said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal was deleted and created again" in said
+
+
+def test_an_ingress_topic_that_is_shorter_than_what_was_taken_of_it_is_not_read_on(system: System, hand: Hand) -> None:
+    send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message("from Kafka"))
+    producer = Producer(hand.kafka)
+
+    def bring() -> None:
+        producer.produce(f"{hand.prefix}.ingress", ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
+        assert producer.flush(ADMIN_TIMEOUT_S) == 0
+
+    send(system, "one")
+    for _ in range(3):
+        bring()
+    wait_for(lambda: system.depth("orders") == 4, "what came from Kafka")
+    system.broker.stop()
+    hand.create_anew("ingress")
+    bring()
+    system.broker.start()
+    wait_for(lambda: "stands still" in system.broker.said(), "the tail to stand still")
+    assert f"{hand.prefix}.ingress ends at offset 1, and 3 was to be read" in system.broker.said()
+    assert system.depth("orders") == 4
+    for _ in range(5):
+        bring()
+    send(system, "JMS goes on")
+    assert system.depth("orders") == 5

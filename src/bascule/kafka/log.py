@@ -60,6 +60,10 @@ class Trimmed(Unavailable):
     """What was to be read is not there any more."""
 
 
+class CutOff(Unavailable):
+    """The topic ends before what was to be read: it was deleted and created again, or has lost its end."""
+
+
 def patient(producer: Producer) -> Callable[..., None]:
     """The client's ``produce``, save that it waits where the client has no room, in place of a BufferError. Raises KafkaException."""
 
@@ -137,6 +141,7 @@ class PartitionReader:
             raise Unavailable(f"no client to read {topic}: {error}") from error
         self._topic = topic
         self._partition = partition
+        self._position = OFFSET_BEGINNING
         self.at_end = False  # the last read came to the end of what can be read
 
     def range(self) -> tuple[int, int]:
@@ -154,23 +159,33 @@ class PartitionReader:
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """The next read begins here."""
+        self._position = offset
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
 
     def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
-        """What comes within the time, at most ``count`` records. Raises Unavailable; Trimmed where the topic begins behind it."""
+        """What comes within the time, at most ``count`` records. Raises Unavailable; Trimmed or CutOff where there is nothing at it."""
         found: list[Message] = []
         self.at_end = False
         for message in self._consumer.consume(count, timeout_s):
             error = message.error()
             if error is None:
                 found.append(message)
+                self._position = (message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = True
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise Trimmed(f"{self._topic} begins behind what was to be read")
+                raise self._beyond()
             else:
                 raise Unavailable(f"reading {self._topic}: {error}")
         return found
+
+    def _beyond(self) -> Unavailable:
+        first, end = self.range()
+        if self._position > end:
+            return CutOff(
+                f"{self._topic} ends at offset {end}, and {self._position} was to be read: it was created again, or has lost its end"
+            )
+        return Trimmed(f"{self._topic} begins at offset {first}, behind what was to be read ({self._position})")
 
     def to_end(self) -> Iterator[Message]:
         """Every record that is there, whatever compaction has left. Raises Unavailable when nothing comes any more."""

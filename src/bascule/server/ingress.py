@@ -15,7 +15,7 @@ from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
-from bascule.kafka.log import PartitionReader
+from bascule.kafka.log import CutOff, PartitionReader
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +62,16 @@ class IngressTail:
                         for next_offset, sends in self._chunks(reader):
                             self._hand_over(next_offset, sends)
                             position = next_offset
-            except Unavailable as error:
+            except Exception as error:
+                # A topic that was cut off may come to be as long again: then it would be read on in its middle.
+                if isinstance(error, CutOff) or not isinstance(error, Unavailable):
+                    # Nothing is passed over silently: the tail stands still here until somebody looks.
+                    self._failure = f"ingress {self._topic} stands still: {error}"
+                    log.error("%s", self._failure, exc_info=not isinstance(error, BasculeError))
+                    return
                 self._failure = str(error)
                 log.warning("ingress: %s; reading on from offset %d", error, position)
                 self._ending.wait(1.0)
-            except Exception as error:
-                # Nothing is passed over silently: the tail stands still here until somebody looks.
-                self._failure = f"ingress {self._topic} stands still: {error}"
-                log.error("%s", self._failure, exc_info=not isinstance(error, BasculeError))
-                return
 
     def _chunks(self, reader: PartitionReader) -> Iterator[Chunk]:
         """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""

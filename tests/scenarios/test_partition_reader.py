@@ -1,0 +1,45 @@
+"""A partition read from where nothing is, on a real Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bascule.core.errors import Unavailable
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.log import CutOff, PartitionReader, Trimmed
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def reader(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[PartitionReader]:
+    """Of three records, the first of which is deleted."""
+    client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.read"
+    Topics(client).create(topic, 1, {})
+    producer = Producer(client)
+    for _ in range(3):
+        producer.produce(topic, b"x")
+    assert producer.flush(TIMEOUT_S) == 0
+    place, admin = TopicPartition(topic, 0, 1), AdminClient(client)
+    admin.delete_records([place])[place].result(TIMEOUT_S)
+    with closing(PartitionReader(client, topic, 0)) as reader:
+        yield reader
+
+
+@pytest.mark.parametrize(
+    ("offset", "error", "said"),
+    [(0, Trimmed, "begins at offset 1, behind what was to be read"), (5, CutOff, "ends at offset 3, and 5 was to be read")],
+)
+def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_read(
+    reader: PartitionReader, offset: int, error: type[Unavailable], said: str
+) -> None:
+    reader.seek(offset)
+    with pytest.raises(Unavailable, match=said) as raised:
+        next(reader.to_end())
+    assert type(raised.value) is error
