@@ -17,9 +17,10 @@ from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
-from bascule.kafka.positions import Position, PositionTaken
+from bascule.kafka.positions import Position, PositionLost, PositionTaken
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
+from bascule.testing.system import wait_for
 
 RECORDS = 3
 
@@ -100,6 +101,14 @@ class Source:
                 producer.produce(self.topic, b"", partition=partition)
         assert producer.flush(ADMIN_TIMEOUT_S) == 0
 
+    def create_anew(self) -> None:
+        admin = AdminClient(self.pipelines.kafka)
+        admin.delete_topics([self.topic])[self.topic].result(ADMIN_TIMEOUT_S)
+        wait_for(lambda: self.topic not in self.topics.partitions(), "the topic to be gone")
+        self.topics.create(self.topic, 2, {})
+        self.topics.await_visible([self.topic])
+        self.put(0, 1)
+
     def grow(self, partitions: int) -> None:
         admin = AdminClient(self.pipelines.kafka)
         admin.create_partitions([NewPartitions(self.topic, partitions)])[self.topic].result(ADMIN_TIMEOUT_S)
@@ -175,6 +184,29 @@ def test_a_driver_that_stood_still_before_it_had_all_sources_takes_none_from_its
     with pytest.raises(PositionTaken, match="is held by 'second"):
         source.take(first)
     assert all(position.owner.startswith("second") for position in source.stored().values())
+
+
+def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out_once(source: Source) -> None:
+    first, second = source.drivers
+    source.take(first)
+    source.create_anew()
+    with pytest.raises(PositionLost, match=r"deleted and created again .* start the pipelines once with an ingress that does not name it"):
+        source.take(second)
+    third = Positions(source.pipelines, "third")
+    assert third.removed_ingresses({"in"}) == set()
+    assert third.removed_ingresses({"other"}) == {"ingress:in"}
+    third.take_sources("ingress:in", {}, Start(LATEST), lambda topic: topic != source.topic)
+    assert third.removed_ingresses({"other"}) == set()
+    assert source.take(Positions(source.pipelines, "fourth")) == [0, 0]
+
+
+def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: Source) -> None:
+    first, second = source.drivers
+    assert source.take(first) == [RECORDS, RECORDS]
+    second.take_sources("ingress:in", {}, Start(LATEST), lambda topic: topic != source.topic)
+    assert all(position.vacant for position in source.stored().values())
+    source.put(0, 1)
+    assert source.take(Positions(source.pipelines, "third")) == [RECORDS, RECORDS]
 
 
 def test_an_ingress_that_ran_before_its_topic_was_there_reads_it_from_its_first_record(

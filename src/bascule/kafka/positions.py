@@ -18,6 +18,8 @@ from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 #: The pipeline of all diverts that stand at one place; one that stands elsewhere has a position under this and its name.
 COMMON = "diverts"
 APART = "divert:"
+#: The pipeline of an ingress is this and its name.
+INGRESS = "ingress:"
 #: Keys are spread over this many partitions, so that a writer seldom waits for another one's open transaction.
 POSITION_PARTITIONS = 16
 #: What a driver that is stopped notes of pipelines that ran until then, beside their lag.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -27,14 +26,14 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
-from bascule.kafka.positions import APART, COMMON, ENDED, Position, PositionLost, position_key
+from bascule.kafka.positions import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, JOURNAL_PARTITION, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
-from bascule.pipelines.spec import Ingress, Pipelines, from_settings
+from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_settings
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
@@ -96,8 +95,10 @@ class Driver:
                 check(divert, self._session)
         if journal_id:
             self._start_diverts(journal_id)
+        for pipeline in self._positions.removed_ingresses({ingress.name for ingress in self.pipelines.ingresses}):
+            self._positions.take_sources(pipeline, {}, Start(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
-            self._add(f"ingress:{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
+            self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
         self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
 
@@ -147,7 +148,7 @@ class Driver:
         apart = [name.removeprefix(APART) for name in self.queries if name.startswith(APART)]
         diverts = [self._positions.common_key, *map(self._positions.own_key, apart)] if COMMON in self.queries else []
         taken = self._sources.items()
-        return diverts + [position_key(f"ingress:{name}", topic, partition) for name, sources in taken for topic, partition in sources]
+        return diverts + [position_key(f"{INGRESS}{name}", topic, partition) for name, sources in taken for topic, partition in sources]
 
     # --- diverts ---
 
@@ -257,11 +258,11 @@ class Driver:
     # --- ingresses ---
 
     def _ingress_frame(self, ingress: Ingress) -> DataStreamWriter | None:
-        pipeline = f"ingress:{ingress.name}"
+        pipeline = f"{INGRESS}{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
         # Without a topic, too: from now on it is known, and what it finds later counts from the first record on.
-        positions = self._positions.take_sources(pipeline, sources, ingress.start)
+        positions = self._positions.take_sources(pipeline, sources, ingress.start, ingress.names)
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
         self._claims[pipeline] = claims
         if not sources:
@@ -289,18 +290,15 @@ class Driver:
     def _matching(self, ingress: Ingress) -> dict[tuple[str, int], str]:
         """Its source partitions, each with its topic's id: a topic deleted and created again is another one."""
         there = self._positions.topics.partitions()
-        if ingress.pattern is None:
-            wanted = [topic for topic in ingress.topics if topic in there]
-        else:
-            pattern = re.compile(ingress.pattern)
-            hidden = (topic for topic in there if not topic.startswith("__") and topic not in self.pipelines.own_topics)
-            wanted = [topic for topic in hidden if pattern.fullmatch(topic)]
+        wanted = [topic for topic in there if ingress.names(topic)]
+        if ingress.pattern is not None:
+            wanted = [topic for topic in wanted if not topic.startswith("__") and topic not in self.pipelines.own_topics]
         ids = self._positions.topics.ids(wanted)
         return {(topic, partition): topic_id for topic, topic_id in ids.items() for partition in range(there[topic])}
 
     def _refresh_ingresses(self) -> None:
         for name, ingress in self._ingresses.items():
-            query = self.queries[f"ingress:{name}"]
+            query = self.queries[f"{INGRESS}{name}"]
             if query.stopped is None and self._matching(ingress) != self._sources.get(name):
                 log.info("topics of an ingress have changed", ingress=name)
                 query.restart()

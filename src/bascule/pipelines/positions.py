@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from bascule.kafka.positions import (
     APART,
     BEGUN,
     COMMON,
+    INGRESS,
     POSITION_PARTITIONS,
     Position,
     PositionLost,
@@ -46,6 +47,10 @@ JOURNAL_PARTITION = 0
 TAKEN_AT_ONCE = 8
 #: Who looks after queries waits no longer for somebody's open transaction.
 IDLE_TIMEOUT_S = 5.0
+
+
+#: What an operator may do who knows what is lost.
+LEAVE_OUT = "To begin anew with what the topic has, start the pipelines once with an ingress that does not name it, or without the ingress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +221,15 @@ class Positions:
             journal.end,
         )
 
-    def take_sources(self, pipeline: str, sources: Mapping[Source, str], start: Start) -> list[Position]:
+    def take_sources(
+        self, pipeline: str, sources: Mapping[Source, str], start: Start, names: Callable[[str], bool] = lambda _: True
+    ) -> list[Position]:
         """Takes all source partitions of an ingress over, each with its topic's id.
 
         Those of a new ingress begin at ``start``. What a known one finds later is new since then: all of it counts. One transaction under
-        the ingress's own transactional id adds those that are new, and says that it is known. Raises PositionLost, PositionTaken.
+        the ingress's own transactional id adds those that are new, and says that it is known. Positions in topics that the ingress does
+        not name any more (``names``) are left vacant: it goes on there if it names them again, or begins anew where that cannot be.
+        Raises PositionLost, PositionTaken.
         """
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, pipeline)
@@ -231,7 +240,8 @@ class Positions:
                 position_key(pipeline, *source): replace(position or self._beginning(source, sources[source], begin), owner=owner)
                 for source, position in found.items()
             }
-            leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken)
+            left = {key: replace(at, owner="") for key, at in self._left_out(pipeline, names).items()}
+            leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken | left)
             self._held |= {pipeline, *taken}
         return list(taken.values())
 
@@ -325,9 +335,26 @@ class Positions:
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
         found = self._taken(position_key(pipeline, *source), pipeline)
-        self._check(pipeline, *source, topic_id, found, TopicHistory(self.pipelines.kafka, *source))
+        history = TopicHistory(self.pipelines.kafka, *source)
+        if found is not None and found.vacant:
+            loss = _loss(pipeline, replace(found, owner=self.owner), topic_id, history.earliest())
+            if loss is not None:
+                log.warning("what was left out begins anew", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
+                found = None
+        else:
+            self._check(pipeline, *source, topic_id, found, history, f". {LEAVE_OUT}")
         crash.point("driver.source.after")
         return found
+
+    def _left_out(self, pipeline: str, names: Callable[[str], bool]) -> dict[str, Position]:
+        stored = self.stored()
+        keys = [key for key, at in stored.items() if key.startswith(f"{pipeline}/") and not at.vacant and not names(at.topic)]
+        return {key: found for key in keys if (found := self._taken(key, pipeline)) is not None}
+
+    def removed_ingresses(self, configured: Container[str]) -> set[str]:
+        """Those that have run and are not configured any more, whose positions are not vacant yet."""
+        stored = ((key.partition("/")[0], at) for key, at in self.stored().items() if key.startswith(INGRESS) and "/" in key)
+        return {pipeline for pipeline, at in stored if not at.vacant and pipeline.removeprefix(INGRESS) not in configured}
 
     def _beginning(self, source: Source, topic_id: str, start: Start) -> Position:
         topic, partition = source
@@ -371,14 +398,17 @@ class Positions:
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, [position_partition(key)])) as reader:
             return reader.read().get(key)
 
-    def _check(self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory) -> None:
+    def _check(
+        self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory, remedy: str = ""
+    ) -> None:
         loss = _loss(pipeline, found, topic_id, history.earliest()) if found is not None else None
         if found is not None and loss is None:
             return
         seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
         if loss is not None:
             # It decides nothing: who reads this can see whether more was deleted than ends of transactions.
-            raise PositionLost(f"{loss}. Its consumer group {self.group(pipeline)!r} had come to offset {seen}") if seen >= 0 else loss
+            come = f". Its consumer group {self.group(pipeline)!r} had come to offset {seen}" if seen >= 0 else ""
+            raise PositionLost(f"{loss}{come}{remedy}")
         if seen >= 0:
             raise PositionLost(
                 f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"

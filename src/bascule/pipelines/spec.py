@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,10 @@ class Ingress:
     key_as: str = "none"
     reply_to: str = ""
     enabled: bool = True
+
+    def names(self, topic: str) -> bool:
+        """Whether it reads a topic of this name, if there is one."""
+        return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
