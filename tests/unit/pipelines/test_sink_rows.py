@@ -1,0 +1,25 @@
+"""Rows that a Spark job writes to JMS, as records of the ingress topic."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bascule.core.topics import MESSAGE_BYTES_MAX
+from bascule.pipelines.ingress import ADDRESS_BYTES_MAX
+from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.sink import DestinationWriter
+
+WRITER = DestinationWriter({"id": "w", "address": "q"}, {}, StructType([StructField("value", StringType())]))
+
+
+@pytest.mark.parametrize("size", [ADDRESS_BYTES_MAX + 1, 70_000])
+def test_an_address_that_no_ingress_would_take_is_refused(size: int) -> None:
+    assert WRITER._encoded({"value": "a", "address": "x" * ADDRESS_BYTES_MAX})
+    with pytest.raises(BadRecord, match="an address has 1 to 1024 bytes"):
+        WRITER._encoded({"value": "a", "address": "x" * size})
+
+
+def test_a_message_that_the_broker_has_no_room_for_is_refused() -> None:
+    with pytest.raises(BadRecord, match=f"it may have {MESSAGE_BYTES_MAX}"):
+        WRITER._encoded({"value": "x" * MESSAGE_BYTES_MAX})
