@@ -141,6 +141,11 @@ def is_fatal(said: str) -> bool:
     return _fatal(said) is not None
 
 
+def is_raised(said: str, error: type[BasculeError]) -> bool:
+    """Whether an error's text says that a worker has raised this."""
+    return _raised(said).startswith(f"{error.__module__}.{error.__name__}: ")
+
+
 def short(said: str) -> str:
     """What went wrong, without the stack of Java frames around it."""
     raised = _raised(said)

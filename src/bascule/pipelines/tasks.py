@@ -25,6 +25,11 @@ from bascule.pipelines.spec import Divert, Ingress, Pipelines
 #: A message's place in the journal: the offset of its record, and its index there.
 Message = tuple[int, int]
 OFFSET_MAX = 2**63 - 1
+#: What transformations make of a batch is held until the journal's own rows come; beyond this the batch is carried in parts. A batch of
+#: journal records that each hold many messages, a broker's under load, would not fit into any memory.
+MADE_BYTES_MAX = 256 << 20
+#: What holding a record takes beside its octets.
+_HELD_BYTES = 1_000
 #: What a task reports; Spark needs some row, nobody reads it but the driver's progress.
 REPORT_SCHEMA = "records long, written long"
 
@@ -49,6 +54,10 @@ def _dead_letter_topic(pipelines: Pipelines) -> str | None:
 
 class UnknownDivert(BasculeError):
     """The broker applies an exclusive divert that these pipelines have not been told of. It passes when they are started anew."""
+
+
+class TooMuchAtOnce(BasculeError):
+    """Transformations make more of a batch than is held at once: it must be carried in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class DivertTask:
     Rows with a ``divert`` are what users' transformations made (transformation.RECORD_SCHEMA); they come before the journal's own.
     ``failed`` says by divert and message on what a transformation failed, and why. What exclusive diverts took that are not configured
     is dead-lettered by who answers for it: one that stands elsewhere for itself, as the common position knows (``known``).
+    ``made_bytes_max`` is what transformed rows may take; None for a single journal record, which is never parted.
     """
 
     pipelines: Pipelines
@@ -104,19 +114,23 @@ class DivertTask:
     diverts: tuple[Divert, ...]
     known: Known = Known()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    made_bytes_max: int | None = MADE_BYTES_MAX
 
     @_alone
     def __call__(self, batches: Batches) -> Batches:
-        """Takes the rows of one journal partition in order."""
+        """Takes the rows of one journal partition in order. Raises TooMuchAtOnce before anything is written."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
         made: dict[tuple[str, int, int], list[Record]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
-        records = 0
+        records = made_bytes = 0
         with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for batch in batches:
                 if transformed is not None:
-                    batch = _split(batch, made)
+                    batch, added_bytes = _split(batch, made)
+                    made_bytes += added_bytes
+                    if self.made_bytes_max is not None and made_bytes > self.made_bytes_max:
+                        raise TooMuchAtOnce(f"transformations make more than {self.made_bytes_max} bytes of a batch")
                 records += batch.num_rows
                 self._take(batch, reader, carrier, transformed)
             carrier.commit()
@@ -148,13 +162,14 @@ class DivertTask:
         return records or []
 
 
-def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]) -> pa.RecordBatch:
-    """Keeps the transformed rows of a batch and returns its journal rows."""
+def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]) -> tuple[pa.RecordBatch, int]:
+    """Keeps the transformed rows of a batch; returns its journal rows, and how many bytes are kept."""
     own = pc.is_null(batch.column("divert"))
-    for divert, offset, index, topic, has_key, key, value, headers in _rows(batch.filter(pc.invert(own)), _RECORD_COLUMNS):
+    kept = batch.filter(pc.invert(own))
+    for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
         record = Record(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
         made.setdefault((divert, offset, index), []).append(record)
-    return batch.filter(own)
+    return batch.filter(own), kept.nbytes + _HELD_BYTES * kept.num_rows
 
 
 @dataclass(frozen=True, slots=True)

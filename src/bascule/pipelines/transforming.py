@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from bascule.core.errors import BasculeError
-from bascule.pipelines.queries import is_fatal, short
+from bascule.pipelines.queries import is_fatal, is_raised, short
 from bascule.pipelines.rows import ROW_SCHEMA
+from bascule.pipelines.spark import journal_rows, kafka_range
 from bascule.pipelines.spec import Divert
-from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask
+from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask, TooMuchAtOnce
 from bascule.pipelines.transformation import transformed
 
 log = structlog.get_logger()
@@ -25,6 +27,12 @@ SetPool = Callable[[str], None]
 
 #: When so many messages are found on which a transformation fails, what comes before the next one is carried, and then looked further.
 BAD_AT_ONCE = 16
+#: Those on which one fails are looked for among no more than so many, or in one journal record.
+SEARCHED_AT_ONCE = 100_000
+
+
+#: How PySpark says that a job has failed: what it has no class of its own for comes as the gateway gives it.
+FAILURES = (PySparkException, Py4JJavaError)
 
 
 class BatchFailed(BasculeError):
@@ -41,21 +49,48 @@ class TransformingBatch:
 
     def __call__(self, journal: DataFrame, _batch_id: int = 0) -> None:
         """Raises BatchFailed when the fault does not lie in a transformation."""
-        rest: DataFrame | None = journal
         try:
-            while rest is not None:
-                rest = self._advance(rest)
-        except PySparkException as error:
+            self._carry_all(journal)
+        except FAILURES as error:
             # Short: Spark searches what a batch function raises with a regular expression that overflows its stack on long texts.
             raise BatchFailed(short(str(error))) from None
+
+    def _carry_all(self, journal: DataFrame) -> None:
+        rest: DataFrame | None = journal
+        while rest is not None:
+            rest = self._advance(rest)
 
     def _advance(self, journal: DataFrame) -> DataFrame | None:
         """Carries all rows, or, where transformations fail on many messages, the first; returns the rest."""
         try:
+            return self._carry_some(journal)
+        except (*FAILURES, TooMuchAtOnce) as error:
+            if not isinstance(error, TooMuchAtOnce) and not is_raised(str(error), TooMuchAtOnce):
+                raise
+        self._carry_in_parts(journal)
+        return None
+
+    def _carry_in_parts(self, journal: DataFrame) -> None:
+        """One half after the other; a single journal record as it is."""
+        bounds = journal.agg(F.min("offset"), F.max("offset")).first()
+        assert bounds is not None  # there was too much of it
+        first, last = bounds
+        log.info("a batch is carried in parts", first=first, last=last)
+        if first == last:
+            replace(self, task=replace(self.task, made_bytes_max=None))._carry_all(journal)
+            return
+        middle = (first + last + 1) // 2
+        pipelines, claim = self.task.pipelines, self.task.claim
+        for start, end in ((first, middle), (middle, last + 1)):
+            # Read anew from Kafka: of a batch as Spark gives it, each part would be read from the batch's beginning.
+            self._carry_all(journal_rows(kafka_range(journal.sparkSession, pipelines, claim.topic, claim.partition, start, end)))
+
+    def _carry_some(self, journal: DataFrame) -> DataFrame | None:
+        try:
             self._carry(journal, self.task)
             return None
-        except PySparkException as error:
-            if is_fatal(str(error)):
+        except FAILURES as error:
+            if is_fatal(str(error)) or is_raised(str(error), TooMuchAtOnce):
                 raise
             failed, end = self._failures(journal)
             if not failed:
@@ -89,21 +124,30 @@ class TransformingBatch:
         for divert in self.task.diverts:
             if divert.transformed:
                 part = journal.filter(F.col("offset") <= end)
-                rows = self._rows(part, RowsTask(divert)).select("offset", "index").collect()
-                bad, reached = first_bad(sorted((row[0], row[1]) for row in rows), partial(self._fault, part, divert))
+                bad, reached = first_bad(self._messages(part, divert), partial(self._fault, part, divert))
                 failed |= {(divert.name, *message): reason for message, reason in bad.items()}
                 end = min(end, reached)
         return {key: reason for key, reason in failed.items() if key[1] <= end}, end
 
+    def _messages(self, journal: DataFrame, divert: Divert) -> list[Message]:
+        """Those that a divert's transformation is given. Raises TooMuchAtOnce."""
+        places = self._rows(journal, RowsTask(divert)).select("offset", "index")
+        found = places.collect() if self.task.made_bytes_max is None else places.take(SEARCHED_AT_ONCE + 1)
+        if len(found) > SEARCHED_AT_ONCE and self.task.made_bytes_max is not None:
+            raise TooMuchAtOnce(f"a transformation fails on some of more than {SEARCHED_AT_ONCE} messages")
+        return sorted((row[0], row[1]) for row in found)
+
     def _fault(self, journal: DataFrame, divert: Divert, messages: Sequence[Message]) -> str | None:
         """What a divert's transformation fails with on these; None when it does not."""
-        task = RowsTask(divert, first=messages[0], last=messages[-1])
-        rows = self._rows(journal.filter(F.col("offset").between(messages[0][0], messages[-1][0])), task)
+        part = journal.filter(F.col("offset").between(messages[0][0], messages[-1][0]))
+        rows = self._rows(part, RowsTask(divert, first=messages[0], last=messages[-1]))
         try:
             _run(transformed(divert, rows))
-        except PySparkException as error:
+        except FAILURES as error:
             if len(messages) == 1:
-                _run(rows)  # when that fails, too, the fault lies elsewhere
+                # When one of these fails, too, the fault lies elsewhere: in the reading, or in what is needed beside messages.
+                _run(rows)
+                _run(transformed(divert, self._rows(part, RowsTask(divert, first=(OFFSET_MAX, 0)))))
             return short(str(error))
         return None
 

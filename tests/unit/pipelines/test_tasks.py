@@ -18,9 +18,9 @@ from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines import tasks
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
-from bascule.pipelines.queries import is_fatal
+from bascule.pipelines.queries import is_fatal, is_raised
 from bascule.pipelines.spec import Divert, Pipelines
-from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask
+from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
 
 UPPER = Divert("upper", "orders", "out", select=("upper(text) AS value",))
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
@@ -35,6 +35,24 @@ def text(body: str, expiration_ms: int = 0) -> bytes:
 def journal(*bodies: bytes) -> bytes:
     sends = (Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, "orders", (), (), (), None, body) for body in bodies)
     return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
+
+
+class Idle:
+    """A carrier that is given nothing."""
+
+    begun_at = written = 0
+
+    def __init__(self, *_: object) -> None:
+        """Of no position."""
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def commit(self) -> None:
+        """Nothing is there."""
 
 
 def rows(value: bytes, task: RowsTask | None = None) -> pa.Table:
@@ -86,3 +104,25 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert rows(value, RowsTask(UPPER, first=(1, 1), last=(1, 2)))["index"].to_pylist() == [1, 2]
     made = {("upper", 1, index): [Record(None, False, None, b"good", {})] for index in (0, 2, 3)}
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
+
+
+@pytest.mark.parametrize(("room", "fits"), [(20_000, True), (10_000, False), (None, True)])
+def test_what_transformations_make_is_held_up_to_so_many_bytes(monkeypatch: pytest.MonkeyPatch, room: int | None, fits: bool) -> None:
+    monkeypatch.setattr(tasks, "held_position", lambda *_: START)
+    monkeypatch.setattr(tasks, "Carrier", Idle)
+    schema = pa.schema(
+        [
+            ("divert", pa.string()), ("offset", pa.int64()), ("index", pa.int32()), ("topic", pa.string()), ("has_key", pa.bool_()),
+            ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.map_(pa.string(), pa.string())),
+        ]
+    )  # fmt: skip
+    made = [{"divert": "upper", "offset": 1, "index": index, "has_key": False, "value": bytes(500)} for index in range(10)]
+    batches = [pa.RecordBatch.from_pylist(made[:5], schema=schema), pa.RecordBatch.from_pylist(made[5:], schema=schema)]
+    task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), made_bytes_max=room)
+    if fits:
+        assert len(list(task(iter(batches)))) == 1
+    else:
+        with pytest.raises(TooMuchAtOnce) as much:
+            list(task(iter(batches)))
+        assert is_raised("".join(traceback.format_exception(much.value)), TooMuchAtOnce)
+        assert not is_fatal("".join(traceback.format_exception(much.value)))

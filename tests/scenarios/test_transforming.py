@@ -1,0 +1,109 @@
+"""Batches with transformations, in a Spark of this process and on a real Kafka."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tests.scenarios.sparkless import Bridge
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.positions import Position
+from bascule.pipelines.spark import journal_rows, kafka_range, spark_session
+from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.tasks import DivertTask
+from bascule.pipelines.transforming import BatchFailed, TransformingBatch
+from bascule.testing.journal import text_message
+
+#: Names the file that ``priced`` joins messages with.
+PRICES = "BASCULE_TEST_PRICES"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = spark_session(Pipelines("bridge", {}, master="local[1]"))
+    yield session
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def bridge(kafka: EmbeddedKafka, topic_prefix: str) -> Bridge:
+    found = Bridge(kafka, topic_prefix)
+    found.positions.prepare_topics()
+    found.journal.start_epoch()
+    return found
+
+
+def priced(messages: DataFrame) -> DataFrame:
+    """A user's function, with a static side that may be out of order."""
+    prices = messages.sparkSession.read.schema("text string, price string").option("mode", "FAILFAST").json(os.environ[PRICES])
+    return messages.join(F.broadcast(prices), "text").withColumn("value", F.col("price"))
+
+
+def task_of(bridge: Bridge, divert: Divert, made_bytes_max: int) -> DivertTask:
+    """One that begins with the journal."""
+    pipelines, key = bridge.pipelines, bridge.positions.common_key
+    topic_id = bridge.topics.ids([pipelines.journal_topic])[pipelines.journal_topic]
+    position = Position(pipelines.journal_topic, topic_id, 0, 0, epoch=-1, sequence=0, members=(divert.name,), owner="me")
+    with closing(bridge.positions.writer(key)) as writer:
+        writer.write([], writer.current(), position)
+    return DivertTask(pipelines, bridge.positions.claim(key, position), (divert,), made_bytes_max=made_bytes_max)
+
+
+def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
+    """What there is of the journal, as one batch."""
+
+    def set_pool(pool: str) -> None:
+        spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
+
+    journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.journal_topic, 0, 0, bridge.end()))
+    TransformingBatch(task, "diverts", set_pool)(journal)
+
+
+def test_of_what_is_too_much_to_be_held_the_parts_are_carried_in_order_and_a_record_as_one(spark: SparkSession, bridge: Bridge) -> None:
+    sizes = [5, 40]
+    texts = [[f"r{record}m{index}" for index in range(size)] for record, size in enumerate(sizes)]
+    for record in texts:
+        bridge.journal.send(*map(text_message, record))
+    bridge.journal.flush()
+    task = task_of(bridge, bridge.divert("upper", select=("upper(text) AS value",)), made_bytes_max=15_000)
+    carry(spark, bridge, task)
+    assert bridge.carried("upper") == [text.upper() for record in texts for text in record]
+    assert bridge.dead() == []
+
+
+def test_a_failure_that_pyspark_has_no_class_for_is_a_messages_own_like_any(spark: SparkSession, bridge: Bridge) -> None:
+    bridge.send('{"a": 1}', "no JSON", '{"a": 2}')
+    select = "string(from_json(text, 'a int', map('mode', 'FAILFAST')).a) AS value"
+    carry(spark, bridge, task_of(bridge, bridge.divert("strict", select=(select,)), made_bytes_max=1 << 20))
+    assert bridge.carried("strict") == ["1", "2"]
+    assert bridge.dead() == ["strict: no JSON"]
+
+
+def test_what_fails_without_any_message_is_no_messages_fault(
+    spark: SparkSession, bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = tmp_path / "prices.json"
+    monkeypatch.setenv(PRICES, str(prices))
+    prices.write_text("being replaced")
+    bridge.send("a", "b")
+    task = task_of(bridge, bridge.divert("priced", function=f"{__name__}:priced"), made_bytes_max=1 << 20)
+    with pytest.raises(BatchFailed, match="FAILED_READ_FILE"):
+        carry(spark, bridge, task)
+    assert bridge.dead() == []
+    prices.write_text('{"text": "a", "price": "1"}\n{"text": "b", "price": "2"}\n')
+    carry(spark, bridge, task)
+    assert bridge.carried("priced") == ["1", "2"]
+    assert bridge.dead() == []
