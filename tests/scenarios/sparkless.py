@@ -154,9 +154,9 @@ class Bridge:
         finally:
             found.stop()
             # Its workers end with it.
-            for writer in carry._kept.writers.values():
+            for writer in carry._kept.idle.values():
                 writer.close()
-            carry._kept.writers.clear()
+            carry._kept.idle.clear()
             carry._kept.targets = None
 
     def stored(self) -> dict[str, Position]:

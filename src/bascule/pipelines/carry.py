@@ -20,6 +20,8 @@ from bascule.pipelines.spec import Limits, Pipelines
 _COLLECT_AFTER = 1_000_000
 #: Records are handed to Kafka's client so many at a time while the transaction fills: what is left at its end takes no time to speak of.
 _AHEAD_RECORDS = 500
+#: Spark gives the partitions of a source to any worker. A writer has three Kafka clients, with a dozen threads and twenty descriptors.
+IDLE_WRITERS_MAX = 8
 
 #: Says what to write in place of a record that Kafka refuses; raises what it is given where that is not the record's fault.
 Fallback = Callable[[Exception], Output]
@@ -78,9 +80,9 @@ class Targets:
 
 @dataclass(slots=True)
 class _Tools:
-    """What a worker process keeps between batches: a writer per position, with its next incarnation ready."""
+    """What a worker process keeps between batches: writers that nobody uses, those used last at the end, each with its next incarnation."""
 
-    writers: dict[str, TransactionalWriter] = field(default_factory=dict)
+    idle: dict[str, TransactionalWriter] = field(default_factory=dict)
     targets: Targets | None = None
 
 
@@ -88,14 +90,20 @@ _kept = _Tools()
 
 
 def writer_for(pipelines: Pipelines, key: str) -> TransactionalWriter:
-    """This process's writer of a position."""
-    writer = _kept.writers.get(key)
+    """A writer of a position, to be given back."""
+    writer = _kept.idle.pop(key, None)
     if writer is None:
         # A transaction's records are kept until it is committed: the collector would look through them again and again, for nothing.
         gc.set_threshold(_COLLECT_AFTER)
         writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key)
-        _kept.writers[key] = writer
     return writer
+
+
+def give_back(writer: TransactionalWriter) -> None:
+    """Keeps a writer for the next batch of its position; lets the one go that was not used for the longest time."""
+    _kept.idle[writer.key] = writer
+    if len(_kept.idle) > IDLE_WRITERS_MAX:
+        _kept.idle.pop(next(iter(_kept.idle))).close()
 
 
 def targets_for(pipelines: Pipelines) -> Targets:
@@ -107,7 +115,11 @@ def targets_for(pipelines: Pipelines) -> Targets:
 
 def held_position(pipelines: Pipelines, claim: Claim) -> Position:
     """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
-    return claim.check(writer_for(pipelines, claim.key).current())
+    writer = writer_for(pipelines, claim.key)
+    try:
+        return claim.check(writer.current())
+    finally:
+        give_back(writer)
 
 
 class Carrier:
@@ -140,6 +152,7 @@ class Carrier:
     def __exit__(self, *_error: object) -> None:
         """Gives up what is not committed."""
         self._writer.abandon()
+        give_back(self._writer)
 
     def add(self, output: Output, fallback: Fallback) -> None:
         """A record to write in the transaction of the source record at hand."""

@@ -14,7 +14,7 @@ from bascule.kafka.admin import Denied, TopicMissing
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines import carry
-from bascule.pipelines.carry import Carrier, Claim
+from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
@@ -37,8 +37,16 @@ class Cluster:
 class Writer:
     """Of transactions into memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
         self.topics: list[str] = []
+        self.key = key
+        self.closed = False
+
+    def current(self) -> Position:
+        return START
+
+    def close(self) -> None:
+        self.closed = True
 
     def write(self, outputs: Sequence[Output], *_: Position) -> None:
         self.topics += [output.topic for output in outputs]
@@ -55,6 +63,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
     monkeypatch.setattr(carry, "Topics", lambda _: Cluster())
     monkeypatch.setattr(carry, "targets_for", carry.Targets)
     monkeypatch.setattr(carry, "writer_for", lambda *_: writer)
+    monkeypatch.setattr(carry, "_kept", carry._Tools())
     return writer
 
 
@@ -103,3 +112,27 @@ def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(
             carrying.add(Output("open", None, b"", [])._replace(**large), lambda error: pytest.fail(str(error)))
             carrying.reach(offset + 1)
         assert len(writer.topics) == 2
+
+
+def test_of_the_writers_of_many_positions_the_last_ones_are_kept_and_none_in_use_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Writer] = []
+
+    def writer(_kafka: object, _id: str, _topic: str, key: str) -> Writer:
+        made.append(Writer(key))
+        return made[-1]
+
+    monkeypatch.setattr(carry, "_kept", carry._Tools(targets=carry.Targets.__new__(carry.Targets)))
+    monkeypatch.setattr(carry, "TransactionalWriter", writer)
+    pipelines = Pipelines("bridge", {})
+    claims = [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(3 * IDLE_WRITERS_MAX)]
+
+    def take(claim: Claim) -> Carrier:
+        return Carrier(pipelines, claim, held_position(pipelines, claim))
+
+    with take(claims[0]):
+        for claim in claims[1:]:
+            with take(claim):
+                pass
+        assert [each.key for each in made if not each.closed] == [claim.key for claim in (claims[0], *claims[-IDLE_WRITERS_MAX:])]
+    with take(claims[0]), take(claims[-1]):
+        assert len(made) == len(claims)
