@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bascule.amqp.types import Byte, Float, Int, Short
+from bascule.amqp.types import Byte, Float, Int, Short, Symbol
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.jms.record import kafka_headers, record_value
+from bascule.jms.sections import MESSAGE_ANNOTATIONS, section_bytes
+from bascule.pipelines import direct as direct_module
 from bascule.pipelines.direct import direct
 from bascule.testing.journal import text_message
 
@@ -75,3 +77,16 @@ def test_broken_bytes_are_left_to_the_long_way_or_read_alike(message: JmsMessage
 def test_the_usual_message_takes_the_short_way() -> None:
     data = text_message("x" * 1000, message_id="ID:1", timestamp_ms=5, destination="q", properties={"a": "b", "n": 3, "d": 1.5, "t": True})
     assert direct(data) is not None
+
+
+def test_what_a_sender_says_at_length_with_each_message_is_not_kept() -> None:
+    data = text_message("m", message_id="ID:1")
+    rest = data[direct_module._head_end(data) :]
+
+    def annotated(size: int) -> bytes:
+        return section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-jms-msg-type"): Byte(5), Symbol("x-opt-mine"): "u" * size}) + rest
+
+    assert direct(annotated(100)) is not None
+    kept = direct_module._head.cache_info().currsize
+    assert direct(annotated(10_000)) is None
+    assert direct_module._head.cache_info().currsize == kept

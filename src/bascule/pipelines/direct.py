@@ -30,6 +30,9 @@ _MESSAGE_ID, _TO, _SUBJECT, _REPLY_TO, _CORRELATION_ID, _CONTENT_TYPE, _EXPIRY, 
 _TEXTS: Final = frozenset({_MESSAGE_ID, _TO, _SUBJECT, _REPLY_TO, _CORRELATION_ID, _GROUP})
 _ENCODED_ID: Final = b"ID:AMQP_"
 
+#: What header and annotations take that senders repeat. Larger ones are likely to be of one message alone, and would be kept all the same.
+_HEAD_BYTES_MAX: Final = 4_096
+
 Pair = tuple[str, bytes]
 
 
@@ -67,6 +70,8 @@ def direct(data: bytes) -> Direct | None:
 
 def _direct(data: bytes) -> Direct | None:
     at = _head_end(data)
+    if at > _HEAD_BYTES_MAX:
+        return None
     head = _head(data[:at])
     if head is None or data[at + 2] != PROPERTIES or data[at + 3] != LIST8:
         return None
