@@ -18,34 +18,24 @@ import os
 import socket
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
-from bascule.core.topics import RECORD_BYTES_MAX, XA_PREFIX
-from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge, trim
+from bascule.core.topics import XA_PREFIX
+from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, Stored, TooLarge, trim
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.slot import Refused, Slot
+from bascule.kafka.slot import Refused
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
+from bascule.xa.kafka_clients import PARTITIONS, Clients, partition_of
 from bascule.xa.log import Outcome
 from bascule.xa.resource import Branches, Call, State, Vote
 from bascule.xa.xid import Xid
 
-#: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
-PARTITIONS = 16
-#: It takes whatever the branches' own topics may take.
-SIDE_CONFIG = {
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "unclean.leader.election.enable": "false",
-    "max.message.bytes": str(RECORD_BYTES_MAX),
-}
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
 SLOTS = 2
 #: A process has one of so many identities on its host, so that Kafka has few transactional ids to remember. To share one only costs time.
@@ -61,8 +51,6 @@ PREPARE_WITHIN_S = 3600.0
 UNPREPARED_KEPT_S = 24 * 3600.0
 #: The side topic is looked at so often for messages that nobody needs.
 TRIM_INTERVAL_S = 600.0
-#: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
-RECORD_OVERHEAD_BYTES = 200
 
 XID_HEADER = "bascule.xa"
 TARGET_HEADER = "bascule.xa.target"
@@ -159,13 +147,15 @@ class KafkaResource:
         self._side, self._log = f"{prefix}.side", f"{prefix}.log"
         instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
         self._slot_ids = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]
-        self._side_partition = _partition(instance)
+        self._side_partition = partition_of(instance)
         self._branches = Branches()
         self._sent: dict[Xid, _Sent] = {}
         self._waiting: dict[str, list[_Ending]] = {}
         self._lock = threading.Lock()
         self._next_slot = itertools.cycle(range(SLOTS))
-        self._clients: _Clients | None = None
+        self._clients: Clients | None = None
+        self._trimming = threading.Lock()
+        self._trim_again_s = time.monotonic() + TRIM_INTERVAL_S
 
     def start(self, xid: Xid, *, timeout_s: float) -> KafkaBranch:  # noqa: ARG002 - its time is PREPARE_WITHIN_S
         """See Resource. The handle sends."""
@@ -214,17 +204,16 @@ class KafkaResource:
             if state in (State.NONE, State.PREPARED):
                 self._finish(xid, Outcome.ROLLBACK)
             elif self._sent[xid].offsets:
-                self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
+                self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._logpartition_of(xid)))
         finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
             self._gone(xid)
 
     def recover(self) -> Sequence[Xid]:
         """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
-        clients = self._open()
         table = self._table()
-        with clients.trimming:
-            if time.monotonic() > clients.trim_again_s:
-                clients.trim_again_s = time.monotonic() + TRIM_INTERVAL_S
+        with self._trimming:
+            if time.monotonic() > self._trim_again_s:
+                self._trim_again_s = time.monotonic() + TRIM_INTERVAL_S
                 self._clean(table)
         return [Xid.parse(key.decode()) for key in table if not key.endswith(STARTED)]
 
@@ -262,7 +251,7 @@ class KafkaResource:
             )
         if not sent.offsets:
             started = _started(self._slot_ids[sent.slot], rolled_back=False)
-            clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._log_partition(xid)))
+            clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._logpartition_of(xid)))
         ours = [(XID_HEADER, _key(xid)), (TARGET_HEADER, json.dumps([record.topic, record.partition, record.timestamp_ms]).encode())]
         on_side = Outgoing(self._side, record.key, record.value, [*ours, *record.headers], self._side_partition)
         sent.offsets.append(clients.appender.append(on_side))
@@ -279,7 +268,7 @@ class KafkaResource:
         try:
             offsets = [each.result() for each in sent.offsets]
             record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
-            clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=_partition(slot))).result()
+            clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))).result()
         except TooLarge as error:
             self.rollback(xid)
             raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER) from error
@@ -401,88 +390,21 @@ class KafkaResource:
             young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(PARTITIONS)}
             trim(self._kafka, self._side, {at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
 
-    def _log_partition(self, xid: Xid) -> int:
-        return _partition(self._slot_ids[self._sent[xid].slot])
+    def _logpartition_of(self, xid: Xid) -> int:
+        return partition_of(self._slot_ids[self._sent[xid].slot])
 
     def _gone(self, xid: Xid) -> None:
         self._branches.move(xid, State.NONE)
         self._sent.pop(xid, None)
 
-    def _open(self) -> _Clients:
+    def _open(self) -> Clients:
         with self._lock:
             if self._clients is None:
                 try:
-                    self._clients = _Clients(self._kafka, self._side, self._log, self._end_transactions)
+                    self._clients = Clients(self._kafka, self._side, self._log, self._end_transactions)
                 except Unavailable as error:
                     raise ResourceFailed(f"{self.name}: {error}") from error
             return self._clients
-
-
-class _Clients:
-    """What is connected to Kafka."""
-
-    def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
-        self._kafka, self._log, self._held_up = kafka, log, held_up
-        self._topics = Topics(kafka)
-        there = self._topics.partitions()
-        for topic, config in ((side, SIDE_CONFIG), (log, dict(TABLE_CONFIG))):
-            if topic not in there:
-                self._topics.create(topic, PARTITIONS, config)
-        self.appender = Appender(kafka)
-        self.reader = TableReader(kafka, log, range(PARTITIONS))
-        self.trimming = threading.Lock()
-        self.trim_again_s = time.monotonic() + TRIM_INTERVAL_S
-        self._limits: dict[str, int] = {}
-        self._slots: dict[str, Slot] = {}
-        self._turns: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def check(self, record: Outgoing) -> int:
-        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes.
-
-        Raises InvalidInput for a topic that is not there, TooLarge.
-        """
-        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
-        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
-        limit = self._limits.get(record.topic)
-        if limit is None or size_bytes > limit:  # it may have been raised
-            if record.topic not in self._topics.partitions():
-                raise InvalidInput(f"topic {record.topic!r} does not exist")
-            limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
-        if size_bytes > limit:
-            raise TooLarge(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
-        return size_bytes
-
-    @contextmanager
-    def slot(self, transactional_id: str, *, own: bool) -> Iterator[Slot]:
-        """The one for an id; that of another process is closed again."""
-        if not own:
-            slot = self._slot(transactional_id, ahead=False)
-            try:
-                yield slot
-            finally:
-                slot.close()
-            return
-        with self._lock:
-            if transactional_id not in self._slots:
-                self._slots[transactional_id] = self._slot(transactional_id, ahead=True)
-        yield self._slots[transactional_id]
-
-    def turn(self, transactional_id: str) -> threading.Lock:
-        """Whoever has it ends the branches that wait for the id."""
-        with self._lock:
-            return self._turns.setdefault(transactional_id, threading.Lock())
-
-    def _slot(self, transactional_id: str, *, ahead: bool) -> Slot:
-        partition = _partition(transactional_id)
-        return Slot(self._kafka, transactional_id, self._log, partition, ahead=ahead, held_up=self._held_up)
-
-    def close(self) -> None:
-        """Frees them."""
-        for slot in self._slots.values():
-            slot.close()
-        self.appender.close()
-        self.reader.close()
 
 
 def _key(xid: Xid) -> bytes:
@@ -495,10 +417,6 @@ def _started(slot: str, *, rolled_back: bool) -> bytes:
 
 def _is_rolled_back(started: Stored | None) -> bool:
     return started is not None and bool(json.loads(started.value).get("rolled_back"))
-
-
-def _partition(name: str) -> int:
-    return zlib.crc32(name.encode()) % PARTITIONS
 
 
 def _now_ms() -> int:

@@ -1,0 +1,97 @@
+"""What a Kafka as a resource is connected by: the clients for its side topic and log, and a slot for each transactional id."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from bascule.core.errors import InvalidInput
+from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge
+from bascule.kafka.slot import Slot
+
+#: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
+PARTITIONS = 16
+#: It takes whatever the branches' own topics may take.
+SIDE_CONFIG = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+    "max.message.bytes": str(RECORD_BYTES_MAX),
+}
+#: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
+RECORD_OVERHEAD_BYTES = 200
+
+
+class Clients:
+    """What is connected to Kafka."""
+
+    def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
+        self._kafka, self._log, self._held_up = kafka, log, held_up
+        self._topics = Topics(kafka)
+        there = self._topics.partitions()
+        for topic, config in ((side, SIDE_CONFIG), (log, dict(TABLE_CONFIG))):
+            if topic not in there:
+                self._topics.create(topic, PARTITIONS, config)
+        self.appender = Appender(kafka)
+        self.reader = TableReader(kafka, log, range(PARTITIONS))
+        self._limits: dict[str, int] = {}
+        self._slots: dict[str, Slot] = {}
+        self._turns: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def check(self, record: Outgoing) -> int:
+        """Whether its topic will take the record: a prepared branch must be able to commit. Gives the size in bytes.
+
+        Raises InvalidInput for a topic that is not there, TooLarge.
+        """
+        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
+        limit = self._limits.get(record.topic)
+        if limit is None or size_bytes > limit:  # it may have been raised
+            if record.topic not in self._topics.partitions():
+                raise InvalidInput(f"topic {record.topic!r} does not exist")
+            limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
+        if size_bytes > limit:
+            raise TooLarge(f"a record of {size_bytes} bytes is too large for topic {record.topic!r}, which takes {limit}")
+        return size_bytes
+
+    @contextmanager
+    def slot(self, transactional_id: str, *, own: bool) -> Iterator[Slot]:
+        """The one for an id; that of another process is closed again."""
+        if not own:
+            slot = self._slot(transactional_id, ahead=False)
+            try:
+                yield slot
+            finally:
+                slot.close()
+            return
+        with self._lock:
+            if transactional_id not in self._slots:
+                self._slots[transactional_id] = self._slot(transactional_id, ahead=True)
+        yield self._slots[transactional_id]
+
+    def turn(self, transactional_id: str) -> threading.Lock:
+        """Whoever has it ends the branches that wait for the id."""
+        with self._lock:
+            return self._turns.setdefault(transactional_id, threading.Lock())
+
+    def _slot(self, transactional_id: str, *, ahead: bool) -> Slot:
+        partition = partition_of(transactional_id)
+        return Slot(self._kafka, transactional_id, self._log, partition, ahead=ahead, held_up=self._held_up)
+
+    def close(self) -> None:
+        """Frees them."""
+        for slot in self._slots.values():
+            slot.close()
+        self.appender.close()
+        self.reader.close()
+
+
+def partition_of(name: str) -> int:
+    """Of both topics: the one for a process, or a transactional id."""
+    return zlib.crc32(name.encode()) % PARTITIONS
