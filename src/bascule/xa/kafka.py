@@ -155,7 +155,7 @@ class KafkaResource:
         self._next_slot = itertools.cycle(range(SLOTS))
         self._clients: Clients | None = None
         self._trimming = threading.Lock()
-        self._trim_again_s = time.monotonic() + TRIM_INTERVAL_S
+        self._trimmed_s = time.monotonic()
 
     def start(self, xid: Xid, *, timeout_s: float) -> KafkaBranch:  # noqa: ARG002 - its time is PREPARE_WITHIN_S
         """See Resource. The handle sends."""
@@ -212,8 +212,8 @@ class KafkaResource:
         """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
         table = self._table()
         with self._trimming:
-            if time.monotonic() > self._trim_again_s:
-                self._trim_again_s = time.monotonic() + TRIM_INTERVAL_S
+            if time.monotonic() - self._trimmed_s > TRIM_INTERVAL_S:
+                self._trimmed_s = time.monotonic()
                 self._clean(table)
         return [Xid.parse(key.decode()) for key in table if not key.endswith(STARTED)]
 
