@@ -1,95 +1,182 @@
-"""The two sequences that made other bridges produce doubles (a crash between a step and the saving of its state), step by step."""
+"""The two sequences that made other bridges produce doubles (a crash between a step and the saving of its state), step by step.
+
+A crash point stops the writer of the pipelines where the sequence wants it; then all dies, and the same broker comes back or its standby
+takes over.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from tests.scenarios.conftest import Connect
 from tests.scenarios.topics import Reader, create, produce
 
+from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.history import TopicHistory
 from bascule.testing.proxy import Proxy
-from bascule.testing.system import System, failover
+from bascule.testing.system import FAILOVER, WAIT_S, System, descendants, paused, stands_still, wait_for
 
 pytestmark = pytest.mark.timeout(600)
-CONFIG = """
+PREFIX = "seed-000"
+#: Of pipelines with what they have to do at once.
+START_S = 150.0
+#: Who serves afterwards.
+SUCCESSORS = ("same", "standby")
+CONFIG = f"""
 [pipelines]
 master = "local[2]"
 
 [[divert]]
 name = "orders"
-from = "orders"
-to = "seed-000.out"
+from = "orders.#"
+to = "{PREFIX}.${{address}}"
 start = "earliest"
-
+""" + "".join(
+    f"""
 [[ingress]]
-name = "payments"
-topics = ["seed-000.in"]
-to = "payments"
+name = "payments-{successor}"
+topics = ["{PREFIX}.in.{successor}"]
+to = "payments.{successor}"
 routing = "anycast"
 unbound = "keep"
 """
+    for successor in SUCCESSORS
+)
+
+
+class Bridge:
+    """A broker, another one that stands by where a test wants it, and pipelines whose writer can be told to stop at a crash point."""
+
+    def __init__(self, kafka: EmbeddedKafka, directory: Path) -> None:
+        self.bootstrap = kafka.bootstrap
+        self._directory = directory
+        self.serving, self.other = (System(kafka.bootstrap, directory / name, prefix=PREFIX, config=CONFIG) for name in ("one", "two"))
+        self.pipelines = self.serving.pipelines
+        self._config = directory / "one" / "bascule.toml"
+
+    def launch_pipelines(self, stop_at: str = "") -> None:
+        """``stop_at`` is a crash point in a worker: who comes there first stands still, and no other."""
+        armed = f"{stop_at}:1:stop" if stop_at else ""
+        once = tempfile.mkdtemp(dir=self._directory)
+        variables = {ARMED_VARIABLE: armed, ONCE_VARIABLE: once}
+        lines = "".join(f'spark."spark.executorEnv.{name}" = "{value}"\n' for name, value in variables.items())
+        self._config.write_text(CONFIG.replace("[pipelines]\n", f"[pipelines]\n{lines}"))
+        self.pipelines.launch()
+
+    def wait_for_writer(self) -> None:
+        """Returns when it stands where it was told to."""
+        wait_for(lambda: any(stands_still(Path(f"/proc/{pid}")) for pid in descendants(self.pipelines.pid)), "the writer to stand", START_S)
+
+    def kill_pipelines(self) -> None:
+        """Driver, Spark and workers at once: a worker that outlived them would go on with what it was at."""
+        for pid in (self.pipelines.pid, *descendants(self.pipelines.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.pipelines.kill()
+
+    def prepare(self, successor: str) -> None:
+        if successor == "standby":
+            self.other.broker.launch()
+            wait_for(self.other.stands_by, "the standby")
+        else:
+            self.other.broker.stop()
+
+    def die_and_come_back(self, successor: str) -> None:
+        """As in the crash of a machine: both come back at once, or the standby of the broker serves in its place."""
+        self.kill_pipelines()
+        self.serving.broker.kill()
+        self.launch_pipelines()
+        if successor == "standby":
+            self.serving, self.other = self.other, self.serving
+        else:
+            self.serving.broker.launch()
+        wait_for(self.serving.serves, "a broker that serves")
 
 
 @pytest.fixture(scope="module")
-def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    create(kafka.bootstrap, "seed-000.out", "seed-000.in")
-    with System(kafka.bootstrap, tmp_path_factory.mktemp("seed-000"), prefix="seed-000", config=CONFIG) as running:
-        running.pipelines.start()
-        yield running
+def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
+    create(kafka.bootstrap, *(f"{PREFIX}.{what}.{successor}" for what in ("orders", "in") for successor in SUCCESSORS))
+    found = Bridge(kafka, tmp_path_factory.mktemp(PREFIX))
+    with ExitStack() as stack:
+        for system in (found.serving, found.other):
+            stack.push(system)
+        found.serving.broker.start()
+        found.launch_pipelines()
+        found.pipelines.wait_ready()
+        yield found
 
 
-def start_again(bridge: System) -> None:
-    """As after the crash of a machine: both come back at once."""
-    for part in (bridge.broker, bridge.pipelines):
-        part.kill()
-        part.launch()
-    bridge.broker.wait_ready()
-
-
+@pytest.mark.parametrize(
+    ("point", "successor"),
+    [("writer.commit.before", "same"), pytest.param("writer.commit.after", "standby", marks=pytest.mark.slow)],
+)
 def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_answered_when_all_dies(
-    connect_to: Connect, bridge: System
+    connect_to: Connect, bridge: Bridge, point: str, successor: str
 ) -> None:
-    with (
-        Proxy(bridge.port) as proxy,
-        closing(Reader(bridge.bootstrap, "seed-000.out")) as topic,
-        closing(Reader(bridge.bootstrap, "seed-000.out", committed=False)) as topic_in_flight,
-    ):
-        producer = connect_to(failover(proxy.url)).session().producer("queue:orders")
+    address, topic_name = f"orders.{successor}", f"{PREFIX}.orders.{successor}"
+    bridge.prepare(successor)
+    with Proxy(bridge.serving.port) as proxy, closing(Reader(bridge.bootstrap, topic_name)) as topic:
+        producer = connect_to(FAILOVER.format(f"{proxy.url},{bridge.other.url}")).session().producer(f"queue:{address}")
         producer.send("message 1")
         topic.read_until("message 1")
+        bridge.kill_pipelines()
         producer.send("message 2")
         producer.send("message 3")
-        topic_in_flight.read_until("message 2")
-        bridge.pipelines.kill()
+        bridge.launch_pipelines(stop_at=point)
+        bridge.wait_for_writer()
+        # The writer's task knows of no commit, whether there was one or not.
+        known = ["message 1"] if point == "writer.commit.before" else ["message 1", "message 2", "message 3"]
+        assert topic.read_until(known[-1]) == known
         proxy.hold_answers()
         unanswered = producer.submit_send("message 4")
-        bridge.wait_depth("orders", 4)
+        bridge.serving.wait_depth(address, 4)
         assert not unanswered.done()
-        bridge.broker.kill()
+        bridge.serving.broker.kill()
         proxy.cut()
-        start_again(bridge)
-        unanswered.result(30)
-        assert proxy.requests.count(b"message 4") == 2, "the client has not repeated it"
+        bridge.die_and_come_back(successor)
+        unanswered.result(WAIT_S)
+        assert proxy.requests.count(b"message 4") == (2 if successor == "same" else 1)
         producer.send("the end")
         expected = ["message 1", "message 2", "message 3", "message 4", "the end"]
         bridge.pipelines.wait_ready()
         assert topic.read_until("the end") == expected, topic.ids
-        messages = connect_to(bridge.url).session().consumer("queue:orders").receive_all(5)
+        messages = connect_to(bridge.serving.url).session().consumer(f"queue:{address}").receive_all(5)
         assert [message.body for message in messages] == expected
 
 
-def test_kafka_to_jms_records_4_and_5_are_in_the_queue_and_6_is_not_when_all_dies(connect_to: Connect, bridge: System) -> None:
-    produce(bridge.bootstrap, "seed-000.in", ["record 1", "record 2", "record 3"])
-    bridge.wait_depth("payments", 3)
-    produce(bridge.bootstrap, "seed-000.in", ["record 4", "record 5"])
-    bridge.wait_depth("payments", 5)
-    produce(bridge.bootstrap, "seed-000.in", ["record 6"])
-    start_again(bridge)
-    produce(bridge.bootstrap, "seed-000.in", ["record 7"])
+@pytest.mark.parametrize("successor", [pytest.param("same", marks=pytest.mark.slow), "standby"])
+def test_kafka_to_jms_records_4_and_5_are_in_the_queue_and_6_is_not_when_all_dies(
+    connect_to: Connect, bridge: Bridge, successor: str
+) -> None:
+    address, topic_name = f"payments.{successor}", f"{PREFIX}.in.{successor}"
+    bridge.prepare(successor)
+    produce(bridge.bootstrap, topic_name, ["record 1", "record 2", "record 3"])
+    bridge.serving.wait_depth(address, 3)
+    produce(bridge.bootstrap, topic_name, ["record 4", "record 5"])
+    bridge.serving.wait_depth(address, 5)
+    if successor == "same":  # 6 is with the pipelines, in an open transaction
+        bridge.kill_pipelines()
+        produce(bridge.bootstrap, topic_name, ["record 6"])
+        bridge.launch_pipelines(stop_at="writer.commit.before")
+        bridge.wait_for_writer()
+        assert bridge.serving.depth(address) == 5
+        bridge.die_and_come_back(successor)
+    else:  # 6 is on its way from the pipelines to the broker
+        history = TopicHistory({"bootstrap.servers": bridge.bootstrap}, f"{PREFIX}.ingress", 0)
+        taken = history.latest()
+        with paused(bridge.serving.broker.pid):
+            produce(bridge.bootstrap, topic_name, ["record 6"])
+            wait_for(lambda: history.latest() > taken, "record 6 to come to the broker's ingress")
+            os.kill(bridge.serving.broker.pid, signal.SIGKILL)
+        bridge.die_and_come_back(successor)
+    produce(bridge.bootstrap, topic_name, ["record 7"])
     bridge.pipelines.wait_ready()
-    bridge.wait_depth("payments", 7)
-    messages = connect_to(bridge.url).session().consumer("queue:payments").receive_all(7)
+    bridge.serving.wait_depth(address, 7)
+    messages = connect_to(bridge.serving.url).session().consumer(f"queue:{address}").receive_all(7)
     assert [message.body for message in messages] == [f"record {number}" for number in range(1, 8)]

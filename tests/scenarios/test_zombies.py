@@ -12,7 +12,7 @@ from tests.scenarios.crash_load import Load
 from bascule.client import core
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System, wait_for
+from bascule.testing.system import System, stands_still, wait_for
 
 CONFIG = """
 [journal]
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def stands(system: System) -> bool:
-    return Path(f"/proc/{system.broker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return stands_still(Path(f"/proc/{system.broker.pid}"))
 
 
 def stand_still_and_go_on(broker: System, other: System, load: Load, name: str) -> None:

@@ -223,13 +223,14 @@ def paused(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
         # On a busy machine its threads go on for some milliseconds, until each has had its turn.
-        wait_for(lambda: all(_stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()), f"process {pid} to stand still")
+        wait_for(lambda: all(stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()), f"process {pid} to stand still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-def _stands_still(task: Path) -> bool:
+def stands_still(task: Path) -> bool:
+    """Whether a process or a thread, by its directory in /proc, is stopped. Raises OSError."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
 
