@@ -37,11 +37,6 @@ BATCH = 5
 #: For pipelines, in some batches: one of them is under way when a fault begins.
 MANY = 10 * MESSAGES
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-#: Of a link to Kafka only those that lose something, in an ordinary run: each takes some seconds, and librdkafka sees to the others.
-SHORT = ("reset", "black hole", "mid-frame")
-EACH_FAULT_OF_KAFKA = pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=name, marks=[] if name in SHORT else [pytest.mark.slow]) for name, fault in FAULTS.items()]
-)
 
 
 @contextmanager
@@ -140,7 +135,7 @@ def drained(bad: Bad, queue: Queue, messages: list[Message]) -> bool:
     return True
 
 
-@EACH_FAULT_OF_KAFKA
+@EACH_FAULT
 def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str, fault: Fault) -> None:
     queue, bodies = Queue(name), [str(n) for n in range(MESSAGES)]
     with client(bad.system.url) as context:
@@ -153,7 +148,7 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
     wait_for(lambda: not bad.system.depth(name), "the acknowledgements")
 
 
-@EACH_FAULT_OF_KAFKA
+@EACH_FAULT
 def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
     topic = f"{topic_prefix}.out"
     pipelines = Pipelines(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, prefix="link-faults-out")
