@@ -72,6 +72,7 @@ def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
     TransformingBatch(task, "diverts", set_pool)(journal)
 
 
+@pytest.mark.slow  # each part that is too large costs Spark a worker
 def test_of_what_is_too_much_to_be_held_the_parts_are_carried_in_order_and_a_record_as_one(spark: SparkSession, bridge: Bridge) -> None:
     sizes = [5, 40]
     texts = [[f"r{record}m{index}" for index in range(size)] for record, size in enumerate(sizes)]

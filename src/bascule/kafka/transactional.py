@@ -37,6 +37,8 @@ REPORT_S = 1.0
 #: To abort a transaction: longer than a Kafka that works needs; after that it is left to time out.
 END_TIMEOUT_S = 5.0
 ENDED_AT_ONCE = 8
+#: And to abort all that are left, however many: who ends is killed after half a minute.
+ENDED_WITHIN_S = 10.0
 #: A write is tried again with a new incarnation for this long, then reported.
 WRITE_DEADLINE_S = 120.0
 #: To be fenced is no fault here, so what the client says of it goes to debugging alone.
@@ -108,8 +110,12 @@ class _Incarnation(NamedTuple):
 class TransactionalWriter:
     """Writes records and moves one position, each time in one transaction. Not for several threads at once."""
 
-    def __init__(self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str, *, deadline_s: float = WRITE_DEADLINE_S
+    ) -> None:
+        """``deadline_s`` is how long what fails is tried again."""
         self.key = key
+        self._deadline_s = deadline_s
         self._topic = positions_topic
         self._producer_settings = {
             # Keyed records go where a Java producer would put them.
@@ -138,7 +144,7 @@ class TransactionalWriter:
         The incarnation may have been prepared long ago, and another process may have written since: then a new one is made.
         """
         self.abandon()
-        deadline = time.monotonic() + WRITE_DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         while True:
             known = self._incarnation(deadline).positions.get(self.key)
             if self._reader.read().get(self.key) == known:
@@ -179,7 +185,7 @@ class TransactionalWriter:
         doubt, the position read by a new incarnation tells it. Raises PositionMoved when the position is neither ``before`` nor
         ``after``, Unwritable when Kafka refuses a record, Unavailable when Kafka does not come back in time.
         """
-        deadline = time.monotonic() + WRITE_DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         pause_s = _FIRST_PAUSE_S
         positions = {self.key: after, **(others or {})}
         tried = False
@@ -201,7 +207,7 @@ class TransactionalWriter:
                     self._at_ease()
                     raise Unwritable(faults) from error
                 if time.monotonic() + pause_s > deadline:
-                    raise Unavailable(f"Kafka did not commit for {WRITE_DEADLINE_S:.0f} s: {error}") from error
+                    raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {error}") from error
                 tried = True
                 self._timeout_ms = LONG_TRANSACTION_TIMEOUT_MS
                 if error.args[0].code() in _FENCED:
@@ -282,7 +288,9 @@ class TransactionalWriter:
             self.prepare()
             assert self._next is not None
             try:
-                return self._next.result()
+                return self._next.result(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise Unavailable("no transaction can be started: Kafka does not answer in time") from None
             except (KafkaException, Unavailable) as error:
                 self._next = None
                 if time.monotonic() + pause_s > deadline:
@@ -322,12 +330,18 @@ class TransactionalWriter:
 
 
 def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[str]) -> None:
-    """Aborts what writers that are gone have left open under these ids; a reader would wait for it until it times out."""
+    """Aborts what writers that are gone have left open under these ids; a reader would wait for it until it times out.
+
+    What cannot be aborted in time does.
+    """
+    deadline = time.monotonic() + ENDED_WITHIN_S
 
     def end(transactional_id: str) -> None:
-        with suppress(KafkaException):
-            producer = Producer({**kafka, "reconnect.backoff.ms": 10, "transactional.id": transactional_id}, logger=_log)
-            producer.init_transactions(END_TIMEOUT_S)
+        left_s = deadline - time.monotonic()
+        if left_s > 0:
+            with suppress(KafkaException):
+                producer = Producer({**kafka, "reconnect.backoff.ms": 10, "transactional.id": transactional_id}, logger=_log)
+                producer.init_transactions(min(END_TIMEOUT_S, left_s))
 
     with ThreadPoolExecutor(ENDED_AT_ONCE) as pool:
         list(pool.map(end, transactional_ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -33,7 +34,7 @@ from bascule.kafka.positions import (
     position_key,
     position_partition,
 )
-from bascule.kafka.transactional import PositionMoved, TransactionalWriter
+from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
@@ -47,6 +48,8 @@ JOURNAL_PARTITION = 0
 TAKEN_AT_ONCE = 8
 #: Who looks after queries waits no longer for somebody's open transaction.
 IDLE_TIMEOUT_S = 5.0
+#: Sources that are looked at later than that wait for the next time.
+PASSED_WITHIN_S = 5.0
 
 
 #: What an operator may do who knows what is lost.
@@ -129,9 +132,10 @@ class Positions:
         """Whether diverts have run here, be they configured or not."""
         return self.common_key in self._seen_keys()
 
-    def writer(self, key: str) -> TransactionalWriter:
+    def writer(self, key: str, deadline_s: float = WRITE_DEADLINE_S) -> TransactionalWriter:
         """A writer of a position; taking it ends whatever an earlier one had open."""
-        return TransactionalWriter(self.pipelines.kafka, self.pipelines.transactional_id(key), self.pipelines.positions_topic, key)
+        pipelines = self.pipelines
+        return TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key, deadline_s=deadline_s)
 
     def group(self, pipeline: str) -> str:
         """The consumer group that shows a pipeline's lag."""
@@ -256,15 +260,17 @@ class Positions:
 
         Else a retention that deletes these would leave a position before the first offset, as if records had been lost. ``ends`` are those
         of the last finished batches; None where there was none.
-        Returns those that it could look at: not where the topic is gone, or Kafka does not answer. Raises Unavailable.
+        Returns those that it could look at: not where the topic is gone, or Kafka does not answer, nor, once that takes long, the others:
+        the driver has more to do. Raises Unavailable.
         """
+        deadline = time.monotonic() + PASSED_WITHIN_S
         stored = self.stored(IDLE_TIMEOUT_S)
         found = {claim: at for claim in ends if (at := stored.get(claim.key)) is not None and at.owner == claim.owner}
         behind = {claim: at for claim, at in found.items() if at.offset != ends[claim]}
         ids = self.topics.ids({claim.topic for claim in behind})
         there = {claim: at for claim, at in behind.items() if ids.get(claim.topic) == claim.topic_id}
         with ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
-            passed = dict(zip(there, pool.map(self._pass_over, there, there.values()), strict=True))
+            passed = dict(zip(there, pool.map(partial(self._pass_over, deadline), there, there.values()), strict=True))
         return [claim for claim in ends if claim not in behind or passed.get(claim)]
 
     def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
@@ -360,11 +366,13 @@ class Positions:
         topic, partition = source
         return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
 
-    def _pass_over(self, claim: Claim, at: Position) -> bool:
+    def _pass_over(self, deadline: float, claim: Claim, at: Position) -> bool:
+        if time.monotonic() > deadline:
+            return False
         try:
             if (record := self._next_record(at)) > at.offset:
-                with suppress(PositionMoved):  # then it is not idle
-                    self.move(claim.key, at, replace(at, offset=record), {})
+                with suppress(PositionMoved), closing(self.writer(claim.key, IDLE_TIMEOUT_S)) as writer:  # moved: then it is not idle
+                    writer.write([], at, replace(at, offset=record))
         except Unavailable as error:
             log.warning("the position of an idle source stays behind the ends of transactions this time", key=claim.key, error=str(error))
             return False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from bascule.core.errors import Unavailable
 from bascule.kafka import transactional
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.kafka.transactional import Output, TransactionalWriter, end_open_transactions
 
 BEFORE = Position("t", "id", 0, 0)
 AFTER = Position("t", "id", 0, 2)
@@ -60,3 +63,38 @@ def test_records_and_positions_wait_for_room_in_the_client(monkeypatch: pytest.M
     writer.write([Output("a", None, b"", []), Output("b", None, b"", [])], BEFORE, AFTER, {"other": None})
     assert client.written == ["a", "b", "positions", "positions"]
     assert client.committed
+
+
+class Silent:
+    """A client of a Kafka that does not answer."""
+
+    def __init__(self, waits_s: list[float]) -> None:
+        self._waits_s = waits_s
+
+    def list_topics(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def init_transactions(self, timeout_s: float) -> None:
+        self._waits_s.append(timeout_s)
+        time.sleep(timeout_s)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s: list[float] = []
+    monkeypatch.setattr(transactional, "Producer", lambda *_, **__: Silent(waits_s))
+    monkeypatch.setattr(transactional, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(transactional, "ENDED_WITHIN_S", 0.25)
+    began_s = time.monotonic()
+    end_open_transactions({}, map(str, range(1000)))
+    assert time.monotonic() - began_s < 5  # one after the other, eight at once, it were 12.5 s
+    assert 0 < len(waits_s) < 100
+
+
+def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional, "Producer", lambda *_, **__: Silent([]))
+    monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable, match="no transaction can be started"):
+        TransactionalWriter({}, "id", "positions", "key", deadline_s=0.2).write([], BEFORE, AFTER)
+    assert time.monotonic() - began_s < 5
