@@ -21,7 +21,8 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
-from bascule.client.session import ExceptionListener, OnDone, SessionState
+from bascule.client.sends import OnDone
+from bascule.client.session import ExceptionListener, SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S
 from bascule.client.url import Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp.performatives import ACCEPTED, Rejected
 from bascule.client.destination import Destination, TemporaryQueue
-from bascule.client.errors import ConnectionLost, IllegalState, MessageRefused, TimedOut, TransactionRolledBack
-from bascule.client.links import FAILED, UNDELIVERABLE, Arrived, ConsumerState, SenderState, Sending, Subscription
-from bascule.client.message import Body, Message, SendOptions, encode, stamp
+from bascule.client.errors import ConnectionLost, IllegalState, TimedOut, TransactionRolledBack
+from bascule.client.links import FAILED, UNDELIVERABLE, Arrived, ConsumerState, Subscription
+from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
+from bascule.client.sends import Sends, now_ms
 from bascule.client.session_links import Acknowledge
-from bascule.client.transactions import Transactions
 from bascule.core.errors import BasculeError
 from bascule.jms.message import decode_message
 from bascule.jms.sections import MalformedMessage
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Messages on their way to the broker, unanswered: enough to hide a round trip, little to send again.
-SEND_WINDOW: Final = 1000
-#: Links to destinations that a context keeps for its next message there.
-SENDERS_MAX: Final = 32
 #: What a browser asks for at once.
 BROWSE_AHEAD: Final = 100
 #: A broker may end a drain before its browser has looked at the queue again (Artemis does, rarely): the end is asked for twice.
@@ -39,13 +34,7 @@ FOREVER: Final = float("inf")
 #: Between an error of what listeners need and the next attempt: a broker may say no as often as it is asked.
 LISTENERS_REST_S: Final = 1.0
 
-OnDone = Callable[[Message, BasculeError | None], None]
 ExceptionListener = Callable[[BasculeError], None]
-
-
-def now_ms() -> int:
-    """The time that messages carry, in ms since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 class Asked:
@@ -56,7 +45,7 @@ class Asked:
         self.answer: Message | None = None
 
 
-class SessionState(Transactions):
+class SessionState(Sends):
     """One session: what a context sends, receives and acknowledges.
 
     ``acknowledging`` is how a message's own ``acknowledge`` gets here, through the face's lock.
@@ -72,98 +61,7 @@ class SessionState(Transactions):
         self.listeners_next = True  # listeners get another message
         self._rest_until_s = 0.0  # of listeners
 
-    # --- sending -----------------------------------------------------------------------------------------------------------------
-
-    def send(
-        self,
-        destination: Destination,
-        content: Message | Body,
-        options: SendOptions,
-        until_s: float,
-        *,
-        wait: bool = True,
-        repeat: bool = False,
-        on_done: OnDone | None = None,
-    ) -> Operation[Message]:
-        """Send a message; with ``wait`` return when the broker has it, in a transaction at once. Raises as Producer.send does."""
-        self.check()
-        message = Message.of(content)
-        transaction = self.transaction
-        if not (repeat and message.message_id):
-            stamp(message, destination, options, self.core.message_id(), now_ms())
-        if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
-            raise MessageRefused("this broker does not offer delivery delay")
-        data = encode(message)
-        if transaction is not None:
-            yield from self._declare(transaction, until_s)
-        yield from self.core.until(lambda: self.unanswered < SEND_WINDOW, "send", until_s)
-        sender = yield from self._sender(destination, until_s)
-        if sender.error is not None:
-            raise type(sender.error)(*sender.error.args)
-        if transaction is not None:
-            transaction.check()
-        sending = Sending(message, data, sender, transaction)
-        sending.on_done = on_done
-        sender.put(sending)
-        if wait and transaction is None:
-            yield from self._await_answer(sending, until_s)
-        return message
-
-    def _await_answer(self, sending: Sending, until_s: float) -> Operation[None]:
-        message_id = sending.message.message_id
-        try:
-            yield from self.core.until(lambda: sending.done, f"send {message_id}", until_s)
-        except TimedOut as error:
-            if self._withdrawn(sending):
-                raise TimedOut(f"{error}; the message was not sent") from None
-            raise TimedOut(f"{error}; whether the broker has stored it is not known: repeat() it, under the same id") from None
-        except BaseException:
-            self._withdrawn(sending)
-            raise
-        if sending.error is not None:
-            raise type(sending.error)(*sending.error.args)
-
-    def _sender(self, destination: Destination, until_s: float) -> Operation[SenderState]:
-        key = (destination.kind, destination.name)
-        if key not in self.senders:
-            yield from self._evict(until_s)
-        known = self.senders.pop(key, None)
-        sender = known or SenderState(self, destination, self.core.link_name("sender"))
-        self.senders[key] = sender  # the one used last is the last to go
-        if known is None and self.core.opened:
-            sender.attach()
-        if known is None or (self.core.up and not sender.decided):  # else it sends once there is a connection
-            sender.waiting += 1
-            try:
-                yield from self.core.until(lambda: sender.decided, f"send to {destination.name}", until_s)
-            finally:
-                sender.waiting -= 1
-                self._drop_unused(sender)
-            self.check()
-        return sender
-
-    def _drop_unused(self, sender: SenderState) -> None:
-        """Do not attach what nobody waits for any more. Other tasks may: the last one to give up closes it."""
-        if not sender.decided and sender.idle:
-            sender.close()
-            self.forget(sender)
-
-    def _withdrawn(self, sending: Sending) -> bool:
-        """Forget about a message; whether it has certainly not been sent."""
-        withdrawn = sending.sender.withdraw(sending)
-        self._drop_unused(sending.sender)
-        return withdrawn
-
-    def _evict(self, until_s: float) -> Operation[None]:
-        if len(self.senders) >= SENDERS_MAX:
-            oldest = next((each for each in self.senders.values() if each.attached and each.idle), None)
-            if oldest is not None:
-                del self.senders[oldest.key]
-                yield from self._detach(oldest, until_s)
-
-    def flush(self, until_s: float) -> Operation[None]:
-        """Return when everything sent so far has its answer."""
-        yield from self.core.until(lambda: not self.unanswered, "flush", until_s)
+    # --- requests ----------------------------------------------------------------------------------------------------------------
 
     def request(self, destination: Destination, content: Message | Body, options: SendOptions, until_s: float) -> Operation[Message]:
         """Send a message with a temporary queue to answer to, and return the answer. Raises TimedOut, ConnectionLost."""
