@@ -24,6 +24,8 @@ PURGE_TIMEOUT_S = 1.0
 READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0
+#: What was done about that may have failed: Kafka was not there, or busy.
+HELD_UP_AGAIN_S = 3.0
 #: For so long at least a deletion can be read before compaction takes it away (``delete.retention.ms``).
 DELETIONS_KEPT_S = 3600.0
 
@@ -201,7 +203,7 @@ class TableReader:
     ) -> dict[bytes, Stored]:
         """All that was stored when the call began: up to the high watermark, not only to the last stable offset.
 
-        An open transaction in the way is waited for; ``held_up`` is called when that takes long, with what stands before it.
+        An open transaction in the way is waited for; ``held_up`` is called while that takes long, with what stands before it.
         Raises Unavailable when the end is not reached in time.
         """
         deadline = time.monotonic() + timeout_s
@@ -249,7 +251,7 @@ class TableReader:
         while any(self._reached[partition] < end for partition, end in ends.items()):
             if held_up is not None and time.monotonic() > patient_until:
                 held_up(self._table)
-                held_up = None
+                patient_until = time.monotonic() + HELD_UP_AGAIN_S
             message = self._consumer.poll(min(HELD_UP_S, max(0.0, deadline - time.monotonic())))
             if message is not None:
                 self._take(message)

@@ -25,6 +25,7 @@ class Topic:
         self.now_s = time.time()
         self.read: list[int] = []
         self.reading: Callable[[], None] = lambda: None
+        self.held: Callable[[], bool] = lambda: False
         self._records: dict[int, tuple[bytes, bytes | None]] = {}
         self._end = self._next = 0
         monkeypatch.setattr("bascule.kafka.compacted.Consumer", lambda _: self)
@@ -49,6 +50,8 @@ class Topic:
 
     def poll(self, _timeout_s: float) -> Any:
         self.reading()
+        if self.held():
+            return None
         offset = next((each for each in self._records if each >= self._next), self._end)
         key, value = self._records.get(offset, (b"", None))
         self._next = min(offset + 1, self._end)
@@ -195,3 +198,16 @@ class Broken:
 
     def flush(self, _timeout_s: float) -> int:
         return 0
+
+
+def test_who_is_held_up_by_an_open_transaction_says_so_until_it_is_over(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HELD_UP_S", "HELD_UP_AGAIN_S"):
+        monkeypatch.setattr(f"bascule.kafka.compacted.{name}", 0.0)
+    told: list[dict[bytes, compacted.Stored]] = []
+    topic.append(b"a", b"1")
+    reader = TableReader({}, "table", [0])
+    reader.read(SOON_S)
+    topic.append(b"b", b"2")
+    topic.held = lambda: len(told) < 3  # what is done about it fails twice
+    assert sorted(reader.read(SOON_S, lambda table: told.append(dict(table)))) == [b"a", b"b"]
+    assert [sorted(table) for table in told] == [[b"a"]] * 3
