@@ -5,13 +5,14 @@ Without the broker's doing (bascule.server.coordinator) the client processes mes
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 from tests.scenarios.conftest import Connect
 
-from bascule.testing.proxy import Proxy
+from bascule.testing.proxy import RECEIVE_BYTES, Proxy
 from bascule.testing.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
 from bascule.testing.system import System, failover, wait_for
 
@@ -20,6 +21,23 @@ BATCH = 10
 #: A message that is there arrives within, also after an interruption.
 SOON_S = 20.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
+#: How a client begins a transaction: a described list, in a message.
+DECLARE = b"\x00\x53\x31"
+
+
+class LosesADeclare(Proxy):
+    """Ends the connection on which a client begins a transaction, once, and before the broker hears of it."""
+
+    armed = False
+
+    def _carry_requests(self, client: socket.socket, broker: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(RECEIVE_BYTES):
+                if self.armed and DECLARE in data:
+                    self.armed = False
+                    break
+                broker.sendall(data)
+        self._end(client, broker)
 
 
 def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:
@@ -165,3 +183,22 @@ def test_a_rollback_that_no_interruption_came_before_leaves_the_connection_alone
     session.rollback()
     assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
     assert connection.events() == []
+
+
+def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_back_where_its_requests_have_a_limit(
+    connect_to: Connect, system: System, name: str, queue: str
+) -> None:
+    """Without ``jms.requestTimeout`` it waits for ever for the answer to that Declare, and connects no more."""
+    connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
+    with LosesADeclare(system.port) as proxy:
+        connection = connect_to(failover(proxy.url) + "&jms.requestTimeout=2000")
+        session = connection.session("TRANSACTED")
+        consumer = session.consumer(queue)
+        assert len(consumer.receive_many(3)) == 3
+        proxy.armed = True
+        proxy.cut()
+        wait_for(lambda: not proxy.armed, "the Declare of the recovered session")
+        wait_restored(connection)
+        end(session, "rollback")
+        assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
+    assert system.depth(name) == 0

@@ -27,6 +27,9 @@ LOOK_S = 0.25
 #: A broker answers in milliseconds, or is busy starting, or stands still.
 LOOK_TIMEOUT_S = 1.0
 HEAL_S = 600.0
+#: For a Java client that loses its connection a second time while it recovers (docs/guides/jms-clients.md): longer than any fault keeps
+#: all brokers away, for what waits longer fails.
+REQUEST_TIMEOUT_MS: Final = 180_000
 #: What ends a broker or driver by design.
 NO_KAFKA: Final = "Kafka was away while it started"
 
@@ -169,7 +172,7 @@ class Site:
     @property
     def url(self) -> str:
         """For clients that turn to whichever broker serves, in the words of Qpid JMS."""
-        return FAILOVER.format(self._urls)
+        return f"{FAILOVER.format(self._urls)}&jms.requestTimeout={REQUEST_TIMEOUT_MS}"
 
     @property
     def python_url(self) -> str:
