@@ -101,23 +101,22 @@ class Housekeeping:
         self._stored: set[int] = set()  # mids that are there
         self._first = True
         self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
-        self._records = 0
+        self._records = 0  # stored in this epoch
         self._size_bytes = 0
-        self._all_records = 0
-        self._all_bytes = 0
+        self._tried = (0, 0)  # as many when a snapshot was last begun
+        self._kept = (engine.journaling.epoch, 0, 0)  # offset of the last snapshot, and as many when it was taken; before it, of the start
         self._task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
         self._busy = False
         self._pins = Pins(place)
         self._found: list[Pin] = []  # as of the last snapshot
         self._trouble = ""  # why there was none the last time
-        self._snapshot_at = ("", engine.journaling.epoch)  # of the last one: its id and offset; before the first, the epoch's start
 
     @property
     def pins(self) -> list[Pin]:
         """What the journal is kept for, as of the last snapshot, and what came since."""
-        name, offset = self._snapshot_at
+        offset, records, size_bytes = self._kept
         reason = self._trouble or "what came since is in no snapshot yet"
-        return [*self._found, Pin(Keeper.SNAPSHOT, name, offset, self._records, self._size_bytes, reason)]
+        return [*self._found, Pin(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
 
     def appended(self, size_bytes: int) -> None:
         """A record is stored; when there are enough, a round begins."""
@@ -127,7 +126,8 @@ class Housekeeping:
             self._task = self._loop.create_task(self.rounds())
 
     def _due(self) -> bool:
-        return self._records >= self.place.snapshot_records or self._size_bytes >= SNAPSHOT_BYTES
+        records, size_bytes = self._tried
+        return self._records - records >= self.place.snapshot_records or self._size_bytes - size_bytes >= SNAPSHOT_BYTES
 
     async def rounds(self) -> None:
         """Snapshot, announce it, forget the older ones, trim; once more for what came meanwhile, after which nothing may come."""
@@ -186,9 +186,7 @@ class Housekeeping:
             self._first = False
         taken = snapshots.take(engine, self._offsets)
         crash.point("snapshot.taken")
-        self._all_records += self._records
-        self._all_bytes += self._size_bytes
-        self._records = self._size_bytes = 0
+        self._tried = self._records, self._size_bytes
         if self._stored:
             taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
         moved = snapshots.pinning(engine, taken, self._sequences[0])
@@ -209,7 +207,7 @@ class Housekeeping:
         await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
-        self._snapshot_at = (taken.id, taken.next_offset)
+        self._kept = taken.next_offset, *self._tried
         return taken
 
     # -- trimming, off the loop ----------------------------------------------------------------------------------------
@@ -218,7 +216,7 @@ class Housekeeping:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
         place = self.place
         journal = TopicHistory(place.kafka, place.topic, place.partition)
-        mean_bytes = self._all_bytes / self._all_records if self._all_records else 0.0
+        mean_bytes = self._size_bytes / self._records if self._records else 0.0
         self._found = self._pins.found(taken, self._retained(journal), held, mean_bytes)
         kept = [pin.offset for pin in self._found if not pin.released]
         self._trim_to(journal, place.topic, place.partition, min([taken.next_offset, *kept]))

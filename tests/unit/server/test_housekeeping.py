@@ -50,6 +50,19 @@ def test_an_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
     asyncio.run(late())
 
 
+def test_records_that_are_in_no_snapshot_count_on_when_one_is_not_stored() -> None:
+    async def failing() -> None:
+        housekeeping = housekeeping_of(BrokerInMemory(), Snapshots())
+        for _ in range(2):
+            for _ in range(10):
+                housekeeping.appended(3)
+            await housekeeping.rounds()  # its announcement is not stored in time
+        housekeeping.appended(3)
+        assert [(pin.name, pin.records, pin.bytes) for pin in housekeeping.pins] == [("", 21, 63)]
+
+    asyncio.run(failing())
+
+
 def test_what_came_during_a_round_has_one_of_its_own_though_nothing_comes_after_it() -> None:
     async def burst() -> None:
         broker, snapshots = BrokerInMemory(), Snapshots()

@@ -11,9 +11,8 @@ import pytest
 
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
 from bascule.core.destination import Routing
-from bascule.core.topics import MESSAGE_BYTES_MAX
+from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
-from bascule.kafka.log import RECORD_BYTES_MAX
 from bascule.server import ingress
 from bascule.server.ingress import CHUNK_BYTES, CHUNKS_MAX, IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
