@@ -59,10 +59,8 @@ def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, 
         back = max(first, end - LOOK_BACK_RECORDS)
         epoch = max(map(_epoch, history.records(back, end)), default=-1)
         if epoch >= max(start, first):
-            began = next(history.records(epoch, epoch + 1), None)
-            if began is None:
-                break  # trimmed since, and all before it
-            found[epoch] = exclusive_of(_value(began))
+            for began in history.records(epoch, epoch + 1):
+                found[epoch] = exclusive_of(_value(began))
             end = epoch
         elif epoch < 0:
             end = back  # foreign records, all of them

@@ -101,7 +101,7 @@ class TopicHistory:
         return self.latest() if found < 0 else found
 
     def records(self, start: int, end: int, *, committed: bool = False) -> Iterator[Message]:
-        """The records from ``start`` up to ``end`` (not included), as far as they are there."""
+        """The records from ``start`` up to ``end`` (not included). Raises Unavailable also where ``start`` is not there any more."""
         if start >= end:
             return
         consumer = Consumer(
