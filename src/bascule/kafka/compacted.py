@@ -20,7 +20,7 @@ from bascule.kafka.log import APPEND_SETTINGS, POLL_S, patient
 APPEND_TIMEOUT_S = 30.0
 #: What is given up is told so at once, Kafka or not.
 PURGE_TIMEOUT_S = 1.0
-#: A transaction that was left open ends after ``transaction.timeout.ms`` at the latest: wait somewhat longer than that.
+#: A transaction that was left open ends after ``transaction.timeout.ms``, 30 s but for a second try: wait somewhat longer than that.
 READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0

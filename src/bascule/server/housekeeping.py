@@ -146,12 +146,12 @@ class Housekeeping:
             self._trouble = ""
         except TimeoutError:
             self._trouble = "no snapshot this time: its announcement is not stored yet"
-        except BasculeError as error:
+            log.warning("%s", self._trouble)
+        except Exception as error:
             self._trouble = f"housekeeping: {error}"
+            log.warning("%s", self._trouble, exc_info=not isinstance(error, BasculeError))
         finally:
             self._busy = False
-        if self._trouble:
-            log.warning("%s", self._trouble)
 
     async def _rounds(self) -> None:
         await self._round()

@@ -6,6 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from bascule.core.errors import Unavailable
 from bascule.server.housekeeping import Housekeeping
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
@@ -59,6 +62,30 @@ def test_records_that_are_in_no_snapshot_count_on_when_one_is_not_stored() -> No
             await housekeeping.rounds()  # its announcement is not stored in time
         housekeeping.appended(3)
         assert [(pin.name, pin.records, pin.bytes) for pin in housekeeping.pins] == [("", 21, 63)]
+
+    asyncio.run(failing())
+
+
+@pytest.mark.parametrize("fault", [Unavailable("Kafka is away"), ValueError("a fault of ours")])
+def test_whatever_a_round_fails_of_is_said_and_the_next_one_tries_again(fault: Exception) -> None:
+    async def failing() -> None:
+        broker, snapshots = BrokerInMemory(), Snapshots()
+        housekeeping = housekeeping_of(broker, snapshots, append_timeout_s=60.0)
+        unchecked: Any = housekeeping
+        faults = [fault]
+
+        def trim(*_: object) -> None:
+            if faults:
+                raise faults.pop()
+
+        unchecked._trim = trim
+        for reason in (f"housekeeping: {fault}", "what came since is in no snapshot yet"):
+            rounds = asyncio.create_task(housekeeping.rounds())
+            while not rounds.done():
+                broker.settle()  # the announcement is stored
+                await asyncio.sleep(0)
+            await rounds
+            assert [pin.reason for pin in housekeeping.pins] == [reason]
 
     asyncio.run(failing())
 
