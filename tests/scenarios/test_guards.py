@@ -69,10 +69,10 @@ class Hand:
         topics.create(name, 1, settings)
         topics.await_visible([name])
 
-    def put(self, value: bytes, key: bytes = b"D") -> int:
+    def put(self, value: bytes, key: bytes = b"D", topic: str = "journal") -> int:
         offsets: list[int] = []
         producer = Producer(self.kafka)
-        producer.produce(f"{self.prefix}.journal", value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset() or 0))
+        producer.produce(f"{self.prefix}.{topic}", value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset() or 0))
         assert producer.flush(ADMIN_TIMEOUT_S) == 0
         return offsets[0]
 
@@ -257,6 +257,16 @@ def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: 
     assert told in system.broker.said()
     assert system.status()["gauges"]["journal_foreign_records"] == 1
     assert system.depth("orders") == 2
+
+
+@pytest.mark.parametrize("topic", ["snapshots", "store"])
+def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and_told(system: System, hand: Hand, topic: str) -> None:
+    send(system, "one")
+    offset = hand.put(b"somebody's own", b"somebody's key", topic)
+    system.broker.stop()
+    system.broker.start()
+    assert f"{topic} {system.prefix}.{topic}, offset {offset}: foreign record passed over" in system.broker.said()
+    assert system.depth("orders") == 1
 
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])

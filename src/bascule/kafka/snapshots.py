@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +14,13 @@ from confluent_kafka import KafkaException, Producer
 from bascule.core.errors import Unavailable
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 
+log = logging.getLogger(__name__)
+
 CHUNK_BYTES = 900_000
 #: Beside the snapshots: the id of the journal's topic.
 JOURNAL_KEY = b"journal"
+#: Epoch and sequence of a snapshot, and which chunk of it.
+_CHUNK_KEY = re.compile(rb"\d+-\d+/(\d+|head)")
 
 
 class SnapshotStore:
@@ -33,11 +39,13 @@ class SnapshotStore:
         try:
             reader.seek(reader.range()[0])
             for message in reader.to_end():
-                key, value = message.key(), message.value()
-                if key is not None and value is not None:
-                    chunks[bytes(key)] = bytes(value)
-                elif key is not None:
-                    chunks.pop(bytes(key), None)
+                key, value = bytes(message.key() or b""), message.value()
+                if key != JOURNAL_KEY and not _CHUNK_KEY.fullmatch(key):
+                    log.error("snapshots %s, offset %s: foreign record passed over", self._topic, message.offset())
+                elif value is None:
+                    chunks.pop(key, None)
+                else:
+                    chunks[key] = bytes(value)
         finally:
             reader.close()
         self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()

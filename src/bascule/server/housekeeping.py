@@ -66,7 +66,11 @@ class StoredMessages:
         try:
             reader.seek(max(reader.range()[0], self._next_offset))
             for message in reader.to_end():
-                mid, value = int(message.key() or b""), message.value()
+                key, value = bytes(message.key() or b""), message.value()
+                if not key.isdigit():
+                    log.error("store %s, offset %s: foreign record passed over", self._topic, message.offset())
+                    continue
+                mid = int(key)
                 if value is None:
                     self._mids.discard(mid)
                 else:
