@@ -30,7 +30,8 @@ SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 SERVICE_TIMEOUT_S = 300
 #: In the environment of every process of a run, and so in that of every descendant.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
-LEAVE_TIMEOUT_S = 10.0
+#: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
+LEAVE_TIMEOUT_S = 60.0
 #: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
@@ -39,6 +40,15 @@ _numbers = itertools.count(1)
 # How fast the machine is decides no test.
 settings.register_profile("bascule", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bascule")
+
+
+def pytest_configure() -> None:
+    """Of several processes of a run each chooses ports from a share of its own: that of a broker is free to the others while it is dead."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        first, count = process.LASTING_PORT_MIN, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        share = max(0, process._first_passing_port() - first) // count
+        first += int(worker.removeprefix("gw")) % count * share
+        process.LASTING_PORT_MIN, process._first_passing_port = first, lambda: first + share
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from bascule.amqp.events import AttachConfirmed, Attached, ConnectionClosed, Det
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Modified, Rejected, Released, Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, AnonymousServer, PlainServer, SaslClient, SaslServer, password_check
+from bascule.embedded.process import free_port
 
 proton = pytest.importorskip("proton")
 from proton import Message  # noqa: E402
@@ -170,8 +171,7 @@ def test_our_client_talks_to_a_proton_server() -> None:
             self.ready = threading.Event()
 
         def on_start(self, event: Any) -> None:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self.port = free.getsockname()[1]
+            self.port = free_port()
             self.acceptor = event.container.listen(f"127.0.0.1:{self.port}")
             self.ready.set()
 
