@@ -13,7 +13,7 @@ ROOMS = ("attic", "cellar")
 
 
 async def warmest(consumer: AsyncConsumer) -> float:
-    return max([float(message.body["celsius"]) async for message in consumer.messages(timeout_s=1.0)])
+    return max([float(message.body["celsius"]) async for message in consumer.messages(timeout_s=3.0)])
 
 
 async def main(url: str) -> None:

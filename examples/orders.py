@@ -20,7 +20,7 @@ def main(url: str) -> None:
         print(f"{stored} stored")
 
         with context.consumer(QUEUE, selector="region = 'EU'") as consumer:
-            for message in consumer.messages(timeout_s=2.0):
+            for message in consumer.messages(timeout_s=3.0):
                 print(message.body, message.properties)
                 message.acknowledge()
 
