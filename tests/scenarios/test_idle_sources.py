@@ -15,6 +15,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.history import LagMirror, TopicHistory
 from bascule.kafka.positions import Position, PositionLost, position_key
 from bascule.kafka.transactional import PositionMoved
+from bascule.pipelines import positions as module
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
@@ -70,7 +71,9 @@ class Source:
 
 
 @pytest.fixture
-def source(kafka: EmbeddedKafka, topic_prefix: str) -> Source:
+def source(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Source:
+    for limit in ("IDLE_TIMEOUT_S", "PASSED_WITHIN_S"):  # here nobody else has to be looked after
+        monkeypatch.setattr(module, limit, 60.0)
     return Source(kafka, topic_prefix)
 
 

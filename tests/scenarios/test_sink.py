@@ -45,4 +45,4 @@ def test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing
     options = {"id": "w", "address": "q", "prefix": topic_prefix}
     DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS).commit([Encoded((), "query")], 0)
     made = topics.partitions().keys() - before
-    assert made - {"__transaction_state"} == {f"{topic_prefix}.positions", f"{topic_prefix}.ingress"}
+    assert made - {"__transaction_state", "__consumer_offsets"} == {f"{topic_prefix}.positions", f"{topic_prefix}.ingress"}

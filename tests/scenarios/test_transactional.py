@@ -122,12 +122,12 @@ def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
     kafka: EmbeddedKafka, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 12
-    monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", DELAY_S * count / 2)
     with KafkaProxy(kafka.port) as proxy:
         settings = {"bootstrap.servers": proxy.bootstrap, "batch.num.messages": 1}
         names = place.pipelines.transactional_id(KEY), place.pipelines.positions_topic, KEY
         with closing(TransactionalWriter(settings, *names)) as writer:
             assert writer.current() == BEGIN
+            monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", DELAY_S * count / 2)
             proxy.inject(Api.PRODUCE, Action.DELAY, times=count)
             writer.write(place.outputs(*map(str, range(count))), BEGIN, MIDDLE)
         assert proxy.passed[Api.INIT_PRODUCER_ID] == 1  # not a second try
