@@ -14,17 +14,18 @@ from tests.scenarios.sparkless import Bridge, without_spark
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import PositionLost
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
-from bascule.testing.system import System, paused, wait_for
+from bascule.testing.system import WAIT_S, System, paused, wait_for
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
@@ -86,6 +87,12 @@ def system(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 @pytest.fixture
 def hand(system: System) -> Hand:
     return Hand(system.bootstrap, system.prefix)
+
+
+@pytest.fixture
+def tidying(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
+    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config="[journal]\nsnapshot_records = 100\nretention_s = 0") as running:
+        yield running
 
 
 def send(system: System, text: str) -> None:
@@ -303,26 +310,61 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
     assert f"error: journal {system.prefix}.journal was deleted and created again" in said
 
 
-def test_an_ingress_topic_that_is_shorter_than_what_was_taken_of_it_is_not_read_on(system: System, hand: Hand) -> None:
-    send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message("from Kafka"))
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown"])
+@pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
+def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_owner_says_so(
+    tidying: System, at_work: bool, grown: bool
+) -> None:
+    system, hand = tidying, Hand(tidying.bootstrap, tidying.prefix)
+    topic = f"{hand.prefix}.ingress"
+    journal = TopicHistory(hand.kafka, f"{hand.prefix}.journal", 0)
     producer = Producer(hand.kafka)
 
-    def bring() -> None:
-        producer.produce(f"{hand.prefix}.ingress", ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
+    def bring(*texts: str) -> None:
+        for text in texts:
+            send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message(text))
+            producer.produce(topic, ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
         assert producer.flush(ADMIN_TIMEOUT_S) == 0
 
-    send(system, "one")
-    for _ in range(3):
-        bring()
-    wait_for(lambda: system.depth("orders") == 4, "what came from Kafka")
-    system.broker.stop()
+    def trimmed_behind(offset: int) -> bool:
+        with connect(system.url) as context, context.consumer(Queue("other")) as consumer:
+            for _ in range(60):
+                context.send(Queue("other"), "JMS goes on")
+                assert consumer.receive(WAIT_S) is not None
+        return journal.earliest() > offset
+
+    def status() -> str:
+        return str(system.status()["reason"])
+
+    bring("a", "b", "c")
+    wait_for(lambda: system.depth("orders") == 3, "what came from Kafka")
+    with pytest.raises(InvalidInput, match=f"{topic} is the topic that it was"):
+        system.act("ingress/begin-anew")
+    if not at_work:
+        system.broker.kill()  # there is no snapshot
     hand.create_anew("ingress")
-    bring()
+    anew = ["A", "B", "C", "D"] if grown else ["A"]
+    bring(*anew)
+    if not at_work:
+        system.broker.start()
+    wait_for(lambda: "stands still" in status(), "the tail to stand still")
+    for said in (status(), system.broker.said()):
+        assert f"ingress {topic} stands still: it was deleted and created again" in said
+    wait_for(lambda: trimmed_behind(0), "the journal to be trimmed")
+    end = journal.latest()
+    wait_for(lambda: trimmed_behind(end), "the journal to be trimmed once more")
+    assert TopicHistory(hand.kafka, topic, 0).earliest() == 0
+    system.broker.restart()  # from a snapshot
+    wait_for(lambda: "stands still" in status(), "the tail to stand still")
+    assert system.act("ingress/begin-anew") == {"begun anew": topic}
+    bring("E")
+    wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")
+    assert status() == ""
+    system.broker.kill()
     system.broker.start()
-    wait_for(lambda: "stands still" in system.broker.said(), "the tail to stand still")
-    assert f"{hand.prefix}.ingress ends at offset 1, and 3 was to be read" in system.broker.said()
-    assert system.depth("orders") == 4
-    for _ in range(5):
-        bring()
-    send(system, "JMS goes on")
-    assert system.depth("orders") == 5
+    bring("F")
+    wait_for(lambda: system.depth("orders") == 5 + len(anew), "what comes later")
+    with connect(system.url) as context:
+        consumer = context.consumer(ORDERS)
+        found = [consumer.receive(WAIT_S) for _ in range(5 + len(anew))]
+    assert [message and message.body for message in found] == ["a", "b", "c", *anew, "E", "F"]

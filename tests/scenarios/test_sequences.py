@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import re
 import threading
 import time
 from collections.abc import Callable

@@ -45,11 +45,13 @@ from bascule.jms.annotate import (
 from bascule.jms.sections import MalformedMessage, Scan, application_property, group_of
 from bascule.journal.records import (
     MESSAGES_PER_RECORD_MAX,
+    Op,
     Send,
     SendFlag,
     Target,
     encode_diverts,
     ingress_entry,
+    json_entry,
     routed_send_entry,
     send_entry,
 )
@@ -69,6 +71,7 @@ class Engine(Destinations):
         self.windows = DuplicateWindows(self._window_limits)
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
+        self.ingress_topic_id = ""  # of the topic that they are positions of, once that is confirmed
         self.transactions: dict[bytes, Transaction] = {}
         self.branches = Branches()
         self.stalled: JournalUnavailable | None = None
@@ -444,6 +447,15 @@ class Engine(Destinations):
         self.journaling.add(ingress_entry(partition, next_offset))
         self.journaling.part()
         self.journaling.then(self.confirmed_ingress.__setitem__, partition, next_offset)
+
+    def ingress_is(self, topic_id: str, positions: dict[int, int]) -> None:
+        """``bascule.ingress`` is the topic with this id from now on, of which all before these positions has been taken."""
+        self.ingress_positions = positions
+        self.journaling.add(json_entry(Op.INGRESS_TOPIC, {"id": topic_id, "positions": sorted(positions.items())}))
+        self.journaling.then(self._ingress_is, topic_id, dict(positions))
+
+    def _ingress_is(self, topic_id: str, positions: dict[int, int]) -> None:
+        self.ingress_topic_id, self.confirmed_ingress = topic_id, positions
 
     def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
         routing = Routing(send.routing)

@@ -65,6 +65,7 @@ class Loader:
         self.first_offset = snapshot.first_offset()
         engine.next_queue_id = snapshot.next_queue_id
         engine.ingress_positions = dict(snapshot.ingress)
+        engine.ingress_topic_id = snapshot.ingress_topic_id
         for content, mids, counts in zip(snapshot.queues, snapshot.mids, snapshot.counts, strict=True):
             reserved_mid = content.pop("reserved")
             queue = self._add(self._described(content))
@@ -183,6 +184,9 @@ class Loader:
         elif op == Op.INGRESS:
             partition, next_offset = decode_ingress(value, start)
             engine.ingress_positions[partition] = next_offset
+        elif op == Op.INGRESS_TOPIC:
+            content = decode_json(value, start, end)
+            engine.ingress_topic_id, engine.ingress_positions = content["id"], dict(content["positions"])
         elif op == Op.SNAPSHOT:
             if self.snapshot is not None and decode_json(value, start, end)["id"] == self.snapshot.id:
                 self.announced = True

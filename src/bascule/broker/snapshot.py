@@ -40,6 +40,7 @@ class Snapshot:
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
     windows: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)  # mids, ascending, whose messages are in the store: below all others
+    ingress_topic_id: str = ""  # not known to older ones
     branches: bytes = b""  # PREPARED and ENDED entries; the former whole, so that they keep nothing of the journal
 
     @property
@@ -77,7 +78,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
         dict(engine.confirmed_ingress),
         windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
-        branches=engine.branches.entries(engine.clock()),
+        ingress_topic_id=engine.ingress_topic_id, branches=engine.branches.entries(engine.clock()),
     )  # fmt: skip
     for queue in queues:
         held = [*queue.holds(), *uncommitted.get(queue, ())]
@@ -146,6 +147,7 @@ def encode(snapshot: Snapshot) -> bytes:
         "version": SNAPSHOT_VERSION, "epoch": snapshot.epoch, "sequence": snapshot.sequence, "next_offset": snapshot.next_offset,
         "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
         "queues": snapshot.queues, "ingress": sorted(snapshot.ingress.items()),
+        "ingress_topic_id": snapshot.ingress_topic_id,
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
         "stored": len(snapshot.stored), "branches": len(snapshot.branches),
         "windows": [[address, len(pairs)] for address, pairs in snapshot.windows.items()],
@@ -173,6 +175,7 @@ def decode(data: bytes) -> Snapshot:
         snapshot = Snapshot(
             head["epoch"], head["sequence"], head["next_offset"], head["next_queue_id"],
             OffsetMap(head["starts"], head["deltas"]), head["queues"], dict(head["ingress"]),
+            ingress_topic_id=head.get("ingress_topic_id", ""),
         )  # fmt: skip
         for mid_count, count_count in zip(head["mids"], head["counts"], strict=True):
             snapshot.mids.append(list(struct.unpack_from(f">{mid_count}Q", data, position)))

@@ -1,4 +1,4 @@
-"""Commands that act on a running broker: ``queue``, ``dead-letters``, ``subscription``, ``connection``, ``branch``."""
+"""Commands that act on a running broker: ``queue``, ``dead-letters``, ``subscription``, ``connection``, ``branch``, ``ingress``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ dead_letters = typer.Typer(help="Messages that could not be delivered.", no_args
 subscriptions = typer.Typer(help="Subscriptions of topics.", no_args_is_help=True)
 connections = typer.Typer(help="Connections of clients.", no_args_is_help=True)
 branches = typer.Typer(help="Branches of transactions over several resources, where their manager is gone.", no_args_is_help=True)
+
+ingresses = typer.Typer(help="What ingresses bring to the broker.", no_args_is_help=True)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
@@ -37,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(subscriptions, name="subscription")
     app.add_typer(connections, name="connection")
     app.add_typer(branches, name="branch")
+    app.add_typer(ingresses, name="ingress")
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], output: Format) -> None:
@@ -221,3 +224,12 @@ def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOp
 def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Drop what is remembered of a branch that was ended here; `bascule xa forget` does so, too."""
     _done(Admin(admin, config).act("branches/forget", xid=xid), output)
+
+
+# -- ingresses ---------------------------------------------------------------------------------------------------------
+
+
+@ingresses.command("begin-anew", epilog="Example:  bascule ingress begin-anew")
+def begin_ingress_anew(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Go on with all that `bascule.ingress` has, after it was deleted and created again: what was not taken of the old one is lost."""
+    _done(Admin(admin, config).act("ingress/begin-anew"), output)

@@ -53,7 +53,10 @@ class Topics:
         self._refusals: list[str] = []
         # Each failed connection is a line below that level.
         settings: dict[str, Any] = {"log_level": 2, **kafka, "error_cb": partial(_note, self._refusals)}
-        self._admin = AdminClient(settings)
+        try:
+            self._admin = AdminClient(settings)
+        except KafkaException as error:
+            raise Unavailable(f"no client to look at topics: {error}") from error
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
@@ -83,13 +86,20 @@ class Topics:
             raise Unavailable(f"Kafka does not answer: {error}") from error
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
-    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+    def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
+        """The id of a topic. Raises Unavailable, also where there is none."""
+        found = self.ids([topic], timeout_s)
+        if topic not in found:
+            raise Unavailable(f"there is no topic {topic}")
+        return found[topic]
+
+    def ids(self, topics: Iterable[str], timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
         """The id of each topic that exists; another topic of the same name has another id."""
         names = list(topics)
         if not names:
             return {}
         found: dict[str, str] = {}
-        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=ADMIN_TIMEOUT_S).items():
+        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
             try:
                 found[name] = str(future.result().topic_id)
             except KafkaException as error:

@@ -138,6 +138,14 @@ async def _forget(node: Node, xid: str) -> Answer:
     return {"forgotten": xid}
 
 
+async def _begin_ingress_anew(node: Node) -> Answer:
+    if node.tail is None:
+        raise Unavailable("the broker is starting")
+    await node.tail.begin_anew()
+    await _stored(node, node.engine)
+    return {"begun anew": node.settings.journal.topic("ingress")}
+
+
 def _nothing() -> None:
     """Whoever waits does so for the journal."""
 
@@ -190,4 +198,5 @@ ACTIONS: dict[str, Action] = {
     "branches/commit": Action(partial(_force, ending=Ending.FORCED_COMMIT), ("xid",)),
     "branches/rollback": Action(partial(_force, ending=Ending.FORCED_ROLLBACK), ("xid",)),
     "branches/forget": Action(_forget, ("xid",)),
+    "ingress/begin-anew": Action(_begin_ingress_anew),
 }

@@ -137,11 +137,7 @@ class Following:
         return self._id_now() != self.journal_id
 
     def _id_now(self) -> str:
-        topic = self._place.topic
-        found = Topics(self._place.kafka).ids([topic])
-        if topic not in found:
-            raise Unavailable(f"there is no topic {topic}")
-        return found[topic]
+        return Topics(self._place.kafka).id(self._place.topic)
 
     def _beginning(self, snapshot: Snapshot | None, stored: Mapping[int, bytes], first: int) -> Loader | None:
         try:

@@ -19,6 +19,7 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
+from bascule.kafka.admin import Topics
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Appender, Outgoing, trim
 from bascule.kafka.history import TopicHistory
@@ -224,6 +225,8 @@ class Housekeeping:
         self._found = self._pins.found(taken, self._retained(journal), held, mean_bytes)
         kept = [pin.offset for pin in self._found if not pin.released]
         self._trim_to(journal, place.topic, place.partition, min([taken.next_offset, *kept]))
+        if not taken.ingress or Topics(place.kafka).ids([place.ingress_topic]).get(place.ingress_topic) != taken.ingress_topic_id:
+            return  # of one that was created again nothing has been taken
         for partition, next_offset in taken.ingress.items():
             ingress = TopicHistory(place.kafka, place.ingress_topic, partition)
             self._trim_to(ingress, place.ingress_topic, partition, min(next_offset, self._retained(ingress)))

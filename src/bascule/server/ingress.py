@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -13,8 +14,10 @@ from typing import Any
 from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import CutOff, PartitionReader
 
 log = logging.getLogger(__name__)
@@ -25,8 +28,16 @@ CHUNK_BYTES = 256 * 1024
 CHUNKS_MAX = 8
 #: How long the reader waits for records before it looks whether it should end.
 READ_S = 0.1
+#: While nothing comes it is looked that often whether the topic is the one that it was: another one may have what is never read.
+LOOK_S = 5.0
+#: Kafka answers that in milliseconds, or it is asked again; whoever ends the epoch waits for it.
+ANSWER_S = 2.0
 
 Chunk = tuple[int, list[tuple[Send, bool]]]
+
+
+class CreatedAgain(BasculeError):
+    """The topic is not the one of which the positions are."""
 
 
 class IngressTail:
@@ -43,6 +54,12 @@ class IngressTail:
         self._read: deque[Chunk] = deque()  # and not taken yet
         self._ending = threading.Event()
         self._room = threading.Semaphore(CHUNKS_MAX)
+        self._topic_id = engine.ingress_topic_id  # "" until it is seen for the first time
+        self._looked_s = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="ingress-tail", daemon=True)
         self._thread.start()
 
@@ -51,15 +68,31 @@ class IngressTail:
         """Why it stands still, or waits; "" while all is well."""
         return self._failure or self._waits
 
+    async def begin_anew(self) -> None:
+        """Go on with all that the topic has, where it stands still at one that was created again. Raises InvalidInput, Unavailable."""
+        topic_id, first = await self._loop.run_in_executor(None, self._found)
+        if self._thread.is_alive() or topic_id == self._topic_id:
+            raise InvalidInput(f"{self._topic} is the topic that it was: there is nothing to begin anew")
+        if self._read:
+            raise Unavailable(f"messages of the topic of before are still to be taken: {self._waits}")
+        self._topic_id = topic_id
+        self._engine.ingress_is(topic_id, {self._partition: first})
+        self._start()
+
+    def _found(self) -> tuple[str, int]:
+        return Topics(self._kafka).id(self._topic), TopicHistory(self._kafka, self._topic, self._partition).earliest()
+
     def _run(self) -> None:
         position = self._engine.ingress_positions.get(self._partition, 0)
         while not self._ending.is_set():
             try:
                 with closing(PartitionReader(self._kafka, self._topic, self._partition, committed_only=True)) as reader:
+                    topics = Topics(self._kafka)
+                    self._recognise(topics)
                     reader.seek(position)
                     while not self._ending.is_set():
                         self._failure = ""
-                        for next_offset, sends in self._chunks(reader):
+                        for next_offset, sends in self._chunks(reader, topics):
                             self._hand_over(next_offset, sends)
                             position = next_offset
             except Exception as error:
@@ -73,13 +106,36 @@ class IngressTail:
                 log.warning("ingress: %s; reading on from offset %d", error, position)
                 self._ending.wait(1.0)
 
-    def _chunks(self, reader: PartitionReader) -> Iterator[Chunk]:
+    def _recognise(self, topics: Topics) -> None:
+        """What has been read before is of the topic that it was. Raises CreatedAgain, Unavailable."""
+        found = topics.id(self._topic, ANSWER_S)
+        self._looked_s = time.monotonic()
+        if not self._topic_id:
+            self._topic_id = found
+            self._loop.call_soon_threadsafe(lambda: self._engine.ingress_is(found, dict(self._engine.ingress_positions)))
+        if found != self._topic_id:
+            raise CreatedAgain(
+                "it was deleted and created again: what had come and was not taken is lost;"
+                " `bascule ingress begin-anew` goes on with what it has now"
+            )
+
+    def _messages(self, reader: PartitionReader, topics: Topics) -> list[Any]:
+        try:
+            messages = reader.read(1000, READ_S)
+        except CutOff:
+            self._recognise(topics)
+            raise
+        if messages or time.monotonic() - self._looked_s > LOOK_S:
+            self._recognise(topics)
+        return messages
+
+    def _chunks(self, reader: PartitionReader, topics: Topics) -> Iterator[Chunk]:
         """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
         sends: list[tuple[Send, bool]] = []
         size_bytes = 0
         next_offset = -1
         fault: BasculeError | None = None
-        for message in reader.read(1000, READ_S):
+        for message in self._messages(reader, topics):
             offset = message.offset()
             assert offset is not None
             keep = dict(message.headers() or ()).get("unbound") == b"keep"

@@ -101,7 +101,7 @@ class Node:
         self._ended: asyncio.Future[Any] | None = None
         self._epoch: Epoch | None = None
         self._earlier = Counters()  # of epochs that have ended
-        self._tail: IngressTail | None = None
+        self.tail: IngressTail | None = None
 
     # -- what connections need ---------------------------------------------------------------------------------------
 
@@ -331,16 +331,16 @@ class Node:
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()
-        self._tail = IngressTail(self._kafka, self.settings.journal.topic("ingress"), PARTITION, epoch.engine, loop)
+        self.tail = IngressTail(self._kafka, self.settings.journal.topic("ingress"), PARTITION, epoch.engine, loop)
         return room
 
     async def _leave_epoch(self, error: BasculeError | None) -> None:
         self.reason = str(error) if error is not None else "stopping"
         if error is not None:
             log.error("the epoch ends: %s", error)
-        if self._tail is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._tail.close)
-            self._tail = None
+        if self.tail is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.tail.close)
+            self.tail = None
         for connection in list(self.connections):
             connection.close(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
         assert self._epoch is not None
@@ -390,7 +390,7 @@ class Node:
     @property
     def trouble(self) -> str:
         """Why clients are not served, or ingresses are not read; "" while all is well."""
-        return self.reason or (self._tail.failure if self._tail is not None else "")
+        return self.reason or (self.tail.failure if self.tail is not None else "")
 
     @property
     def counters(self) -> Counters:

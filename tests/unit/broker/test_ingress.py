@@ -106,6 +106,34 @@ def test_a_snapshot_has_the_position_that_is_stored_and_no_further(bench: Bench)
     assert snapshots.decode(data).ingress == {0: 1}
 
 
+def test_of_which_topic_the_positions_are_is_known_after_a_crash_and_from_a_snapshot(bench: Bench) -> None:
+    bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
+    bench.engine.ingress_is("first", dict(bench.engine.ingress_positions))
+    bench.broker.settle()
+    bench.engine.ingress_is("created again", {0: 2})
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    (data,) = bench.broker.snapshots.values()
+    found = snapshots.decode(data)
+    assert (found.ingress_topic_id, found.ingress) == ("first", {0: 5})
+    bench.crash()
+    assert (bench.engine.ingress_topic_id, bench.engine.ingress_positions) == ("created again", {0: 2})
+    bench.engine.take_in(0, 3, [(taken(bench, "b"), KEEP)])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["a", "b"]
+
+
+def test_a_snapshot_of_before_says_nothing_of_which_topic_the_positions_are(bench: Bench) -> None:
+    bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
+    bench.broker.settle()
+    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
+    field = b'"ingress_topic_id":"",'
+    assert field in data
+    size = int.from_bytes(data[:4], "big") - len(field)
+    found = snapshots.decode(size.to_bytes(4, "big") + data[4:].replace(field, b""))
+    assert (found.ingress_topic_id, found.ingress) == ("", {0: 5})
+
+
 def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.engine.MESSAGES_PER_RECORD_MAX", 2)
     with pytest.raises(ResourceLimit, match="3 ingress messages before offset 3"):

@@ -53,9 +53,12 @@ BRANCHES = (
     *(ended_entry(*ended) for ended in ENDS),
 )
 
+INGRESS_TOPIC = {"id": "Zo2dYZ8sQ5ChnpLx5bZQvA", "positions": [[0, 17]]}
+
 RECORDS: dict[str, bytes] = {
     "epoch": encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, START)),
     "data": encode_record(Kind.DATA, 7, 42, b"".join(DATA)),
     "branches": encode_record(Kind.STATE, 7, 44, b"".join(BRANCHES)),
+    "ingress-topic": encode_record(Kind.STATE, 7, 45, json_entry(Op.INGRESS_TOPIC, INGRESS_TOPIC)),
     "state": encode_record(Kind.STATE, 7, 43, b"".join(STATE)),
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
 from bascule.core.destination import Routing
+from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.server import ingress
@@ -62,6 +64,17 @@ class Reader:
         pass
 
 
+class Topics:
+    """Say what the topic's id is."""
+
+    now = "first"
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def id(self, topic: str, timeout_s: float = 0.0) -> str:
+        return self.now
+
+
 async def until(broker: BrokerInMemory, true: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not true():
@@ -77,6 +90,7 @@ def run(
     reader: type[Reader] = Reader,
 ) -> None:
     monkeypatch.setattr(ingress, "PartitionReader", reader)
+    monkeypatch.setattr(ingress, "Topics", Topics)
 
     async def tailed() -> None:
         broker = BrokerInMemory(policy=policy)
@@ -171,6 +185,59 @@ def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
         assert broker.engine.ingress_positions == {0: 2}
 
     run(Policy(transaction_bytes_max=1000), check, monkeypatch, AllAtOnce)
+
+
+@pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
+def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has grown past what was taken of the one before, and is read on as if it were that."""
+
+    class Grown(Reader):
+        def read(self, count: int, timeout_s: float) -> list[Record]:
+            self._position += 1
+            if self._position <= 5:
+                return [Record(self._position - 1, "q")]
+            monkeypatch.setattr(Topics, "now", "second")
+            return what_came
+
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        await until(broker, lambda: not tail._thread.is_alive() and broker.engine.queue("q").held_messages == 5)
+        assert tail.failure.startswith("ingress bascule.ingress stands still: it was deleted and created again")
+        assert (broker.engine.ingress_topic_id, broker.engine.ingress_positions) == ("first", {0: 5})
+
+    monkeypatch.setattr(ingress, "LOOK_S", 0.0)
+    run(Policy(), check, monkeypatch, Grown)
+
+
+def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(Reader):
+        def read(self, count: int, timeout_s: float) -> list[Record]:
+            if Topics.now == "second" or self._position < 4:
+                return super().read(count, timeout_s)
+            monkeypatch.setattr(Topics, "now", "second")
+            return []
+
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        await until(broker, lambda: not tail._thread.is_alive())
+        with pytest.raises(Unavailable, match=r"are still to be taken: .*: queue 'bounded' is full"):
+            await tail.begin_anew()
+        queue, other = broker.engine.queue("bounded"), broker.engine.queue("other")
+        receiver = broker.attach(queue, SENDS)
+        await until(broker, lambda: (len(receiver.messages), other.held_messages) == (1, 1))
+        broker.engine.acknowledge(receiver.consumer, receiver.messages[0])
+        await until(broker, lambda: (len(receiver.messages), other.held_messages) == (2, 2))
+        await tail.begin_anew()
+
+        def all_taken() -> bool:
+            for message in receiver.messages:
+                broker.engine.acknowledge(receiver.consumer, message)
+            return (len(receiver.messages), other.held_messages) == (2 + SENDS // 2, 2 + SENDS // 2)
+
+        await until(broker, all_taken)
+        assert (broker.engine.ingress_topic_id, tail.failure) == ("second", "")
+
+    monkeypatch.setattr(ingress, "LOOK_S", 0.0)
+    monkeypatch.setattr(ingress, "TopicHistory", lambda *_: SimpleNamespace(earliest=lambda: 0))
+    run(Policy(AddressSettings(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 
 def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
