@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ from bascule.client import (
 from bascule.core.errors import BasculeError
 from bascule.testing.client import SOON_S, all_bodies_async, all_in
 from bascule.testing.proxy import Proxy
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, paused, wait_for
 
 #: Of one test: each ends in the middle of the sends.
 KILLS = 3
@@ -242,3 +243,44 @@ def test_a_listener_is_told_that_its_queue_is_deleted_and_the_other_of_its_conte
     assert [(type(error), str(error)) for error in told] == [
         (InvalidDestination, f"amqp:resource-deleted: queue {name!r} has been deleted")
     ]
+
+
+def test_a_receive_with_messages_sent_ahead_asks_a_broker_that_answers_late_before_it_says_that_there_is_nothing(
+    system: System, name: str
+) -> None:
+    with client(system.url) as context, ThreadPoolExecutor(1) as receiving:
+        context.send(Queue(name), "waits")
+        context.stop()
+        consumer = context.consumer(Queue(name))
+        with paused(system.broker.pid):
+            context.start()
+            received = receiving.submit(consumer.receive, 0.1)
+            with pytest.raises(TimeoutError):
+                received.result(1.0)
+        message = received.result(SOON_S)
+        assert message is not None
+        assert message.body == "waits"
+        assert consumer.receive(0.1) is None
+        context.send(Queue(name), "comes later")
+        message = consumer.receive(SOON_S)
+        assert message is not None
+        assert message.body == "comes later"
+
+
+def test_so_it_is_with_asyncio(system: System, name: str) -> None:
+    async def receive() -> None:
+        async with connect_async(PYTHON_FAILOVER.format(system.url), timeout_s=60.0) as context:
+            await context.send(Queue(name), "waits")
+            await context.stop()
+            consumer = await context.consumer(Queue(name))
+            with paused(system.broker.pid):
+                context.start()
+                received = asyncio.create_task(consumer.receive(0.1))
+                _, waiting = await asyncio.wait([received], timeout=1.0)
+                assert waiting == {received}
+            message = await asyncio.wait_for(received, SOON_S)
+            assert message is not None
+            assert message.body == "waits"
+            assert await consumer.receive(0.1) is None
+
+    asyncio.run(receive())

@@ -401,8 +401,10 @@ class Consumer:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when there was none in time, or the consumer was closed. ``math.inf`` waits for ever.
 
-        Raises ConnectionLost, and what the broker has ended the consumer with: InvalidDestination where it has deleted what that
-        consumes from, else Refused.
+        A broker that is connected is asked once more before None is said, which may take the connection's time-out.
+
+        Raises TimedOut where it does not answer that, ConnectionLost, and what the broker has ended the consumer with: InvalidDestination
+        where it has deleted what that consumes from, else Refused.
         """
         self._only_without_listener()
         return self._context._run(self._context._session.receive(self.state, self._context._until(timeout_s)))

@@ -170,7 +170,7 @@ class SessionState(Sends):
             came = yield Wait(lambda: consumer.available or consumer.closing or self._ended(consumer), until_s)
         finally:
             consumer.waiting -= 1
-        if not came and not consumer.prefetch and self.started:
+        if not came and self.started:
             yield from self._drain(consumer, 0, self.core.clock() + self.core.settings.timeout_s)
         return came
 

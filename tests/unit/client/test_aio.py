@@ -509,6 +509,17 @@ async def test_a_receive_without_prefetch_that_is_cancelled_keeps_no_message_fro
 
 
 @run_async
+async def test_the_broker_is_asked_before_a_receive_says_that_there_is_nothing() -> None:
+    broker = Lazy()
+    with server(broker) as url:
+        async with connect_async(url, prefetch=1, timeout_s=10.0) as context:
+            message = await (await context.consumer(QUEUE)).receive(0.01)
+            assert message is not None
+            assert message.body == "late"
+    assert broker.events[:2] == ["credit 1", "drain 1"]
+
+
+@run_async
 async def test_two_tasks_that_receive_from_one_consumer_without_prefetch_each_get_a_message() -> None:
     with server(obliging) as url:
         async with connect_async(url, prefetch=0, timeout_s=10.0) as context:

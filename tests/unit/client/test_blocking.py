@@ -146,6 +146,19 @@ def test_a_drain_that_the_broker_forgets_is_asked_for_again(monkeypatch: pytest.
         assert forgotten == 2
 
 
+def late(connection: Connection, event: Any) -> None:
+    """A broker whose messages come when it is asked for what it has."""
+    if not (isinstance(event, Flowed) and isinstance(event.link, SenderLink) and not event.link.drain):
+        obliging(connection, event)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 10])
+def test_the_broker_is_asked_before_a_receive_says_that_there_is_nothing(prefetch: int) -> None:
+    with server(late) as url, connect(url, prefetch=prefetch) as context:
+        consumer = context.consumer(QUEUE)
+        assert [message.body for message in consumer.messages(0.01)] == list(BODIES)
+
+
 @pytest.mark.parametrize("broker", [obliging, silent_at_no_credit])
 def test_a_consumer_goes_on_after_a_rollback_that_found_its_credit_used_up(broker: Any) -> None:
     def react(connection: Connection, event: Any) -> None:
