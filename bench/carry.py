@@ -9,15 +9,14 @@ journal values as they are, and no Python: what a Kafka record costs Spark at th
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
+from bascule.core.signals import StopSignals
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
 from bascule.pipelines.driver import run_pipelines
 from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, record_of, target_topic
@@ -71,25 +70,23 @@ def copied_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
 
 def run_sink(options: Pipelines, rows: Callable[[DataFrame, Pipelines], DataFrame]) -> None:
     """Journal to target by Spark's Kafka sink, until SIGTERM."""
-    ended = threading.Event()
     session = spark_session(options)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    journal = journal_rows(kafka_stream(session, options, {(options.journal_topic, 0): 0}, committed=False))
-    query = (
-        rows(journal, options)
-        .writeStream.format("kafka")
-        .option("kafka.bootstrap.servers", options.kafka["bootstrap.servers"])
-        .option("checkpointLocation", f"{options.checkpoint_dir}/sink")
-        .start()
-    )
-    print("ready", flush=True)
-    while query.isActive and not ended.wait(0.25):
-        pass
-    if not ended.is_set():
-        raise SystemExit(str(query.exception()))
-    query.stop()
-    session.stop()
+    with StopSignals() as stop:
+        journal = journal_rows(kafka_stream(session, options, {(options.journal_topic, 0): 0}, committed=False))
+        query = (
+            rows(journal, options)
+            .writeStream.format("kafka")
+            .option("kafka.bootstrap.servers", options.kafka["bootstrap.servers"])
+            .option("checkpointLocation", f"{options.checkpoint_dir}/sink")
+            .start()
+        )
+        print("ready", flush=True)
+        while query.isActive and not stop.wait(0.25):
+            pass
+        if not stop.is_set():
+            raise SystemExit(str(query.exception()))
+        query.stop()
+        session.stop()
 
 
 def main() -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +16,7 @@ import typer
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import line, note
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.signals import StopSignals
 
 if TYPE_CHECKING:
     from bascule.config import Configuration, Settings
@@ -71,7 +69,7 @@ def up(
     configuration = load(config, flags=flags)
     settings = configuration.settings
     directory = settings.embedded.data_dir.absolute()
-    with _stop_signals() as stop, _only_one(directory):
+    with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
             "amqp": (settings.broker.port, "--amqp-port", settings.broker.host),
             "admin": (settings.admin.port, "--admin-port", settings.admin.host),
@@ -129,7 +127,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
     settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
     directory = settings.embedded.data_dir.absolute()
-    with _stop_signals() as stop, _only_one(directory):
+    with StopSignals(impatient=True) as stop, _only_one(directory):
         node = _embedded_kafka(settings, directory, settings.embedded.port)
         try:
             node.start()
@@ -212,24 +210,6 @@ def _embedded_kafka(settings: Settings, directory: Path, port: int) -> Any:
 def _need_kafka(settings: Settings) -> None:
     if settings.kafka.bootstrap_servers is None:
         raise InvalidInput("kafka.bootstrap_servers is not set: name a Kafka there, or run `bascule up`, which brings its own")
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second signal does not wait for an orderly end."""
-    stop = threading.Event()
-
-    def asked(_signal: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

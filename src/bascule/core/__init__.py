@@ -1,1 +1,1 @@
-"""What every part shares: destinations and the root of the errors."""
+"""What every part shares: destinations, the root of the errors, the signals that end a program."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.signals import StopSignals
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.positions import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
@@ -365,26 +364,22 @@ def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: 
 
 def run_pipelines(pipelines: Pipelines, *, on_ready: Callable[[], None]) -> None:
     """``run`` for plain values."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    driver = Driver(pipelines)
-    try:
-        driver.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # The gateway to Spark has set handlers of its own.
-            signal.signal(number, lambda *_: ended.set())
-        on_ready()
-        while not ended.wait(POLL_S):
-            driver.poll()
-            queries = driver.queries
-            stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
-            # What is idle finds its successor late: all of a driver stops where one has found it.
-            if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
-                raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
-    finally:
-        with suppress(Exception):
-            driver.stop()
+    with StopSignals() as stop:
+        driver = Driver(pipelines)
+        try:
+            driver.start()
+            stop.listen()  # the gateway to Spark has set handlers of its own
+            on_ready()
+            while not stop.wait(POLL_S):
+                driver.poll()
+                queries = driver.queries
+                stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
+                # What is idle finds its successor late: all of a driver stops where one has found it.
+                if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
+                    raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
+        finally:
+            with suppress(Exception):
+                driver.stop()
 
 
 def _scratch_base(pipelines: Pipelines) -> str | None:

@@ -6,7 +6,6 @@ import enum
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.signals import StopSignals
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, PortInUse, check_port, free_port
 
@@ -194,7 +194,7 @@ class Supervisor:
         self._tell = tell
         self._pids_written: dict[str, int | None] | None = None
 
-    def run(self, stop: threading.Event, on_ready: Callable[[], None]) -> None:
+    def run(self, stop: StopSignals, on_ready: Callable[[], None]) -> None:
         """Start, call ``on_ready`` once when all serve, and look after the parts until ``stop`` is set; then end them in reverse order.
 
         Call it from a thread that stays: on Linux the parts end with it. Raises BasculeError when a part does not come up the first time.

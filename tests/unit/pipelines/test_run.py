@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,25 @@ from bascule.pipelines.spec import Ingress, Pipelines
 
 TAKEN = "PositionTaken: 'ingress:a/a/0' is held by 'b.1', another driver of the bridge: this one stops"
 BAD = "BadRecord: no JSON"
+#: Drivers whose main thread looks for the signal all the time. The gateway to Spark sets handlers, too.
+SIGNALLED = """
+import os, signal, threading
+from bascule.pipelines import driver
+class Fake:
+    queries = {}
+    def __init__(self, _):
+        self.polled = threading.Event()
+    def start(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=lambda: (self.polled.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
+    def poll(self):
+        self.polled.set()
+    def stop(self):
+        pass
+driver.Driver, driver.POLL_S = Fake, 0.0
+for _ in range(100):
+    driver.run_pipelines(None, on_ready=lambda: None)
+"""
 
 
 def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: str | None) -> str | None:
@@ -63,6 +84,11 @@ def test_a_driver_ends_when_nothing_can_go_on_or_another_has_taken_over(
     reasons: tuple[str | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stopped_by(3, monkeypatch, *reasons) == said
+
+
+def test_a_driver_ends_at_whatever_moment_the_signal_comes() -> None:
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED], timeout=60, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

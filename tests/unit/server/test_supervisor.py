@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.signals import StopSignals
 from bascule.embedded.process import PortInUse
 from bascule.server.supervisor import BACKOFF_MAX_S, STEADY_S, CommandPart, State, Supervisor, backoff_s, choose_ports
 
@@ -36,7 +37,7 @@ def part(directory: Path, name: str, program: str = SERVES) -> CommandPart:
 @contextmanager
 def running(directory: Path, parts: list[CommandPart], told: list[str]) -> Iterator[Path]:
     """The supervisor in a thread that stays until the end of the test; gives the file of process ids."""
-    stop, ready = threading.Event(), threading.Event()
+    stop, ready = StopSignals(), threading.Event()
     supervisor = Supervisor(parts, pids_file=directory / "pids.json", tell=told.append)
     thread = threading.Thread(target=supervisor.run, args=(stop, ready.set))
     thread.start()
@@ -139,7 +140,7 @@ def test_deaths_in_a_row_wait_longer_and_a_steady_run_forgets_them(tmp_path: Pat
 def test_a_part_that_never_served_ends_the_start_with_its_own_error(tmp_path: Path, program: str, kind: type[Exception], text: str) -> None:
     supervisor = Supervisor([part(tmp_path, "broker", program)], pids_file=tmp_path / "pids.json", tell=lambda _line: None)
     with pytest.raises(kind) as raised:
-        supervisor.run(threading.Event(), lambda: None)
+        supervisor.run(StopSignals(), lambda: None)
     assert str(raised.value) == text or str(raised.value).startswith("broker ended with 7; see ")
 
 

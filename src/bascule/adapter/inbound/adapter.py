@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from queue import Empty, SimpleQueue
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,6 +12,7 @@ from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, Status
 from bascule.adapter.inbound.endpoint import Endpoint
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.signals import StopSignals
 
 #: A thread that ends by itself is noticed so soon.
 LOOK_S = 1.0
@@ -78,22 +77,14 @@ class ResourceAdapter:
 
         Raises Unavailable when an endpoint stands still for good: a program that is started again is better than one that seems to run.
         """
-        told: SimpleQueue[int] = SimpleQueue()  # an Event's set() may meet the lock of the wait() that the signal interrupts
-        before = {number: signal.signal(number, lambda number, _: told.put(number)) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with StopSignals() as stop:
             self.start()
             broken: list[Status] = []
-            while not broken:
-                with suppress(Empty):
-                    told.get(timeout=LOOK_S)
-                    break
+            while not stop.wait(LOOK_S) and not broken:
                 broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
             if broken:
                 raise Unavailable(f"{broken[0].group} {broken[0].trouble}")
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def status(self) -> list[Status]:
         """Of each endpoint."""
