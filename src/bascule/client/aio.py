@@ -50,23 +50,26 @@ class ConnectionTask:
         try:
             wait = next(operation)
             while True:
-                self._pump.flush()
+                self._stepped()
                 wait = operation.send(await self._wait(wait))
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
             operation.close()
-            self._pump.flush()
-            self._changed()
+            self._stepped()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call what waits for nothing."""
         try:
             return function()
         finally:
-            self._pump.flush()
-            self._changed()
+            self._stepped()
+
+    def _stepped(self) -> None:
+        """Something was done: write what is due, and wake who waits for it."""
+        self._pump.flush()
+        self._changed()
 
     async def _wait(self, wait: Wait) -> bool:
         if wait.condition():

@@ -208,13 +208,16 @@ class SessionState(Sends):
             raise type(consumer.error)(*consumer.error.args)
 
     def _take(self, consumer: ConsumerState, outcome: Any) -> Operation[Message | None]:
-        """Hand the oldest message over, acknowledged as the mode has it; None for one that has expired meanwhile, or is gone."""
+        """Hand the oldest message over, acknowledged as the mode has it; it waits for nothing then.
+
+        None where the caller is to look again: it has expired, or a transaction had to begin first, and much may have changed meanwhile.
+        """
         transaction = self.transaction
         if transaction is not None:
-            yield from self._declare(transaction, self.core.clock() + self.core.settings.timeout_s)
-            transaction.check()
-            if not consumer.buffer:
+            if transaction.id is None:
+                yield from self._declare(transaction, self.core.clock() + self.core.settings.timeout_s)
                 return None
+            transaction.check()
         arrived = consumer.buffer.popleft()
         consumer.top_up()
         message = self._read(arrived)
@@ -281,8 +284,6 @@ class SessionState(Sends):
             consumer = ready()
             if consumer is None:
                 continue
-            self.consumers.remove(consumer)
-            self.consumers.append(consumer)  # the others have their turn first
             arrived = consumer.buffer[0]
             transaction = self.transaction
             try:
@@ -297,7 +298,10 @@ class SessionState(Sends):
                     self._next_transaction()
                 self._rest_until_s = self.core.clock() + LISTENERS_REST_S
                 raise
-            if message is not None and consumer.listener is not None:
+            if message is not None:
+                assert consumer.listener is not None  # nothing was waited for since it was looked at
+                self.consumers.remove(consumer)
+                self.consumers.append(consumer)  # the others have their turn first
                 self.listening = consumer
                 return consumer.listener, message, arrived
 

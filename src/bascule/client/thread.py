@@ -50,7 +50,7 @@ class ConnectionThread:
             try:
                 wait = next(operation)
                 while True:
-                    self._flush()
+                    self._stepped()
                     left_s = wait.until_s - self.core.clock()
                     came = self._changed.wait_for(wait.condition, None if left_s == math.inf else max(left_s, 0.0))
                     wait = operation.send(came)
@@ -59,8 +59,7 @@ class ConnectionThread:
                 return result
             finally:
                 operation.close()
-                self._flush()
-                self._changed.notify_all()
+                self._stepped()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call what waits for nothing."""
@@ -68,10 +67,11 @@ class ConnectionThread:
             try:
                 return function()
             finally:
-                self._flush()
-                self._changed.notify_all()
+                self._stepped()
 
-    def _flush(self) -> None:
+    def _stepped(self) -> None:
+        """Something was done: have what is due written, and wake who waits for it."""
+        self._changed.notify_all()
         if self.core.pending and not self._flush_due and not self._stopped:
             self._flush_due = True
             self._loop.call_soon_threadsafe(self._flush_now)

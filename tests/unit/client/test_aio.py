@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -375,6 +376,50 @@ async def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_a_recei
             consumer = await context.consumer(QUEUE, prefetch=0)
             with pytest.raises(InvalidDestination, match="queue 'q' has been deleted"):
                 await consumer.receive()
+
+
+class SlowToBegin:
+    """A broker that begins no transaction before the test says so, once for each."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        if isinstance(event, DeclareAsked):
+            self._loop.call_soon_threadsafe(self.asked.set)
+            assert self.goes_on.wait(10)
+        obliging(connection, event)
+
+
+@run_async
+async def test_a_stop_while_a_transaction_begins_leaves_its_message_until_the_start() -> None:
+    broker = SlowToBegin()
+    bodies: list[Any] = []
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            (await context.consumer(QUEUE)).listener = lambda message: bodies.append(message.body)
+            await asyncio.wait_for(broker.asked.wait(), 10)
+            await context.stop()
+            broker.goes_on.set()
+            await context.send(Queue("another"), "x")  # whose link is answered after that
+            assert bodies == []
+            context.start()
+            while bodies != list(BODIES):
+                await asyncio.sleep(0.005)
+
+
+@run_async
+async def test_a_consumer_that_loses_its_listener_while_a_transaction_begins_keeps_its_message() -> None:
+    broker = SlowToBegin()
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            consumer.listener = print
+            await asyncio.wait_for(broker.asked.wait(), 10)
+            consumer.listener = None
+            broker.goes_on.set()
+            assert [message and message.body for message in [await consumer.receive(10) for _ in BODIES]] == list(BODIES)
 
 
 @run_async
