@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bascule.adapter.inbound import Activation, ActivationSpec, Order
+from bascule.adapter.inbound import Activation, ActivationSpec, Order, activation
 from bascule.adapter.inbound.activation import _delivery, _Run
 from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
@@ -85,6 +86,33 @@ def received(offset: int) -> Received:
 
 def found(offset: int) -> Delivery:
     return _delivery(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
+
+
+@pytest.mark.parametrize(("order", "goes_on"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
+def test_where_too_many_wait_for_their_next_try_nothing_more_is_read_of_what_may_join_them(
+    order: Order, goes_on: set[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation, "DELAYED_MAX", 2)
+    retry, resumed = Place("shop.retry", 0), set[Place]()
+    endpoint: Any = Activation({}, replace(SPEC, order=order), lambda _: None)
+    for place in (PLACE, retry):
+        endpoint._runs[place] = _Run(place, place.topic, ready=True)
+    for number, place in enumerate((PLACE, retry)):
+        failed = Delivery(Ref(place, place.topic, number), replace(found(number).record, key=bytes([number])), (), due_s=math.inf)
+        endpoint._workers.add([failed])
+
+    class Reading:
+        def pause(self, places: Collection[Place]) -> None:
+            resumed.difference_update(places)
+
+        def resume(self, places: Collection[Place]) -> None:
+            resumed.update(places)
+
+    endpoint._regulate(Reading())
+    assert resumed == goes_on
+    endpoint._workers.scheduler.drop(PLACE.topic)
+    endpoint._regulate(Reading())
+    assert resumed == {PLACE, retry}
 
 
 def test_what_the_group_has_passed_is_delivered_at_once() -> None:

@@ -42,7 +42,7 @@ HAND_OVER_S = 30.0
 BATCHES_WAITING = 2
 #: Unless there are so many such partitions that memory would suffer: then nothing at all.
 PARTITIONS_FULL_MAX = 16
-#: So many records may wait for their next try; then no more is read from the retry topic.
+#: So many records may wait for their next try; then no more is read of what may join them: the retry topic, or with an order anything.
 DELAYED_MAX = 10_000
 HOUSEKEEP_S = 10.0
 #: Dead letters are counted, and missing sources looked for, every so many times.
@@ -254,7 +254,7 @@ class Activation:
         flowing = set() if self._full or self._unscheduled else {run.place for run in self._runs.values() if run.ready}
         flowing -= self._full_places
         if delayed >= DELAYED_MAX:
-            flowing = {place for place in flowing if place.topic != self.spec.retry_topic}
+            flowing = set() if self.spec.in_place else {place for place in flowing if place.topic != self.spec.retry_topic}
         if flowing != self._flowing:
             consumer.pause(self._flowing - flowing)
             consumer.resume(flowing - self._flowing)
