@@ -259,7 +259,9 @@ class JmsResource:
         with self._connecting:
             if self._connection is connection:
                 if self._failure is not None and self._failures > failures:
-                    raise self._failure  # another one's try, which this one has waited for: no need to wait for as long again
+                    # Another one's try, which this one has waited for: no need to wait for as long again. A copy: one exception
+                    # object that several threads raise would gather the tracebacks of all.
+                    raise type(self._failure)(*self._failure.args)
                 self._connection = self._connect()
             assert self._connection is not None
             return Workplace(self._connection, self._consumers_max)

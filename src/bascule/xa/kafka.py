@@ -204,7 +204,7 @@ class KafkaResource:
             if state in (State.NONE, State.PREPARED):
                 self._finish(xid, Outcome.ROLLBACK)
             elif self._sent[xid].offsets:
-                self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._logpartition_of(xid)))
+                self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
         finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
             self._gone(xid)
 
@@ -251,7 +251,7 @@ class KafkaResource:
             )
         if not sent.offsets:
             started = _started(self._slot_ids[sent.slot], rolled_back=False)
-            clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._logpartition_of(xid)))
+            clients.appender.append(Outgoing(self._log, _key(xid) + STARTED, started, partition=self._log_partition(xid)))
         ours = [(XID_HEADER, _key(xid)), (TARGET_HEADER, json.dumps([record.topic, record.partition, record.timestamp_ms]).encode())]
         on_side = Outgoing(self._side, record.key, record.value, [*ours, *record.headers], self._side_partition)
         sent.offsets.append(clients.appender.append(on_side))
@@ -390,7 +390,7 @@ class KafkaResource:
             young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(PARTITIONS)}
             trim(self._kafka, self._side, {at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
 
-    def _logpartition_of(self, xid: Xid) -> int:
+    def _log_partition(self, xid: Xid) -> int:
         return partition_of(self._slot_ids[self._sent[xid].slot])
 
     def _gone(self, xid: Xid) -> None:
