@@ -83,6 +83,7 @@ class Sends(Transactions):
         key = (destination.kind, destination.name)
         if key not in self.senders:
             yield from self._evict(until_s)
+        self.check()  # who has waited so far may find it closed
         known = self.senders.pop(key, None)
         sender = known or SenderState(self, destination, self.core.link_name("sender"))
         self.senders[key] = sender  # the one used last is the last to go

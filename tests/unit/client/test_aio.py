@@ -27,6 +27,7 @@ from bascule.client import (
     TimedOut,
     TransactionRolledBack,
     connect_async,
+    sends,
 )
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
@@ -514,6 +515,25 @@ async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_an
             await context.close(timeout_s=0.1)
         with pytest.raises(ConnectionLost, match="closed before the broker's answer"):
             await asyncio.wait_for(sent, 10)
+
+
+@run_async
+async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    monkeypatch.setattr(sends, "SEND_WINDOW", 1)
+    with server(silent) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        await context.producer(QUEUE).send_async("x")
+        waiting = [asyncio.create_task(context.send(queue, "x")) for queue in (Queue("another"), QUEUE)]
+        await asyncio.sleep(0)
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+        for each in waiting:
+            with pytest.raises(IllegalState, match="the context is closed"):
+                await asyncio.wait_for(each, 5)
 
 
 class Lazy:
