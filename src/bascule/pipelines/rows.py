@@ -19,6 +19,8 @@ ROW_SCHEMA = (
     " reply_to string, group_id string, priority int, timestamp timestamp, expiration timestamp, properties map<string,string>,"
     " headers map<string,string>, body_kind string, text string, body binary, key binary, value binary"
 )
+#: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
+ARROW_ROWS = 2_000
 #: What names a message in a row; a transformation must hand it on.
 IDENTITY = ("offset", "epoch", "sequence", "index")
 _MOMENT = pa.timestamp("us", "UTC")

@@ -20,11 +20,10 @@ from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.positions import JOURNAL_PARTITION
 from bascule.pipelines.registry import journal_position, offset_of
-from bascule.pipelines.rows import ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, message_row
+from bascule.pipelines.rows import ARROW_ROWS, ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 
-ARROW_ROWS = 2_000
 _MAX_RECORDS = 50_000
 _KAFKA = "kafka."
 _ANOTHER = "it was deleted and created again. To read the new one give the query a new checkpoint"

@@ -18,10 +18,9 @@ from bascule.embedded.java import find_jdk
 from bascule.journal.records import HEADER_SIZE
 from bascule.pipelines.class_archive import java_options
 from bascule.pipelines.divert import STATE_KEY
+from bascule.pipelines.rows import ARROW_ROWS
 from bascule.pipelines.spec import Pipelines
 
-#: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
-ARROW_ROWS = 2_000
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _SETTINGS = {
     "spark.ui.enabled": "false",

@@ -106,6 +106,13 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
 
 
+def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "ARROW_ROWS", 2)
+    found = rows(journal(*(text(str(number)) for number in range(5))))
+    assert [batch.num_rows for batch in found.to_batches()] == [2, 2, 1]
+    assert found["index"].to_pylist() == list(range(5))
+
+
 @pytest.mark.parametrize(("room", "fits"), [(20_000, True), (10_000, False), (None, True)])
 def test_what_transformations_make_is_held_up_to_so_many_bytes(monkeypatch: pytest.MonkeyPatch, room: int | None, fits: bool) -> None:
     monkeypatch.setattr(tasks, "held_position", lambda *_: START)
