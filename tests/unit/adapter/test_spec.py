@@ -77,9 +77,11 @@ def test_an_endpoint_is_something_that_takes_a_record_and_has_a_group_of_its_own
     adapter = ResourceAdapter(KAFKA)
     with pytest.raises(InvalidInput, match=r"a class with on_record\(record\), is expected"):
         adapter.activate(spec(), dict)
-    adapter.activate(spec(), print)
+    first = adapter.activate(spec(), print)
     with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
         adapter.activate(spec(), print)
+    assert adapter.deactivate(first) == []
+    adapter.activate(spec(), print)
 
 
 @pytest.mark.parametrize(
