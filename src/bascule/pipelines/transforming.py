@@ -26,7 +26,8 @@ log = structlog.get_logger()
 SetPool = Callable[[str], None]
 
 #: When so many messages are found on which a transformation fails, what comes before the next one is carried, and then looked further.
-BAD_AT_ONCE = 16
+#: Each takes Spark a second or so, in which all diverts stand still.
+BAD_AT_ONCE = 8
 #: Those on which one fails are looked for among no more than so many, or in one journal record.
 SEARCHED_AT_ONCE = 100_000
 
@@ -124,7 +125,8 @@ class TransformingBatch:
         for divert in self.task.diverts:
             if divert.transformed:
                 part = journal.filter(F.col("offset") <= end)
-                bad, reached = first_bad(self._messages(part, divert), partial(self._fault, part, divert))
+                fault, control = partial(self._fault, part, divert), partial(self._control, part, divert)
+                bad, reached = first_bad(self._messages(part, divert), fault, control)
                 failed |= {(divert.name, *message): reason for message, reason in bad.items()}
                 end = min(end, reached)
         return {key: reason for key, reason in failed.items() if key[1] <= end}, end
@@ -139,31 +141,36 @@ class TransformingBatch:
 
     def _fault(self, journal: DataFrame, divert: Divert, messages: Sequence[Message]) -> str | None:
         """What a divert's transformation fails with on these; None when it does not."""
-        part = journal.filter(F.col("offset").between(messages[0][0], messages[-1][0]))
-        rows = self._rows(part, RowsTask(divert, first=messages[0], last=messages[-1]))
         try:
-            _run(transformed(divert, rows))
+            _run(transformed(divert, self._rows_of(journal, divert, messages[0], messages[-1])))
         except FAILURES as error:
-            if len(messages) == 1:
-                # When one of these fails, too, the fault lies elsewhere: in the reading, or in what is needed beside messages.
-                _run(rows)
-                _run(transformed(divert, self._rows(part, RowsTask(divert, first=(OFFSET_MAX, 0)))))
             return short(str(error))
         return None
+
+    def _control(self, journal: DataFrame, divert: Divert, message: Message) -> None:
+        """Reads a message, and runs the transformation without any. What fails with that is not the message's fault, and is raised."""
+        without = transformed(divert, self._rows_of(journal, divert, (OFFSET_MAX, 0), (OFFSET_MAX, 0)))
+        read = self._rows_of(journal, divert, message, message).select("offset", "index")
+        _run(without.unionByName(read, allowMissingColumns=True).coalesce(1))
+
+    def _rows_of(self, journal: DataFrame, divert: Divert, first: Message, last: Message) -> DataFrame:
+        return self._rows(journal.filter(F.col("offset").between(first[0], last[0])), RowsTask(divert, first=first, last=last))
 
 
 #: Tries a transformation on messages, and says what it fails with.
 Fault = Callable[[Sequence[Message]], str | None]
+#: Raises what is wrong where no message's transformation is.
+Control = Callable[[Message], None]
 
 
-def first_bad(messages: Sequence[Message], fault: Fault) -> tuple[dict[Message, str], int]:
+def first_bad(messages: Sequence[Message], fault: Fault, control: Control) -> tuple[dict[Message, str], int]:
     """The first messages on which a transformation fails, and why; and the last journal offset up to which these are all.
 
     All of a journal record are looked at, since it is carried as one.
     """
     bad: dict[Message, str] = {}
     offset = -1
-    for message, reason in _bad(messages, fault):
+    for message, reason in _bad(messages, fault, control):
         if len(bad) >= BAD_AT_ONCE and message[0] > offset:
             return bad, message[0] - 1
         bad[message] = reason
@@ -171,16 +178,26 @@ def first_bad(messages: Sequence[Message], fault: Fault) -> tuple[dict[Message, 
     return bad, OFFSET_MAX
 
 
-def _bad(messages: Sequence[Message], fault: Fault) -> Iterator[tuple[Message, str]]:
-    """By halving, in order."""
-    if not messages or fault(messages) is None:
-        return
-    if len(messages) > 1:
+def _bad(messages: Sequence[Message], fault: Fault, control: Control, *, failing: bool = False) -> Iterator[tuple[Message, str]]:
+    """By halving, in order. ``failing`` says that they are known to hold one."""
+    if len(messages) < 2:
+        yield from _bad_itself(messages, fault, control)
+    elif failing or fault(messages) is not None:
         middle = len(messages) // 2
-        yield from _bad(messages[:middle], fault)
-        yield from _bad(messages[middle:], fault)
-    elif (reason := fault(messages)) is not None:  # a fault that passes (a worker that was killed) is not the message's
-        yield messages[0], reason
+        found = False
+        for each in _bad(messages[:middle], fault, control):
+            found = True
+            yield each
+        yield from _bad(messages[middle:], fault, control, failing=not found)
+
+
+def _bad_itself(messages: Sequence[Message], fault: Fault, control: Control) -> Iterator[tuple[Message, str]]:
+    """Twice: a fault that passes (a worker that was killed) is not the message's."""
+    for message in messages:
+        if fault([message]) is not None:
+            control(message)
+            if (reason := fault([message])) is not None:
+                yield message, reason
 
 
 def _as_records(journal: DataFrame) -> DataFrame:
