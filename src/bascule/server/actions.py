@@ -120,8 +120,7 @@ async def _close(node: Node, id: str) -> Answer:  # its name in the request
         raise UnknownAddress(f"there is no connection {id!r}: neither from there, nor with that client id")
     for connection in found:
         connection.close(CLOSED)
-    node.engine.dispatch()
-    node.send_output()
+    node.dispatch()
     return {"closed": len(found)}
 
 
@@ -162,8 +161,7 @@ async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]])
     engine = node.engine
     progress = Progress()
     for progress in begin(engine):  # the last one counts
-        engine.dispatch()
-        node.send_output()
+        node.dispatch()
         await asyncio.sleep(0)
         while node.loaded_engine is engine and node.serving and node.congested:
             await asyncio.sleep(PAUSE_S)
@@ -177,8 +175,7 @@ async def _stored(node: Node, engine: Engine) -> None:
     """Until what was decided is in the journal. Raises Unavailable."""
     stored = asyncio.Event()
     engine.journaling.then(stored.set)
-    engine.dispatch()
-    node.send_output()
+    node.dispatch()
     timeout_s = node.settings.journal.append_timeout_s
     try:
         await asyncio.wait_for(stored.wait(), timeout_s)

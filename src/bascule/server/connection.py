@@ -105,8 +105,7 @@ class ClientConnection(asyncio.Protocol):
             log.exception("connection %s (%s)", self.peer, self.container)
             self.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
         self.touch()
-        self.server.engine.dispatch()
-        self.server.send_output()
+        self.server.dispatch()
         if self.server.congested and self._transport is not None and not self.lost:
             self._transport.pause_reading()
             self.server.held_back[self] = None
@@ -162,13 +161,7 @@ class ClientConnection(asyncio.Protocol):
             self.full = False
             for link in self.links:
                 self.wake(link)
-            self._dispatch()
-
-    def _dispatch(self) -> None:
-        """Messages that have become free go to whoever may have them, if this broker may still give them."""
-        if self.server.awake():
-            self.server.engine.dispatch()
-        self.server.send_output()
+            self.server.dispatch()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The client is gone, with or without a word."""
@@ -178,7 +171,7 @@ class ClientConnection(asyncio.Protocol):
         self.server.connections.pop(self, None)
         self.server.touched.pop(self, None)
         self.release(failed=not self.amqp.closed)
-        self._dispatch()
+        self.server.dispatch()
 
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""
@@ -199,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
             unheard = self.past.waited - {link.name for link in self.links}
             self.close(BEGIN_ANEW)
             self.server.interruptions.lost(self.container, self.past, waiting | unheard)
-            asyncio.get_running_loop().call_soon(self._dispatch)  # others may have what it held
+            asyncio.get_running_loop().call_soon(self.server.dispatch)  # others may have what it held
 
     def end_link(self, link: Link, error: AmqpError) -> None:
         """End one link from our side."""
@@ -220,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
             # Its socket may take long to end, where it ends at all: others get at once what this client held.
             log.info("connection %s (%s): %s", self.peer, self.container, self.amqp.error)
             self.release(failed=True)
-            self._dispatch()
+            self.server.dispatch()
         self.send_output()
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:

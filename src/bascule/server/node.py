@@ -126,6 +126,12 @@ class Node:
             return SaslServer(self._mechanisms)
         return SaslServer({"EXTERNAL": partial(ExternalServer, certified), **self._mechanisms})
 
+    def dispatch(self) -> None:
+        """Messages that have become free go to whoever may have them, if this broker may still give them."""
+        if self.awake():
+            self.engine.dispatch()
+        self.send_output()
+
     def send_output(self) -> None:
         """Write what all connections have to say."""
         while self.touched:

@@ -62,6 +62,11 @@ class Served:
     def awake(self) -> bool:
         return self.up
 
+    def dispatch(self) -> None:
+        if self.up:
+            self.engine.dispatch()
+        self.send_output()
+
     def send_output(self) -> None:
         while self.touched:
             connection, _ = self.touched.popitem()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.unit.server.served import QUEUE, Client, Served, run_async
@@ -11,6 +12,7 @@ from bascule.amqp import hot
 from bascule.amqp.events import Detached, Dispositioned, SessionEnded
 from bascule.amqp.limits import Limits
 from bascule.amqp.performatives import Source, Target
+from bascule.server.actions import ACTIONS
 from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
 from bascule.testing.broker import message_bytes
 
@@ -125,6 +127,20 @@ async def test_a_broker_that_may_have_been_replaced_does_nothing_of_what_clients
     assert client.received(consumer) == client.received(waiting) == 0
     assert not client.told(Dispositioned)
     assert len(served.broker.log.records) == appended
+
+
+@run_async
+async def test_nor_does_it_give_anybody_what_an_administrator_makes_free() -> None:
+    served = Served()
+    served.fill("q", 1)
+    holding, waiting = Client(served, "holding"), Client(served, "waiting")
+    holding.consumer("q", credit=1)
+    consumer = waiting.consumer("q", credit=1)
+    served.up = False  # it stood still in the middle of that
+    node: Any = served
+    await ACTIONS["connections/close"].run(node, id="holding")
+    waiting.run()
+    assert waiting.received(consumer) == 0
 
 
 @run_async
