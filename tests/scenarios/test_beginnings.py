@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
-from bascule.kafka.positions import Position, PositionLost, PositionTaken
+from bascule.kafka.compacted import READ_TIMEOUT_S
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import Position, PositionLost, PositionTaken, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
 from bascule.testing.system import wait_for
@@ -80,6 +84,30 @@ def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joine
         first.positions.move(first.common, shared, shared, {first.late: None})
     second.take()
     assert second.stored(second.late).offset == 0
+
+
+@pytest.mark.parametrize("key", ["diverts/{}/0", "divert:gone/{}/0", "ingress:shelved/a/0", "ingress:shelved", "ingress:gone/b/0"])
+def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_starts(
+    kafka: EmbeddedKafka, topic_prefix: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself it ends after five minutes, whatever the driver takes."""
+    without_spark(monkeypatch)
+    bridge, alert = Bridge(kafka, topic_prefix), Ingress("shelved", "alerts", topics=("a",))
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x"), ingresses=(alert,)):
+        pass
+    positions, key = bridge.positions, key.format(bridge.pipelines.journal_topic)
+    with closing(positions.writer(key)) as writer:
+        before = writer.current()
+    monkeypatch.setattr(transactional, "TRANSACTION_TIMEOUT_MS", transactional.LONG_TRANSACTION_TIMEOUT_MS)
+    with killed_in_a_commit(monkeypatch):
+        positions.writer(key).write([], before, before or Position("b", "", 0, 0))
+    at = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.positions_topic, position_partition(key))
+    assert at.stable() < at.latest()
+    begun_s = time.monotonic()
+    with bridge.running(bridge.divert("x"), ingresses=(replace(alert, enabled=False),)):
+        assert at.stable() == at.latest()
+        assert time.monotonic() - begun_s < READ_TIMEOUT_S / 2
 
 
 class Source:

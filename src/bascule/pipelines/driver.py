@@ -85,6 +85,7 @@ class Driver:
             # The session takes seconds; Kafka's side is looked at meanwhile.
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
+            self._positions.end_transactions()
             crash.point("driver.topics.after")
             # Without diverts there may be something left that earlier ones took.
             journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""

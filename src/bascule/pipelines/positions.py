@@ -34,7 +34,7 @@ from bascule.kafka.positions import (
     position_key,
     position_partition,
 )
-from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter
+from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter, end_open_transactions
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
@@ -123,6 +123,14 @@ class Positions:
             min_insync_replicas=pipelines.min_insync_replicas,
         )
         _tell(found)
+
+    def end_transactions(self) -> None:
+        """Aborts what an earlier driver's writers have left open, also those of pipelines that this one does not take.
+
+        Who reads what they wrote to, the positions among it, would wait until Kafka does it, which may be after minutes.
+        """
+        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", APART, INGRESS)))  # and no sink of a user's job
+        end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, keys))
 
     def look_at_transactions(self) -> None:
         """To be called when a position has been taken, by which Kafka has made what it needs. Raises UnsafeTopic."""
