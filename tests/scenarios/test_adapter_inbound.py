@@ -454,3 +454,27 @@ def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_ther
     watcher = Watcher(kafka.bootstrap, retry)
     assert watcher.wait(3) == ["small", "x" * 20_000, "small, too"]
     watcher.close()
+
+
+def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_the_trouble_of_its_endpoint_until_there_is(
+    kafka: EmbeddedKafka, topic: str
+) -> None:
+    dead = f"{topic}.dead-letter"
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(dead, 1, {"max.message.bytes": "100"})
+
+    def act(record: Record) -> None:
+        if text(record) == "bad":
+            raise ValueError("never")
+
+    seen = Seen(act)
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, retries=0), seen) as activation:
+        produce(kafka.bootstrap, topic, ["bad"], keys=["bad"], partition=0)
+        wait_for(lambda: activation.status().trouble, "the trouble")
+        said = activation.status().trouble
+        assert said.startswith(f"{topic}-0, offset 0 cannot be dead-lettered: {dead}: ")
+        assert said.endswith("; raise max.message.bytes of that topic")
+        produce(kafka.bootstrap, topic, ["good"], keys=["good"], partition=0)
+        assert seen.wait(1) == ["good"]
+        limit(kafka, dead, 20_000)
+        wait_for(lambda: not activation.status().trouble, "no trouble any more")
+        assert Watcher(kafka.bootstrap, dead).wait(1) == ["bad"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,3 +140,26 @@ def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_i
     assert said["bascule.retry.origin"] == b"topic/0/1"
     assert said["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
     assert "topic-0, offset 1 is dead-lettered without its key, value and headers: g.dead-letter takes no more" in caplog.text
+
+
+def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_tried_again_less_and_less_often() -> None:
+    refusals = 3
+
+    def refused(_: Outgoing) -> bool:
+        return delivery.refusals < refusals
+
+    taken, counts = Taken(refused=refused), Counts()
+    deliverer = Deliverer(replace(SPEC, retries=0), cast("Any", taken), taken, counts)
+    delivery = Delivery(Ref(PLACE, "t", 1), Record(*PLACE, 1, b"key", b"value", ()), (), failure=ValueError("bad"))
+    pauses_s = []
+    for _ in range(refusals):
+        begun_s = time.monotonic()
+        again_s = deliverer.handle(cast("Any", None), delivery, fails)
+        assert again_s is not None
+        pauses_s.append(round(again_s - begun_s))
+        assert deliverer.unburied == {
+            delivery.ref: "topic-0, offset 1 cannot be dead-lettered: g.dead-letter takes no more; raise max.message.bytes of that topic"
+        }
+    assert pauses_s == [1, 2, 4]
+    assert deliverer.handle(cast("Any", None), delivery, fails) is None
+    assert (deliverer.unburied, counts.dead_lettered) == ({}, 1)

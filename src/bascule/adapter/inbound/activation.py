@@ -107,7 +107,7 @@ class Activation:
         """What belongs to one life, from a start to a stop."""
         spec, xa = self.spec, self.spec.transacted
         mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
-        deliverer = Deliverer(spec, self._log, mode, self.counts)
+        deliverer = self._deliverer = Deliverer(spec, self._log, mode, self.counts)
         workers = Workers(spec, self._endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), self.counts)
         self._workers = workers
         self._runs: dict[Place, _Run] = {}
@@ -181,10 +181,13 @@ class Activation:
             scheduler = self._workers.scheduler
             waiting, delayed, at_work = scheduler.waiting, scheduler.delayed, len(scheduler.running())
         counts = self.counts.by_name()
-        partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in list(self._runs.values())}
+        runs = list(self._runs.values())
+        partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in runs}
+        tokens = {run.token for run in runs}
+        unburied = next((why for ref, why in list(self._deliverer.unburied.items()) if ref.token in tokens), "")
         running = bool(self._threads) and self._threads[0].is_alive()
         hanging = tuple(self._workers.hanging)
-        trouble = self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else "")
+        trouble = self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else unburied)
         return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, trouble)
 
     # -- the polling thread

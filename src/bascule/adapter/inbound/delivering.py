@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from bascule.adapter.inbound.log import InboundLog, Superseded
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
-from bascule.adapter.inbound.spec import ActivationSpec, Xa
+from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Xa
 from bascule.adapter.inbound.state import Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
 from bascule.core import crash
@@ -21,6 +21,8 @@ from bascule.xa.transaction import Status
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
 AWAY_PAUSE_S = 1.0
+#: What the dead-letter topic has no room for waits for its owner.
+REFUSED: Final = Backoff()
 #: A transaction in doubt is looked at so often.
 DOUBT_PAUSE_S = 0.2
 
@@ -129,6 +131,8 @@ class Deliverer:
         self._log = log
         self._mode = mode
         self._counts = counts
+        #: Records that hold up their lanes since no dead letter can be written of them, and why.
+        self.unburied: dict[Ref, str] = {}
 
     def handle(self, workers: Workers, delivery: Delivery, call: Callable[[Record], None]) -> float | None:
         """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
@@ -149,6 +153,14 @@ class Deliverer:
         except Superseded as error:
             self._counts.add("superseded")
             _log.info("%s", error)
+        except TooLarge as error:
+            delivery.refusals += 1
+            pause_s = REFUSED.pause_s(delivery.refusals)
+            ref = delivery.ref
+            why = f"{ref.place}, offset {ref.offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
+            self.unburied[ref] = why
+            _log.error("%s; again in %g s", why, pause_s)
+            return time.monotonic() + pause_s
         except (NotNow, Unavailable) as error:
             _log.warning("%s, offset %d: %s; again in %g s", delivery.ref.place, delivery.ref.offset, error, AWAY_PAUSE_S)
             return time.monotonic() + AWAY_PAUSE_S
@@ -207,6 +219,7 @@ class Deliverer:
                 self._bury_without(VALUE_AND_HEADERS, delivery, error, refused)
             except TooLarge as again:
                 self._bury_without(KEY_TOO, delivery, error, again)
+        self.unburied.pop(delivery.ref, None)
         self._counts.add("dead_lettered")
 
     def _bury_without(self, left_out: str, delivery: Delivery, error: BaseException, refused: TooLarge) -> None:

@@ -57,6 +57,8 @@ class Delivery:
     phase: Phase = Phase.WAITING
     #: Why it failed, until it is moved away or waits for its next try.
     failure: BaseException | None = None
+    #: How often the dead-letter topic had no room for it, whatever was left out.
+    refusals: int = 0
 
     @property
     def key(self) -> bytes | None:
