@@ -89,8 +89,8 @@ def operation_of(line: Mapping[str, Any]) -> Operation:
 
 
 def read_history(*files: Path) -> list[Operation]:
-    """The operations of one or more files, in the order in which they ended."""
-    lines: list[dict[str, Any]] = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    """The operations of one or more files, in the order in which they ended. A last line without its end is being written."""
+    lines: list[dict[str, Any]] = [json.loads(line) for file in files for line in file.read_bytes().rpartition(b"\n")[0].splitlines()]
     found = [operation_of(line) for line in lines if "op" in line]
     return found if len(files) == 1 else sorted(found, key=lambda operation: operation.ended_ms or 0)
 

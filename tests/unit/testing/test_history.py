@@ -269,14 +269,14 @@ def test_a_long_list_is_cut() -> None:
     assert found([sent(*map(str, range(10, 20)))]) == ["lost: 10 sent and never given out from a (10, 11, 12, 13, 14, ...)"]
 
 
-def test_a_history_is_read_without_its_events(tmp_path: Path) -> None:
+def test_a_history_is_read_without_its_events_and_what_is_being_written(tmp_path: Path) -> None:
     lines = [
         {"t": 1, "client": "c", "event": "restored"},
         {"t": 3, "begun": 2, "client": "c", "op": "move", "from": "a", "to": "b", "ids": ["1"], "redelivered": ["1"], "outcome": "ok",
          "tx": "x", "selector": "n = 1", "facts": {"1": {"priority": 9, "expiry": 7, "properties": {"n": 1}}}},
     ]  # fmt: skip
     file = tmp_path / "history"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"t": 4, "cli')
     facts = {"1": Facts(9, True, 7, 0, {"n": 1})}
     move = Operation("c", ("1",), "ok", "a", "b", "move", ("1",), 2, 3, "x", "", "n = 1", facts)
     assert read_history(file) == [move]
