@@ -22,6 +22,8 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
 #: Below it are the ports of well-known services.
 LASTING_PORT_MIN = 20_000
+#: Ports that this process has been told are free: who asked may not listen there yet, or not at this moment.
+_told: set[int] = set()
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
@@ -159,9 +161,9 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Different ports that nothing listens on at this moment.
 
     Not those that the system gives to outgoing connections, and to whoever asks it for a port: one of these might take a port before it
-    is used, or while the process that listens on it is away. Only where all others are taken.
+    is used, or while the process that listens on it is away. Only where all others are taken. Nor the same one twice, for these reasons.
     """
-    lasting = range(LASTING_PORT_MIN, _first_passing_port())
+    lasting = sorted({*range(LASTING_PORT_MIN, _first_passing_port())} - _told)
     with ExitStack() as probes:
         found: list[int] = []
         for port in itertools.chain(random.sample(lasting, len(lasting)), itertools.repeat(0, count)):
@@ -171,6 +173,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             with suppress(OSError):
                 probe.bind((host, port))
                 found.append(int(probe.getsockname()[1]))
+        _told.update(found)
         return found
 
 

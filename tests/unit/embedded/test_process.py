@@ -95,6 +95,11 @@ def test_free_ports_are_different_ones_and_none_that_the_system_might_give_away(
     assert free_port() >= passing  # better than none
 
 
+def test_no_port_is_given_twice_since_nobody_may_listen_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LASTING_PORT_MIN", process._first_passing_port() - 300)
+    assert set(process.free_ports(50)).isdisjoint(process.free_ports(50))
+
+
 def test_a_port_in_use_is_refused_and_a_free_one_taken() -> None:
     check_port(free_port(), "Kafka", "--kafka-port")
     with socket.socket() as other:
