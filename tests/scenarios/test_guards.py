@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,9 +15,11 @@ from tests.scenarios.sparkless import Bridge, without_spark
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
+from bascule.kafka import slot, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.history import TopicHistory
@@ -26,6 +29,9 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
 from bascule.testing.system import WAIT_S, System, paused, wait_for
+from bascule.xa.errors import ResourceFailed
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.resource import Vote
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
@@ -252,6 +258,38 @@ def test_the_pipelines_warn_of_what_weakens_kafkas_transactions(
     with bridge.running(bridge.divert("x")):
         pass
     assert "topic '__transaction_state' has unclean.leader.election.enable=true: a replica that lags" in capsys.readouterr().out
+
+
+class Lonely(EmbeddedKafka):
+    """One node, which is to keep three copies of what is decided of transactions."""
+
+    def _server_properties(self) -> str:
+        setting = "transaction.state.log.replication.factor={}"
+        return super()._server_properties().replace(setting.format(1), setting.format(3))
+
+
+def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = (
+        "Kafka has not made its topic '__transaction_state': transaction.state.log.replication.factor (3 where it is not set) must be"
+        " at most the number of its brokers that are there, 1"
+    )
+    for module in (slot, transactional):
+        monkeypatch.setattr(module, "COORDINATOR_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(slot, "TRANSACT_DEADLINE_S", 1.0)
+    with Lonely(tmp_path) as lonely:
+        positions = Positions(Pipelines("lonely", {"bootstrap.servers": lonely.bootstrap}, prefix="lonely"), "test")
+        positions.prepare_topics()
+        with closing(positions.writer("any", deadline_s=1.0)) as writer, pytest.raises(Unavailable) as said:
+            writer.current()
+        assert str(said.value) == f"no transaction can be started: Kafka does not answer in time; {why}"
+        resource = KafkaResource("kafka", {"bootstrap.servers": lonely.bootstrap})
+        xid = Xid(1, b"transaction", b"branch")
+        with closing(resource):
+            resource.start(xid, timeout_s=60.0).send("lonely.positions", b"value", b"key")
+            resource.end(xid, success=True)
+            assert resource.prepare(xid) is Vote.YES
+            with pytest.raises(ResourceFailed, match=re.escape(why)):
+                resource.commit(xid)
 
 
 def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:

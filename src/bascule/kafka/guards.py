@@ -8,16 +8,19 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S, Topics
+
+#: Who waits for a transaction has waited long; a Kafka that is there answers at once.
+EXPLAIN_TIMEOUT_S = 2.0
 
 _log = logging.getLogger("bascule.kafka.guards")
 
@@ -157,6 +160,45 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
     except Unavailable as error:
         _log.warning("whether %s is safe is not known: %s", TRANSACTION_STATE, error)
         return []
+
+
+def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
+    """Of one that Kafka does not start. Its coordinator says only that it is not available; its topic may show the reason."""
+    try:
+        seen = _unusable(AdminClient({"log_level": 2, **kafka}))
+    except KafkaException as error:
+        _log.debug("%s is not described: %s", TRANSACTION_STATE, error)
+        seen = ""
+    return Unavailable(f"no transaction can be started: {why}{seen and f'; {seen}'}")
+
+
+def _unusable(admin: AdminClient) -> str:
+    brokers = len(admin.list_topics(timeout=EXPLAIN_TIMEOUT_S).brokers)
+    try:
+        asked = admin.describe_topics(TopicCollection([TRANSACTION_STATE]), request_timeout=EXPLAIN_TIMEOUT_S)
+        partitions = asked[TRANSACTION_STATE].result().partitions
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
+        return (
+            f"Kafka has not made its topic {TRANSACTION_STATE!r}: transaction.state.log.replication.factor (3 where it is not set) must be"
+            f" at most the number of its brokers that are there, {brokers}"
+        )
+    resource = ConfigResource(ResourceType.TOPIC, TRANSACTION_STATE)
+    settings = admin.describe_configs([resource], request_timeout=EXPLAIN_TIMEOUT_S)[resource].result()
+    wanted = int(str(settings["min.insync.replicas"].value))
+    return too_few_in_sync(wanted, [(len(each.replicas), len(each.isr)) for each in partitions])
+
+
+def too_few_in_sync(wanted: int, partitions: Sequence[tuple[int, int]]) -> str:
+    """Whether some of the partitions, by their replicas and those in sync, take no record; "" where all do."""
+    short = [in_sync for replicas, in_sync in partitions if in_sync < min(wanted, replicas)]
+    if not short:
+        return ""
+    return (
+        f"topic {TRANSACTION_STATE!r} has min.insync.replicas={wanted}, and in {len(short)} of its {len(partitions)} partitions no more"
+        f" than {max(short)} in sync: start the brokers that are missing"
+    )
 
 
 def _described(kafka: Mapping[str, Any], topics: list[str]) -> dict[str, Facts]:

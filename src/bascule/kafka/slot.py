@@ -17,6 +17,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
+from bascule.kafka.guards import no_transaction
 from bascule.kafka.log import patient
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
@@ -68,6 +69,7 @@ class Slot:
     ) -> None:
         """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``."""
         self._ahead = ahead
+        self._kafka = dict(kafka)
         self._topic = topic
         self._settings = {
             "partitioner": "murmur2_random",
@@ -164,7 +166,7 @@ class Slot:
             except (KafkaException, Unavailable) as error:
                 self._next = None
                 if time.monotonic() + pause_s > deadline:
-                    raise Unavailable(f"no transaction can be started: {error}") from error
+                    raise no_transaction(self._kafka, str(error)) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -21,6 +21,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.background import in_background
+from bascule.kafka.guards import no_transaction
 from bascule.kafka.log import patient
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
@@ -115,6 +116,7 @@ class TransactionalWriter:
     ) -> None:
         """``deadline_s`` is how long what fails is tried again."""
         self.key = key
+        self._kafka = dict(kafka)
         self._deadline_s = deadline_s
         self._topic = positions_topic
         self._producer_settings = {
@@ -290,11 +292,11 @@ class TransactionalWriter:
             try:
                 return self._next.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                raise Unavailable("no transaction can be started: Kafka does not answer in time") from None
+                raise no_transaction(self._kafka, "Kafka does not answer in time") from None
             except (KafkaException, Unavailable) as error:
                 self._next = None
                 if time.monotonic() + pause_s > deadline:
-                    raise Unavailable(f"no transaction can be started: {error}") from error
+                    raise no_transaction(self._kafka, str(error)) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

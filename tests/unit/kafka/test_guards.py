@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.adapter.inbound.log import LOG_CONFIG, PARTITIONS
-from bascule.kafka.guards import Facts, Role, findings
+from bascule.kafka.guards import Facts, Role, findings, too_few_in_sync
 
 INBOUND = dict(LOG_CONFIG)
 WAITING = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": "1064960"}
@@ -41,3 +41,17 @@ def test_failed_records_that_are_compacted_are_refused_and_those_that_go_with_ti
     assert said(Role.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
     assert said(Role.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
     assert said(Role.WAITING, WAITING | {"max.message.bytes": "1000000"}, 1, None) == [("max.message.bytes", False)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "partitions", "why"),
+    [
+        (2, [(3, 3), (3, 2)], ""),
+        (2, [(1, 1)], ""),  # Kafka asks for no more than there are
+        (2, [(3, 2), (3, 1), (3, 0)], "has min.insync.replicas=2, and in 2 of its 3 partitions no more than 1 in sync: start the brokers"),
+    ],
+)
+def test_too_few_replicas_in_sync_for_transactions_are_named(wanted: int, partitions: list[tuple[int, int]], why: str) -> None:
+    found = too_few_in_sync(wanted, partitions)
+    assert why in found
+    assert bool(why) is bool(found)
