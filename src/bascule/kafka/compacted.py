@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import InvalidInput, Unavailable
-from bascule.kafka.history import READ_AHEAD, partition_offsets, passing
+from bascule.kafka.history import READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, patient
 
 #: After this time an append is reported in doubt: it may still be stored.
@@ -178,7 +178,7 @@ class TableReader:
         self._follow = follow
         self._begun = begin
         self._at = [TopicPartition(topic, partition) for partition in partitions]
-        self._admin = AdminClient(dict(kafka))
+        self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = Consumer(
             {
                 **kafka,
@@ -211,7 +211,7 @@ class TableReader:
             self._begin(timeout_s)
             asked_s = time.time()
             # The consumer's own query would answer the last stable offset, since it reads committed records only.
-            ends = partition_offsets(self._admin, self._at, OffsetSpec.latest(), timeout_s)
+            ends = self._offsets.ask(OffsetSpec.latest(), timeout_s)
             self._reach(ends, deadline, held_up)
             self._known_s = asked_s
             return dict(self._table)
@@ -243,7 +243,7 @@ class TableReader:
         if not self._reached or abs(time.time() - self._known_s) > DELETIONS_KEPT_S / 2:
             self._reached, self._table, self._known_s = {}, {}, time.time()
             self._begun()
-            self._reached = partition_offsets(self._admin, self._at, OffsetSpec.earliest(), timeout_s)
+            self._reached = self._offsets.ask(OffsetSpec.earliest(), timeout_s)
             self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
 
     def _reach(self, ends: Mapping[int, int], deadline: float, held_up: Callable[[Mapping[bytes, Stored]], None] | None) -> None:

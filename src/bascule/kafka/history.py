@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -43,30 +42,38 @@ _PASSING = frozenset(
 )
 
 
-def partition_offsets(
-    admin: AdminClient,
-    at: Sequence[TopicPartition],
-    spec: OffsetSpec,
-    timeout_s: float,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[int, int]:
-    """An offset of each partition (of one topic), whatever transactions are open. Raises Unavailable when Kafka does not answer."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            asked = admin.list_offsets(dict.fromkeys(at, spec), isolation_level=isolation, request_timeout=timeout_s)
-            offsets = {each.partition: int(future.result().offset) for each, future in asked.items()}
-            # What the client says, as if it were an answer, when the connection broke before there was one.
-            if OFFSET_INVALID in offsets.values():
-                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-            return offsets
-        except KafkaException as error:
-            # A topic just created, or a leader that moves, refuses for a moment.
-            if not passing(error.args[0]) or time.monotonic() > deadline:
-                raise Unavailable(f"{at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
-            time.sleep(_RETRY_S)
-            with suppress(KafkaException):  # the client goes on asking by the leader epoch of its last look, for minutes
-                admin.list_topics(at[0].topic, timeout=max(_RETRY_S, deadline - time.monotonic()))
+class PartitionOffsets:
+    """Asks for offsets of partitions of one topic, whatever transactions are open."""
+
+    def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition]) -> None:
+        # Half of it is how long a new client waits between its first two connections.
+        self._admin = AdminClient({"reconnect.backoff.ms": 10, **kafka})
+        self._at = list(at)
+        self._looked = False
+
+    def ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> dict[int, int]:
+        """One of each partition. Raises Unavailable when Kafka does not answer."""
+        deadline = time.monotonic() + timeout_s
+        topic = self._at[0].topic
+        while True:
+            try:
+                if not self._looked:
+                    # A new client's first connection is replaced at once; a question that was on its way is asked again a second later,
+                    # or three. After a failure the client goes on asking by the leader epoch of its last look, for minutes.
+                    self._admin.list_topics(topic, timeout=max(_RETRY_S, deadline - time.monotonic()))
+                    self._looked = True
+                asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=timeout_s)
+                offsets = {each.partition: int(future.result().offset) for each, future in asked.items()}
+                # What the client says, as if it were an answer, when the connection broke before there was one.
+                if OFFSET_INVALID in offsets.values():
+                    raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+                return offsets
+            except KafkaException as error:
+                # A topic just created, or a leader that moves, refuses for a moment.
+                self._looked = False
+                if not passing(error.args[0]) or time.monotonic() > deadline:
+                    raise Unavailable(f"{topic} does not tell its offsets: {error.args[0].str()}") from error
+                time.sleep(_RETRY_S)
 
 
 def passing(error: KafkaError) -> bool:
@@ -80,8 +87,8 @@ class TopicHistory:
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float = READ_TIMEOUT_S) -> None:
         self._kafka = dict(kafka)
         self._timeout_s = timeout_s
-        self._admin = AdminClient(self._kafka)
         self._at = TopicPartition(topic, partition)
+        self._offsets = PartitionOffsets(kafka, [self._at])
 
     def earliest(self) -> int:
         """The first offset that is still there."""
@@ -149,7 +156,7 @@ class TopicHistory:
         raise Unavailable(f"{self._at.topic}-{self._at.partition} could not be read up to offset {end}")
 
     def _offset(self, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> int:
-        return partition_offsets(self._admin, [self._at], spec, self._timeout_s, isolation)[self._at.partition]
+        return self._offsets.ask(spec, self._timeout_s, isolation)[self._at.partition]
 
 
 def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> int:

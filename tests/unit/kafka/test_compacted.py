@@ -29,8 +29,7 @@ class Topic:
         self._records: dict[int, tuple[bytes, bytes | None]] = {}
         self._end = self._next = 0
         monkeypatch.setattr("bascule.kafka.compacted.Consumer", lambda _: self)
-        monkeypatch.setattr("bascule.kafka.compacted.AdminClient", lambda _: self)
-        monkeypatch.setattr("bascule.kafka.compacted.partition_offsets", self._offsets)
+        monkeypatch.setattr("bascule.kafka.compacted.PartitionOffsets", lambda *_: self)
         monkeypatch.setattr("bascule.kafka.compacted.time", SimpleNamespace(time=lambda: self.now_s, monotonic=time.monotonic))
 
     def append(self, key: bytes, value: bytes | None) -> None:
@@ -42,7 +41,7 @@ class Topic:
         newest = {key: offset for offset, (key, _) in self._records.items()}
         self._records = {at: each for at, each in self._records.items() if newest[each[0]] == at and each[1] is not None}
 
-    def _offsets(self, _admin: object, _at: object, spec: OffsetSpec, _timeout_s: float) -> Mapping[int, int]:
+    def ask(self, spec: OffsetSpec, _timeout_s: float) -> Mapping[int, int]:
         return {0: self._end if isinstance(spec, type(OffsetSpec.latest())) else 0}
 
     def assign(self, at: Sequence[TopicPartition]) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.history import TopicHistory, passing
+from bascule.kafka.history import PartitionOffsets, TopicHistory, passing
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,39 @@ def test_a_question_to_nobody_ends_when_it_was_told_to() -> None:
     with pytest.raises(Unavailable):
         history.stable()
     assert time.monotonic() - began_s < 5
+
+
+class Client:
+    """Of Kafka's administration, which fails now and then."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing = 0
+
+    def list_topics(self, _topic: str, *, timeout: float) -> None:
+        self.calls.append("look")
+
+    def list_offsets(self, asked: Mapping[TopicPartition, OffsetSpec], **_: object) -> dict[TopicPartition, Future[Any]]:
+        self.calls.append("ask")
+        answers: dict[TopicPartition, Future[Any]] = {}
+        for at in asked:
+            answers[at] = Future()
+            if self.failing:
+                answers[at].set_exception(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+            else:
+                answers[at].set_result(SimpleNamespace(partition=at.partition, offset=5))
+        self.failing = max(0, self.failing - 1)
+        return answers
+
+
+def test_a_client_looks_before_its_first_question_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it waits for a second or three, now and then, while its first connection is replaced."""
+    client = Client()
+    monkeypatch.setattr("bascule.kafka.history.AdminClient", lambda _: client)
+    offsets = PartitionOffsets({}, [TopicPartition("t", 0), TopicPartition("t", 1)])
+    for _ in range(2):
+        assert offsets.ask(OffsetSpec.latest(), 5) == {0: 5, 1: 5}
+    assert client.calls == ["look", "ask", "ask"]
+    client.failing = 1
+    assert offsets.ask(OffsetSpec.latest(), 5) == {0: 5, 1: 5}
+    assert client.calls[3:] == ["ask", "look", "ask"]
