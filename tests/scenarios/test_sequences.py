@@ -337,6 +337,39 @@ def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
     asyncio.run(take_over())
 
 
+def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_journal_for_a_damaged_one(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was trimmed is covered by a snapshot that is announced behind its own epoch's start."""
+    journal, still = Journaled(kafka, topic_prefix), Still()
+
+    async def replace_it() -> None:
+        first = await journal.epoch()
+        journal.send(first, "first", "failed")
+        await journal.answered("first", "failed")
+        await first.close()
+        before_the_journal_is_read(still, monkeypatch, journal.place.topic)
+        old, start = journal.standby(), journal.end()
+        loading = asyncio.create_task(old.start())
+        await asyncio.to_thread(still.came.wait)
+        await asyncio.to_thread(wait_for, lambda: journal.end() == start + 1, "its start")
+        new = await journal.epoch()
+        assert [progress.done for progress in purge(new.engine, new.engine.queue("q"))] == [2]
+        new.flush()
+        journal.send(new, "third")
+        await journal.answered("first", "failed", "third")
+        assert new.housekeeping is not None
+        await new.housekeeping.rounds()
+        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() > start
+        still.go_on.set()
+        with pytest.raises(Unavailable, match="another broker has begun a newer epoch"):
+            await loading
+        await new.close()
+        await old.close()
+
+    asyncio.run(replace_it())
+
+
 # -- a broker that was replaced, and does not know it, appends, takes a snapshot and trims --------------------------------------
 
 

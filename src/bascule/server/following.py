@@ -69,7 +69,10 @@ class Following:
         return await self.loader
 
     def _run(self) -> Loader:
-        """Who serves may trim the journal before this one has read it, but only behind a newer snapshot."""
+        """Who serves may trim the journal before this one has read it, but only behind a newer snapshot.
+
+        The snapshot of an epoch behind ``end`` is announced there, where this one does not look.
+        """
         tried: list[str] | None = None
         while True:
             candidates = self._candidates()
@@ -77,6 +80,8 @@ class Following:
                 return self._load(candidates)
             except Trimmed as error:
                 names = [each.id for each in candidates]
+                if self._end is not None and any(each.epoch >= self._end for each in candidates):
+                    raise Unavailable(f"{error}: another broker has begun a newer epoch, and this one must not serve") from error
                 if names == tried:
                     raise DamagedRecord(f"{error}, and no usable snapshot covers what was before") from error
                 log.info("%s: loading anew", error)
