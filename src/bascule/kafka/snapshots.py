@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
@@ -51,8 +51,8 @@ class SnapshotStore:
         self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()
         self._keys = {}
         for key in chunks:
-            self._keys.setdefault(_id_of(key), []).append(key)
-        return _joined(chunks)
+            self._keys.setdefault(id_of(key), []).append(key)
+        return joined(chunks)
 
     def journal_id(self, now: str) -> str:
         """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
@@ -63,10 +63,7 @@ class SnapshotStore:
 
     def write(self, snapshot_id: str, data: bytes) -> None:
         """Store a snapshot; when this returns, Kafka has it. Raises Unavailable."""
-        pieces = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
-        head = json.dumps({"chunks": len(pieces), "crc": zlib.crc32(data)}).encode()
-        records: dict[bytes, bytes | None] = {f"{snapshot_id}/{number}".encode(): piece for number, piece in enumerate(pieces)}
-        records[f"{snapshot_id}/head".encode()] = head
+        records = parted(snapshot_id, data)
         if self._keys is not None:
             self._keys[snapshot_id] = list(records)
         self._send(records)
@@ -76,7 +73,7 @@ class SnapshotStore:
         if self._keys is None:
             self.read()
         assert self._keys is not None
-        older = [each for each in self._keys if _age(each) < _age(snapshot_id)]
+        older = older_than(snapshot_id, self._keys)
         self._send({key: None for each in older for key in self._keys[each]})
         for each in older:
             del self._keys[each]
@@ -98,16 +95,30 @@ class SnapshotStore:
             raise Unavailable(f"snapshot not stored: {failures or 'no answer'}")
 
 
-def _id_of(key: bytes) -> str:
+def parted(snapshot_id: str, data: bytes, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
+    """A snapshot as records, by key. The head comes last."""
+    pieces = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
+    records = {f"{snapshot_id}/{number}".encode(): piece for number, piece in enumerate(pieces)}
+    records[f"{snapshot_id}/head".encode()] = json.dumps({"chunks": len(pieces), "crc": zlib.crc32(data)}).encode()
+    return records
+
+
+def id_of(key: bytes) -> str:
+    """Of the snapshot that a record belongs to."""
     return key.decode().rpartition("/")[0]
 
 
+def older_than(snapshot_id: str, ids: Iterable[str]) -> list[str]:
+    """By epoch and sequence: a broker whose epoch is over deletes nothing of its successor's."""
+    return [each for each in ids if _age(each) < _age(snapshot_id)]
+
+
 def _age(snapshot_id: str) -> list[int]:
-    """Its epoch and its sequence: a broker whose epoch is over deletes nothing of its successor's."""
     return [int(number) for number in snapshot_id.split("-")]
 
 
-def _joined(chunks: dict[bytes, bytes]) -> dict[str, bytes]:
+def joined(chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    """Every complete, undamaged snapshot by its id."""
     found: dict[str, bytes] = {}
     for key, value in chunks.items():
         snapshot_id, _, name = key.decode().rpartition("/")

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker import snapshot as snapshots
+from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.core.errors import BasculeError
@@ -98,14 +97,11 @@ class Housekeeping:
     def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool]) -> None:
         self.place = place
         self._engine = engine
-        self._offsets = offsets
         self._running = running
         self._loop = asyncio.get_running_loop()
         self._snapshots = SnapshotStore(place.kafka, place.snapshots_topic)
         self._store = store
-        self._stored: set[int] = set()  # mids that are there
-        self._first = True
-        self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
+        self._rounds = Rounds(self, engine, offsets)
         self._records = 0  # stored in this epoch
         self._size_bytes = 0
         self._tried = (0, 0)  # as many when a snapshot was last begun
@@ -136,11 +132,11 @@ class Housekeeping:
 
     async def rounds(self) -> None:
         """Snapshot, announce it, forget the older ones, trim; once more for what came meanwhile, after which nothing may come."""
-        await self._alone(self._rounds)
+        await self._alone(self._due_rounds)
 
     async def hand_over(self) -> None:
         """A snapshot for the next broker; to clear away what that replaces is the next one's, which waits."""
-        await self._alone(self._snapshot)
+        await self._alone(self._rounds.snapshot)
 
     async def _alone(self, work: Callable[[], Awaitable[object]]) -> None:
         if self._busy:
@@ -158,62 +154,51 @@ class Housekeeping:
         finally:
             self._busy = False
 
-    async def _rounds(self) -> None:
-        await self._round()
-        while self._due() and self._running():
-            await self._round()
+    async def _due_rounds(self) -> None:
+        await self._rounds.round()
+        while self._due() and self.going_on():
+            await self._rounds.round()
 
-    async def _round(self) -> None:
-        taken = await self._snapshot()
-        if taken is None:
-            return
-        crash.point("snapshot.delete.before")
+    # -- the steps of a round: see bascule.broker.rounds.Steps ---------------------------------------------------------
+
+    def going_on(self) -> bool:
+        """Whether the epoch has not ended."""
+        return self._running()
+
+    def taken(self) -> None:
+        """What is stored from now on is in the next snapshot."""
+        self._tried = self._records, self._size_bytes
+
+    async def stored(self) -> set[int]:
+        """The mids of all that the store has now. Raises Unavailable."""
+        return await self._off_loop(self._store.mids_now)
+
+    async def store(self, records: Mapping[int, bytes | None]) -> None:
+        """Raises Unavailable."""
+        await self._off_loop(self._store.write, records)
+
+    async def write(self, taken: Snapshot) -> None:
+        """Raises Unavailable."""
+        await self._off_loop(lambda: self._snapshots.write(taken.id, snapshots.encode(taken)))
+
+    async def announce(self, taken: Snapshot) -> None:
+        """Raises TimeoutError."""
+        announced = asyncio.Event()  # which may also be set when nobody waits any more
+        self._engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
+        self._engine.journaling.then(announced.set)
+        await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
+        self._kept = taken.next_offset, *self._tried
+
+    async def delete_older(self, taken: Snapshot) -> None:
+        """Raises Unavailable."""
         await self._off_loop(self._snapshots.delete_older, taken.id)
-        crash.point("snapshot.delete.after")
-        gone = self._stored.difference(taken.stored)
-        if gone:
-            crash.point("store.forget.before")
-            await self._off_loop(self._store.write, dict.fromkeys(gone))
-            crash.point("store.forget.after")
-            self._stored -= gone
-        if self._running():
-            held = {message.mid: str(xid) for xid, branch in self._engine.branches.prepared.items() for _, message in branch.acks}
-            await self._off_loop(self._trim, taken, held)
+
+    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
+        """Raises Unavailable."""
+        await self._off_loop(self._trim, taken, held)
 
     async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
-
-    async def _snapshot(self) -> Snapshot | None:
-        engine = self._engine
-        if self._first:
-            # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
-            self._stored = await self._off_loop(self._store.mids_now)
-            self._first = False
-        taken = snapshots.take(engine, self._offsets)
-        crash.point("snapshot.taken")
-        self._tried = self._records, self._size_bytes
-        if self._stored:
-            taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
-        moved = snapshots.pinning(engine, taken, self._sequences[0])
-        if moved:
-            records = {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()}
-            await self._off_loop(self._store.write, records)
-            crash.point("store.write.after")
-            self._stored.update(moved)
-            taken.stored = sorted({*taken.stored, *moved})
-        crash.point("snapshot.write.before")
-        await self._off_loop(lambda: self._snapshots.write(taken.id, snapshots.encode(taken)))
-        crash.point("snapshot.write.after")
-        if not self._running():
-            return None
-        announced = asyncio.Event()  # which may also be set when nobody waits any more
-        engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
-        engine.journaling.then(announced.set)
-        await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
-        crash.point("snapshot.announce.after")
-        self._sequences.append(taken.sequence)
-        self._kept = taken.next_offset, *self._tried
-        return taken
 
     # -- trimming, off the loop ----------------------------------------------------------------------------------------
 

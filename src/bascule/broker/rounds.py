@@ -1,0 +1,113 @@
+"""Rounds of housekeeping: which steps there are, and in which order. Who takes them has the IO.
+
+Whatever fails is tried again with the next round: nothing rests on it but size and time. By the order nothing is lost: a snapshot
+counts once it is announced, and only then goes what it replaces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import chain
+from typing import Protocol
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.engine import Engine
+from bascule.broker.snapshot import Snapshot
+from bascule.core import crash
+from bascule.journal.offsets import OffsetMap
+
+
+class Steps(Protocol):
+    """What a round asks for. Any of it may fail, and ends the round with that."""
+
+    def going_on(self) -> bool:
+        """Whether the epoch has not ended."""
+        ...
+
+    def taken(self) -> None:
+        """A snapshot is made in memory: what is stored from now on is in the next one."""
+        ...
+
+    async def stored(self) -> set[int]:
+        """The mids of all that the store has now."""
+        ...
+
+    async def store(self, records: Mapping[int, bytes | None]) -> None:
+        """Keep messages in the store, forget those that are None."""
+        ...
+
+    async def write(self, taken: Snapshot) -> None:
+        """Store a snapshot."""
+        ...
+
+    async def announce(self, taken: Snapshot) -> None:
+        """Returns when the journal says that the snapshot counts."""
+        ...
+
+    async def delete_older(self, taken: Snapshot) -> None:
+        """Forget the snapshots that this one replaces."""
+        ...
+
+    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
+        """Delete what nobody needs of the journal; ``held`` names the branches that have received a mid."""
+        ...
+
+
+class Rounds:
+    """The rounds of one epoch, one at a time. ``engine`` and ``offsets`` are the epoch's."""
+
+    def __init__(self, steps: Steps, engine: Engine, offsets: OffsetMap) -> None:
+        self._steps = steps
+        self._engine = engine
+        self._offsets = offsets
+        self._stored: set[int] = set()  # mids that are there
+        self._first = True
+        self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
+
+    async def round(self) -> None:
+        """Snapshot, announce it, forget the older ones, trim."""
+        steps = self._steps
+        taken = await self.snapshot()
+        if taken is None:
+            return
+        crash.point("snapshot.delete.before")
+        await steps.delete_older(taken)
+        crash.point("snapshot.delete.after")
+        gone = self._stored.difference(taken.stored)
+        if gone:
+            crash.point("store.forget.before")
+            await steps.store(dict.fromkeys(gone))
+            crash.point("store.forget.after")
+            self._stored -= gone
+        if steps.going_on():
+            held = {message.mid: str(xid) for xid, branch in self._engine.branches.prepared.items() for _, message in branch.acks}
+            await steps.trim(taken, held)
+
+    async def snapshot(self) -> Snapshot | None:
+        """A snapshot that counts. None where the epoch has ended."""
+        engine, steps = self._engine, self._steps
+        if self._first:
+            # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
+            self._stored = await steps.stored()
+            self._first = False
+        taken = snapshots.take(engine, self._offsets)
+        crash.point("snapshot.taken")
+        steps.taken()
+        if self._stored:
+            taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
+        moved = snapshots.pinning(engine, taken, self._sequences[0])
+        if moved:
+            await steps.store({mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()})
+            crash.point("store.write.after")
+            self._stored.update(moved)
+            taken.stored = sorted({*taken.stored, *moved})
+        crash.point("snapshot.write.before")
+        await steps.write(taken)
+        crash.point("snapshot.write.after")
+        if not steps.going_on():
+            return None
+        await steps.announce(taken)
+        crash.point("snapshot.announce.after")
+        self._sequences.append(taken.sequence)
+        return taken
