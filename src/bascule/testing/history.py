@@ -319,9 +319,14 @@ def _check_arrived(tally: Tally, history: _History) -> None:
 
 
 def _check_marks(tally: Tally, history: _History) -> None:
-    """A second delivery says so. (After an acknowledgement the delivery itself is the fault.)"""
+    """A second delivery says so, and of two that may have been in either order one does.
+
+    (After an acknowledgement the delivery itself is the fault.)
+    """
     for place, deliveries in history.deliveries.items():
-        unmarked = {each.id for each in deliveries if each.again and not each.marked and not each.acknowledged}
+        silent = [each for each in deliveries if not each.marked and not each.acknowledged]
+        times = Counter(each.id for each in silent)
+        unmarked = {each.id for each in silent if each.again or times[each.id] > 1}
         tally.report("redelivered-unmarked", f"second time from {place}", unmarked)
 
 

@@ -115,8 +115,9 @@ def test_half_a_transaction_over_two_destinations_is_found_and_no_half_of_one_th
         (taken("1", source="a"), ["redelivered-unmarked: 1 second time from a (1)"]),
         (taken("1", source="a", redelivered=("1",)), []),
         (taken("1", source="a", begun_ms=2, by="another"), ["redelivered-unmarked: 1 second time from a (1)"]),
-        # It may have been given to this one first.
-        (taken("1", source="a", by="another"), []),
+        # Whoever was given it first.
+        (taken("1", source="a", by="another"), ["redelivered-unmarked: 1 second time from a (1)"]),
+        (taken("1", source="a", by="another", redelivered=("1",)), []),
     ],
 )
 def test_a_second_delivery_without_a_mark_is_found(again: Operation, wanted: list[str]) -> None:
