@@ -133,6 +133,9 @@ def test_jms_to_kafka_messages_2_and_3_are_on_their_way_and_4_is_stored_and_not_
         # The writer's task knows of no commit, whether there was one or not.
         known = ["message 1"] if point == "writer.commit.before" else ["message 1", "message 2", "message 3"]
         assert topic.read_until(known[-1]) == known
+        with closing(Reader(bridge.bootstrap, topic_name, committed=False)) as everything:
+            # Where they are not known, they are in Kafka all the same, in a transaction that is open.
+            assert everything.read_until("message 3") == ["message 1", "message 2", "message 3"]
         proxy.hold_answers()
         unanswered = producer.submit_send("message 4")
         bridge.serving.wait_depth(address, 4)
