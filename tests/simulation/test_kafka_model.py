@@ -194,6 +194,16 @@ def test_compaction_keeps_the_newest_committed_record_of_a_key_and_all_that_is_n
     ]
 
 
+def test_what_is_trimmed_cannot_be_read_and_a_late_repetition_of_the_trim_brings_nothing_back(stage: Stage) -> None:
+    for value in (b"1", b"2", b"3"):
+        stage.output.store(ToWrite(None, value))
+    for end in (2, 1):
+        stage.output.trim(end)
+    assert [record.value for record in stage.output.read(2, committed=True)[0]] == [b"3"]
+    with pytest.raises(KafkaFault, match="trimmed"):
+        stage.output.read(1, committed=True)
+
+
 def test_a_stopped_process_does_nothing_until_it_goes_on_and_a_killed_one_nothing_more(stage: Stage) -> None:
     done: list[str] = []
 

@@ -9,12 +9,12 @@ import pytest
 from tests.simulation.planting import Plant, not_found
 
 from bascule.broker import branches
-from bascule.broker.branches import Branches, ended_entry
+from bascule.broker.branches import Branch, Branches, ended_entry
 from bascule.broker.engine import Engine
 from bascule.broker.loading import Loader
 from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ended
+from bascule.journal.branches import Ended, Ending
 from bascule.testing.sim import requests
 from bascule.testing.sim.managers import Manager
 from bascule.testing.sim.simulation import Parts
@@ -91,6 +91,51 @@ def commits_in_one_phase_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     return Parts()
 
 
+def snapshots_leave_out_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    def entries(known: Branches, _: int) -> bytes:
+        forced = (ended_entry(*ended) for ended in known.forced.values())
+        return b"".join((*forced, *(branch.entry for branch in known.prepared.values() if branch.stored)))
+
+    monkeypatch.setattr(Branches, "entries", entries)
+    return Parts()
+
+
+def ends_by_force_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    over = Branches.over
+
+    def over_and_forget(known: Branches, ended: Ended) -> None:
+        over(known, ended)
+        known.forced.pop(ended.xid, None)
+
+    monkeypatch.setattr(Branches, "over", over_and_forget)
+    return Parts()
+
+
+def rollbacks_leave_no_mark(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    over = branches._over
+
+    def over_and_unmark(engine: Engine, branch: Branch, *more: Any) -> None:
+        over(engine, branch, *more)
+        for queue, message in branch.acks:
+            queue.counts.pop(message.position, None)
+
+    monkeypatch.setattr(branches, "_over", over_and_unmark)
+    return Parts()
+
+
+def commits_leave_an_acknowledgement_out(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    end = branches.end
+
+    def end_most(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
+        branch = engine.branches.prepared.get(xid)
+        if branch is not None and branch.ending is None and ending in branches.COMMITS:
+            branch.acks = branch.acks[:-1]
+        end(engine, xid, ending, done)
+
+    monkeypatch.setattr(branches, "end", end_most)
+    return Parts()
+
+
 def a_recovery_does_not_ask_the_log_for_its_rollback(monkeypatch: pytest.MonkeyPatch) -> Parts:
     step_of = Manager._step
 
@@ -115,6 +160,10 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (sends_of_a_prepared_branch_are_put_in, {"unexpected", "duplicated"}),
     (commits_in_one_phase_are_not_remembered, {"unexpected"}),
     (a_recovery_does_not_ask_the_log_for_its_rollback, {"torn-tx"}),
+    (snapshots_leave_out_what_has_ended, {"unexpected"}),
+    (ends_by_force_are_not_remembered, {"lost"}),
+    (rollbacks_leave_no_mark, {"redelivered-unmarked"}),
+    (commits_leave_an_acknowledgement_out, {"zombie-ack"}),
 ]
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
-from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
@@ -25,7 +25,6 @@ from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
-    ForeignRecord,
     Kind,
     Op,
     RecordError,
@@ -36,10 +35,10 @@ from bascule.journal.records import (
     entries,
     json_entry,
 )
-from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, ToWrite
+from bascule.testing.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, KafkaFault, ToWrite
+from bascule.testing.sim.keeping import Following, Housekeeping, SteppedDown
 from bascule.testing.sim.world import Process, Promise, TimeOut, World
 
-JOURNAL, SNAPSHOTS, INGRESS = "journal", "snapshots", "ingress"
 #: As the real shell, in small: appends on their way at once; how long an acknowledgement waits for company.
 IN_FLIGHT_MAX: Final = 3
 LINGER_MS: Final = 5.0
@@ -50,10 +49,6 @@ POLL_MS: Final = 20.0
 SILENCE_MS: Final = 300.0
 #: How long what a client says may be held up on its way. Its connection may be gone by then.
 HOLD_UP_MS: Final = 120.0
-
-
-class SteppedDown(BasculeError):
-    """A newer epoch has begun."""
 
 
 class ConnectionLost(Exception):
@@ -207,15 +202,23 @@ class Broker:
         self.epoch = -1
         self.connections: dict[Connection, None] = {}
         self.snapshot_records = 25
+        self.on_step: Callable[[Broker], None] = lambda _: None  # of its housekeeping
+        self.stands_by = False  # once it is replaced
+        self.slowness = 0.0  # how often it takes its time over a load
+        self.elected: Promise[None] = Promise()
         self.journal = kafka.partition(JOURNAL)
         self.failure: Exception | None = None  # what keeps it from ever serving again
         self._launches = 0
 
-    def launch(self) -> None:
-        """Start, or start again."""
+    def launch(self, *, elected: bool = True) -> None:
+        """Start, or start again, to serve or to stand by."""
         self._launches += 1
+        self.elected = Promise()
+        if elected:
+            self.elected.keep(None)
         self.process = Process(self.world, f"{self.name}#{self._launches}")
-        self.process.spawn(self._run()).then(lambda: None)
+        run = self.process.spawn(self._run())
+        run.then(run.result)
 
     def kill(self) -> None:
         """kill -9."""
@@ -237,6 +240,11 @@ class Broker:
         return connection
 
     @property
+    def standing_by(self) -> bool:
+        """Whether it follows the journal until it is elected."""
+        return self.process.alive and not self.elected.done
+
+    @property
     def superseded(self) -> bool:
         """Whether a newer epoch has begun, known to this broker or not."""
         return any(record.key == KEY_OF_KIND[Kind.EPOCH] for record in self.journal.records[self.epoch + 1 :])
@@ -250,7 +258,9 @@ class Broker:
             except SteppedDown as error:
                 self.world.say(f"{self.process.name}: {error}")
                 self._put_down()
-                return
+                if not self.stands_by:
+                    return
+                self.elected = Promise()
             except RecordError as error:
                 self.failure = error
                 self._put_down()
@@ -264,25 +274,31 @@ class Broker:
         self.serving = False
         self._close_clients()
         self.appender.close()
+        self._following.closed = True
 
     async def _epoch(self) -> None:
         self.ended: Promise[None] = Promise()
         self._started: Promise[int] = Promise()
         self._flushing = self._flush_due = False
         self._oldest_ms = self.world.now_ms
-        self._records = 0
         self._timer_ms = float("inf")
         self.appender = Appender(self.kafka, self.process, self.journal, self._outcome)
+        self._following = Following(self.kafka, self.process, self._fresh_engine, self.slowness)
+        loading = self.process.spawn(self._following.run())
+        await self._wait_for_election(loading)
         names = [divert.name for divert in self.diverts.exclusive]
         start = encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": names}))
         self.appender.append(ToWrite(KEY_OF_KIND[Kind.EPOCH], start))
         epoch = self.epoch = await self.process.within(APPEND_TIMEOUT_MS, self._started)
-        loader = await self._load(epoch)
+        self._following.end = epoch + 1
+        loader = await loading
         engine = self.engine = loader.engine
         self.offsets: OffsetMap = loader.offsets
         engine.journaling.begin(epoch, loader.fence.sequence)
         engine.addresses.use(self.diverts)
         self._next_offset = epoch + 1
+        on_step = partial(self.on_step, self)
+        self._housekeeping = Housekeeping(self.kafka, self.process, engine, self.offsets, self.ended, self.snapshot_records, on_step)
         engine.schedule.on_earlier = self._set_timer
         self._set_timer()
         self.serving = True
@@ -292,24 +308,14 @@ class Broker:
         self.process.spawn(self._watch(self.ended))
         await self.ended
 
-    async def _load(self, epoch: int) -> Loader:
-        stored, _ = await self.kafka.fetch(self.process, self.kafka.partition(SNAPSHOTS), 0, committed=False)
-        newest = {record.key: record.value for record in stored}
-        decoded = sorted((snapshots.decode(value) for value in newest.values() if value), key=lambda each: -each.sequence)
-        for snapshot in [*decoded, None]:
-            loader = Loader(self._fresh_engine(), snapshot)
-            records, _ = await self.kafka.fetch(self.process, self.journal, loader.first_offset, committed=False)
-            for record in records:
-                if record.offset > epoch:
-                    break
-                try:
-                    loader.apply(record.offset, record.value)
-                except ForeignRecord:
-                    continue
-            if snapshot is None or loader.announced:
-                loader.finish()
-                return loader
-        raise AssertionError("the whole journal is always a candidate")
+    async def _wait_for_election(self, loading: Promise[Loader]) -> None:
+        """It follows the journal meanwhile. Raises what that fails with."""
+        either: Promise[None] = Promise()
+        for promise in (self.elected, loading):
+            promise.then(partial(either.keep, None))
+        await either
+        if not self.elected.done:
+            loading.result()
 
     def _fresh_engine(self) -> Engine:
         journaling = Journaling(self._append, on_work=self._work)
@@ -363,13 +369,13 @@ class Broker:
             self.engine.stalled = None
             if self._flush_due:
                 self._flush(self.ended)
-            self._records += 1
-            if self._records >= self.snapshot_records:
-                self._records = 0
-                self.process.spawn(self._snapshot(self.ended))
+            self._housekeeping.appended()
 
     def own_gap(self, start: int, end: int) -> bool:
         """Whether nobody but Kafka's own clients was between two of our records; a newer epoch ends this one."""
+        if start < self.journal.start:
+            self.end(JournalUnavailable("what lies between its records is trimmed"))
+            return False
         for record in self.journal.records[start:end]:
             try:
                 newer = decode_header(record.value).kind is Kind.EPOCH
@@ -408,18 +414,7 @@ class Broker:
             self.engine.dispatch()
             self._set_timer()
 
-    # -- snapshots and the ingress -----------------------------------------------------------------------------------
-
-    async def _snapshot(self, ended: Promise[None]) -> None:
-        taken = snapshots.take(self.engine, self.offsets)
-        data = ToWrite(taken.id.encode(), snapshots.encode(taken))
-        partition, producer = self.kafka.partition(SNAPSHOTS), self.kafka.new_producer()
-        try:
-            await self.kafka.request(self.process, "Produce snapshots", lambda: partition.produce(producer, 0, 0, [data], None))
-        except KafkaFault:
-            return
-        if not ended.done:
-            self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id, "bytes": len(data.value or b"")}))
+    # -- the ingress -------------------------------------------------------------------------------------------------
 
     async def _tail(self, engine: Engine, ended: Promise[None]) -> None:
         """Takes what the pipelines wrote for JMS destinations, in chunks of a few records."""

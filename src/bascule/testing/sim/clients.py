@@ -24,6 +24,8 @@ TOPIC: Final = "topic:"
 FIRST_MS: Final = 150.0
 MORE_MS: Final = 5.0
 PREFETCH: Final = 6
+#: Who naps looks so often whether that is over.
+STEP_MS: Final = 25.0
 
 
 @lru_cache(maxsize=10_000)
@@ -41,6 +43,8 @@ class Stage:
     operations: list[Operation] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
     ending: bool = False
+    #: How long some consumers may leave lie what was given to them.
+    nap_ms: float = 0.0
     #: Deliveries of a broker that did not know yet of a newer epoch, and which it could not acknowledge any more. Only an election that is
     #: in time can prevent them; that their acknowledgements do not count is what the fence is for.
     stale: int = 0
@@ -254,8 +258,10 @@ class Taker(Transacted):
         selector: str = "",
         to: str | None = None,
         transacted: bool = True,
+        naps: bool = False,
     ) -> None:
         super().__init__(stage, name)
+        self._naps = naps
         self._source, self._subscription, self._selector, self._to, self._transacted = source, subscription, selector, to, transacted
         self._where = {"source": source, "subscription": subscription}
         self.done = self.process.spawn(self._run())
@@ -276,7 +282,14 @@ class Taker(Transacted):
             except ConnectionLost:
                 continue
 
+    async def _nap(self) -> None:
+        until_ms = self.world.now_ms + self.world.random.random() * self.stage.nap_ms
+        while self.stage.nap_ms and self.world.now_ms < until_ms:
+            await self.process.sleep(STEP_MS)
+
     async def _take(self, connection: Connection, port: Port) -> None:
+        if self._naps:
+            await self._nap()
         begun_ms = self.world.now_ms
         taken: list[tuple[Message, int]] = []
         for _ in range(self.world.random.randint(1, 4)):

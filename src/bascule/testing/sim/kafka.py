@@ -23,10 +23,16 @@ GIVE_UP_MS: Final = 130.0
 BACKOFF_MS: Final = 4.0
 #: A request that was held up arrives at most so much later.
 HELD_MS: Final = 400.0
+#: So much more often it is the end of a transaction: of all repetitions the one that does most harm.
+LATE_ENDS: Final = 2.5
+#: The broker's topics.
+JOURNAL, SNAPSHOTS, STORE, INGRESS = "journal", "snapshots", "store", "ingress"
+#: Of a fetch: what was to be read has been deleted.
+TRIMMED: Final = "trimmed"
 
 
 class KafkaFault(Exception):
-    """What a client is told: ``fenced``, ``invalid-state``, ``incomplete``, ``failed``, ``timed-out`` or ``closed``."""
+    """What a client is told: ``fenced``, ``invalid-state``, ``incomplete``, ``failed``, ``timed-out``, ``trimmed`` or ``closed``."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -93,7 +99,8 @@ class Partition:
     def __init__(self, topic: str, index: int = 0) -> None:
         self.topic = topic
         self.index = index
-        self.records: list[Record] = []
+        self.records: list[Record] = []  # also what was trimmed, for the judgement
+        self.start = 0  # what is before it has been deleted
         self.end = 0  # the high watermark
         self.open: dict[Transaction, int] = {}  # first offset of each open transaction
         self.committed: dict[Transaction, bool] = {}
@@ -141,7 +148,9 @@ class Partition:
             self.producers[producer] = _Sequence(epoch)
 
     def read(self, start: int, *, committed: bool, count: int = 1 << 30) -> tuple[list[Record], int]:
-        """Records from an offset on, and where to read on."""
+        """Records from an offset on, and where to read on. Raises KafkaFault."""
+        if start < self.start:
+            raise KafkaFault(TRIMMED)
         limit = self.stable if committed else self.end
         found: list[Record] = []
         for place in range(bisect_left(self.records, (start,), key=lambda record: (record.offset,)), len(self.records)):
@@ -153,6 +162,10 @@ class Partition:
             if not record.marker and not (committed and record.transaction is not None and not self.committed.get(record.transaction)):
                 found.append(record)
         return found, max(start, limit)
+
+    def trim(self, end: int) -> None:
+        """DeleteRecords: none before an offset is there any more."""
+        self.start = max(self.start, end)
 
     def compact(self, below: int) -> int:
         """Of committed records below an offset only the newest of each key stays; returns how many go."""
@@ -224,6 +237,7 @@ class Kafka:
             return
         again = (self._try, process, what, carry_out, promise, deadline_ms)
         fate = world.random.random()
+        held = weather.held * (LATE_ENDS if what == "EndTxn" else 1.0)
         if fate < weather.lost:
             world.note("lose request", f"{process.name}, {what}")
             process.after(REQUEST_MS, *again)
@@ -231,7 +245,7 @@ class Kafka:
             world.note("lose answer", f"{process.name}, {what}")
             world.after(self._way_ms(), self._arrive_silently, carry_out)
             process.after(REQUEST_MS, *again)
-        elif fate < weather.lost + weather.unanswered + weather.held:
+        elif fate < weather.lost + weather.unanswered + held:
             held_ms = REQUEST_MS * (0.5 + world.random.random()) + world.random.random() ** 3 * HELD_MS
             world.note("hold up EndTxn" if what == "EndTxn" else "hold up request", f"{process.name}, {what} for {held_ms:.0f} ms")
             world.after(held_ms, self._arrive_silently, carry_out)

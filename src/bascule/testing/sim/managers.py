@@ -42,6 +42,8 @@ IDLE_MS: Final = 500.0
 DEADLINES_MS: Final = (40, 200)
 #: How long a manager may take from one call to the next.
 PAUSE_MAX_MS: Final = 70.0
+#: How often the answer to a commit in one phase is lost where nothing else is.
+DEAFNESS: Final = 0.8
 #: How long it may be before it asks what became of a commit that was not answered.
 LATE_MAX_MS: Final = 400.0
 
@@ -212,6 +214,8 @@ class Manager(Transacted):
         try:
             said = await self._ask_of(connection, requests.commit_one_phase, work)
             work.one_phase = "ok" if said == "done" else "fail"
+            if self.world.chance(DEAFNESS):
+                raise ConnectionLost  # what was said does not come to who has to know it
         except ConnectionLost:
             with suppress(ConnectionLost):
                 work.one_phase = await self._settle(work)
@@ -222,7 +226,7 @@ class Manager(Transacted):
 
     async def _settle(self, work: Work) -> Outcome:
         """What became of a commit in one phase that has not been answered. It will not be carried out after this."""
-        if self.world.chance(0.3):
+        if self.world.chance(0.7):
             await self.process.sleep(self.world.random.random() * LATE_MAX_MS)
         while True:
             said = await self._end_at_broker(work.xid, decisions.Outcome.ROLLBACK)

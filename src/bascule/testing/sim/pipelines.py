@@ -19,10 +19,9 @@ from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress
-from bascule.testing.sim.broker import INGRESS, JOURNAL
-from bascule.testing.sim.kafka import Kafka, KafkaFault, Partition, Record
+from bascule.testing.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
 from bascule.testing.sim.world import Process, Promise, TimeOut, World
-from bascule.testing.sim.writer import Writer
+from bascule.testing.sim.writer import DIVERTS, Writer
 
 BRIDGE: Final = "sim"
 #: Records of one batch, and outputs of one transaction, at most: small, so that there are many.
@@ -88,7 +87,7 @@ class Pipelines:
 
     def key(self, ingress: Ingress | None, partition: Partition) -> str:
         """Of a source's position."""
-        return position_key(ingress.name if ingress is not None else "diverts", partition.topic, partition.index)
+        return position_key(ingress.name if ingress is not None else DIVERTS, partition.topic, partition.index)
 
 
 class Driver:
@@ -149,7 +148,7 @@ class Driver:
         while True:
             end = min(await self.kafka.end_of(self.process, source, committed=ingress is not None), start + BATCH_MAX)
             if end > start:
-                again = pick.randint(0, start) if self.world.chance(pipelines.reruns) else start
+                again = pick.randint(min(source.start, start), start) if self.world.chance(pipelines.reruns) else start
                 if again < start:
                     self.world.note("rerun batch", owner)
                 await self._batch(ingress, source, claim, again, end)

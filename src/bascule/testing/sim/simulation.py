@@ -15,9 +15,9 @@ from bascule.pipelines.spec import Divert, Ingress
 from bascule.testing.history import Audit, Tally, check
 from bascule.testing.history import Divert as Diverted
 from bascule.testing.history_audit import JournalAudit
-from bascule.testing.sim.broker import JOURNAL, Broker
+from bascule.testing.sim.broker import Broker
 from bascule.testing.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
-from bascule.testing.sim.kafka import Kafka, ToWrite, Weather
+from bascule.testing.sim.kafka import JOURNAL, SNAPSHOTS, STORE, Kafka, ToWrite, Weather
 from bascule.testing.sim.ledger import Mishaps
 from bascule.testing.sim.office import Office
 from bascule.testing.sim.pipelines import MakeWriter, Pipelines
@@ -34,6 +34,10 @@ AFTERMATH_MS: Final = 600.0
 #: Nothing has happened for so long: nothing more will.
 QUIET_MS: Final = 200.0
 LOOK_MS: Final = 25.0
+#: As long as a step of housekeeping takes, or two.
+STEP_MS: Final = 8.0
+#: Long enough for what waits to be old: as long as some rounds of housekeeping.
+NAP_MS: Final = 400.0
 DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
@@ -89,6 +93,8 @@ class Simulation:
         """Trouble, healing, and the verdict."""
         self._draw_weather()
         self.brokers[0].launch()
+        if self.brokers[1].stands_by:
+            self.brokers[1].launch(elected=False)
         self.pipelines.launch()
         self._people()
         self.world.after(self.random.random() * 40, self._trouble)
@@ -112,14 +118,18 @@ class Simulation:
         self.pipelines.reruns = some(0.4)
         self.pipelines.zombies = some(0.4)
         self.pipelines.restlessness = some(0.4)
+        stand_by, slowness = pick.random() < 0.3, some(0.6)
+        self.frailty = some(0.1)
         for broker in self.brokers:
-            broker.snapshot_records = pick.choice((8, 20, 1000))
+            broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self._housekeeping
+            broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
         self.pause_ms = pick.choice((15.0, 60.0, 200.0))
 
     def _people(self) -> None:
         stage, pick = self.stage, self.random
+        stage.nap_ms = pick.choice((0.0, NAP_MS))
         pause_ms = pick.choice((8.0, 25.0, 60.0))
         self.senders = [
             Sender(stage, "s1", "orders", pick.randint(3, 14), pause_ms),
@@ -132,10 +142,10 @@ class Simulation:
             Taker(stage, "m1", "orders", to="moved"),
             *([Taker(stage, "m2", "orders", to="moved")] if pick.random() < 0.4 else []),
             Taker(stage, "t1", "moved", transacted=pick.random() < 0.5),
-            Taker(stage, "t2", "away"),
+            Taker(stage, "t2", "away", naps=True),
             Taker(stage, "t3", "alerts", transacted=pick.random() < 0.5),
             Taker(stage, "d1", "topic:news", subscription="all"),
-            Taker(stage, "d2", "topic:news", subscription="some", selector=ODD),
+            Taker(stage, "d2", "topic:news", subscription="some", selector=ODD, naps=True),
             Taker(stage, "undertaker", DEAD_LETTERS),
         ]
         self.office = Office(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
@@ -171,8 +181,7 @@ class Simulation:
         broker = self.random.choice(self.brokers)
         if broker.serving:
             self.world.note("kill broker", broker.process.name)
-        broker.kill()
-        self.world.after(self.random.random() * 40, self.ensure_broker)
+        self._kill(broker, broker.process)
 
     def take_over(self) -> None:
         """The one that does not serve begins an epoch, as if the other were dead."""
@@ -181,8 +190,12 @@ class Simulation:
                 if not broker.process.alive or not broker.process.stopped:
                     if any(other.serving for other in self.brokers):
                         self.world.note("take over", broker.name)
-                    broker.kill()
-                    broker.launch()
+                    if broker.standing_by:
+                        self.world.note("elect standby", broker.name)
+                        broker.elected.keep(None)
+                    else:
+                        broker.kill()
+                        broker.launch()
                     self._elected(broker)
                 return
 
@@ -196,6 +209,9 @@ class Simulation:
         """Somebody has to serve: what the election is for."""
         if not any(broker.serving and broker.process.alive for broker in self.brokers) and self.world.now_ms < self.healed_ms:
             self.take_over()
+        for broker in self.brokers:
+            if broker.stands_by and not broker.process.alive:
+                broker.launch(elected=False)
 
     def stop_broker(self) -> None:
         """SIGSTOP for a while, and perhaps a takeover meanwhile."""
@@ -205,6 +221,25 @@ class Simulation:
         self.world.after(self.random.random() * 300, process.go_on)
         if self.random.random() < 0.7:
             self.world.after(self.random.random() * 100, self.take_over)
+
+    def _housekeeping(self, broker: Broker) -> None:
+        """kill -9 at a step of a round, or soon after."""
+        if self.world.chance(self.frailty):
+            self.world.note("kill housekeeper", broker.process.name)
+            self.world.after(self.random.random() * STEP_MS, self._kill, broker, broker.process)
+
+    def _kill(self, broker: Broker, process: Process) -> None:
+        if broker.process is process:
+            broker.kill()
+            self.world.after(self.random.random() * 40, self.ensure_broker)
+
+    def restart_standby(self) -> None:
+        """It reads anew, while who serves goes on with its housekeeping."""
+        for broker in self.brokers:
+            if broker.standing_by:
+                self.world.note("restart standby", broker.process.name)
+                broker.kill()
+                broker.launch(elected=False)
 
     def cut_clients(self) -> None:
         """Connections break."""
@@ -276,11 +311,11 @@ class Simulation:
         self.kafka.away_until_ms = self.world.now_ms + self.random.random() * 150
 
     def compact(self) -> None:
-        """The log cleaner has been at the positions."""
-        for index in range(POSITION_PARTITIONS):
-            partition = self.kafka.partition(POSITIONS, index)
+        """The log cleaner has been there."""
+        for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0)):
+            partition = self.kafka.partition(topic, index)
             if partition.compact(self.random.randint(0, partition.end)):
-                self.world.note("compact", f"{POSITIONS}-{index}")
+                self.world.note("compact", f"{topic}-{index}")
 
     def _note_if_alive(self, trouble: str, process: Process) -> None:
         if process.alive:
@@ -296,6 +331,9 @@ class Simulation:
         self.kafka.away_until_ms = 0.0
         self.pipelines.reruns = self.pipelines.zombies = 0.0
         self.office.calm()
+        self.stage.nap_ms = 0.0
+        for broker in self.brokers:
+            broker.slowness = self.frailty = 0.0
         drivers = self.pipelines.drivers
         managers = self.office.processes
         for process in (
@@ -319,7 +357,8 @@ class Simulation:
         drivers = self.pipelines.drivers
         if not any(driver.process.alive and not driver.taken_over for driver in drivers):
             self.pipelines.launch()
-        if not any(broker.process.alive and (broker.serving or broker.world.now_ms - self.healed_ms < 500) for broker in self.brokers):
+        up = [broker for broker in self.brokers if broker.process.alive and not broker.standing_by]
+        if not any(broker.serving or broker.world.now_ms - self.healed_ms < 500 for broker in up):
             self.take_over()
         self.office.supervise()
         self.world.after(100, self._supervise)
@@ -346,7 +385,7 @@ class Simulation:
 
     def _ends(self) -> Iterator[tuple[str, int]]:
         for ingress, partition in self.pipelines.sources():
-            records, _ = partition.read(0, committed=True)
+            records, _ = partition.read(partition.start, committed=True)
             yield self.pipelines.key(ingress, partition), records[-1].offset + 1 if records else 0
 
     def _position(self, key: str) -> int:
@@ -416,6 +455,7 @@ TROUBLES: Final[dict[str, Callable[[Simulation], None]]] = {
     "kill broker": Simulation.kill_broker,
     "take over": Simulation.take_over,
     "stop broker": Simulation.stop_broker,
+    "restart standby": Simulation.restart_standby,
     "cut clients": Simulation.cut_clients,
     "kill manager": Simulation.kill_manager,
     "stop manager": Simulation.stop_manager,

@@ -19,6 +19,8 @@ from bascule.testing.sim.kafka import Kafka, KafkaFault, Partition, Producer, To
 from bascule.testing.sim.world import Process, Promise
 
 POSITIONS: Final = "positions"
+#: The name under which all diverts stand.
+DIVERTS: Final = "diverts"
 #: Few, so that writers meet in one partition and have to wait for one another's open transactions.
 POSITION_PARTITIONS: Final = 2
 #: How long a reader waits for an open transaction, and a writer for Kafka.
