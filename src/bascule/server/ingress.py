@@ -15,7 +15,8 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
-from bascule.journal.records import ForeignRecord, Op, Send, decode_header, decode_send, entries
+from bascule.jms.sections import group_of
+from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_header, decode_send, entries
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import CutOff, PartitionReader
@@ -167,6 +168,8 @@ class IngressTail:
         for send in sends:
             if len(send.body) > limit:
                 raise ResourceLimit(f"a message of {len(send.body)} bytes; the journal has room for {limit}")
+            if send.flags & SendFlag.GROUPED:
+                group_of(send.body)  # whoever takes it reads that, and an epoch that fails of it would be followed by one that does
         return sends
 
     def _hand_over(self, next_offset: int, sends: list[tuple[Send, bool]]) -> None:

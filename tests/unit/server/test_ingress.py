@@ -26,9 +26,10 @@ PATIENCE_S = 30.0
 class Record:
     """One of ``bascule.ingress``, for a queue."""
 
-    def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False) -> None:
-        body = message_bytes(offset if content is None else content)
-        send = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
+    def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, body: bytes = b"") -> None:
+        flags = SendFlag.SOURCE | (SendFlag.GROUPED if body else 0)
+        body = body or message_bytes(offset if content is None else content)
+        send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
         self._offset = offset
         self._value = encode_record(Kind.DATA, 0, 0, send_entry(send))
         if damaged:
@@ -168,8 +169,9 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
     [
         (Record(3, "q", damaged=True), "offset 3: checksum"),
         (Record(3, "q", "x" * 2000), "offset 3: a message of 2015 bytes; the journal has room for 1000"),
+        (Record(3, "q", body=b"\x00\x53\x73\xc0"), "offset 3: no AMQP message: section properties at byte"),
     ],
-    ids=["damaged", "too large"],
+    ids=["damaged", "too large", "whose group cannot be read"],
 )
 def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
     bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch
