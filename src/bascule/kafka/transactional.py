@@ -94,10 +94,13 @@ class PositionMoved(BasculeError):
 
 
 class Unwritable(BasculeError):
-    """Kafka refuses records for good (too large, for one); ``faults`` says which, by their place among the outputs, and why."""
+    """Kafka refuses records for good (too large, for one); ``faults`` says which, by their place among the outputs, and why.
 
-    def __init__(self, faults: Mapping[int, KafkaError]) -> None:
-        super().__init__("; ".join(f"record {place}: {fault.str()}" for place, fault in list(faults.items())[:3]))
+    ``what`` names them, and what would be right, where that is known.
+    """
+
+    def __init__(self, faults: Mapping[int, KafkaError], what: str = "") -> None:
+        super().__init__(what or "; ".join(f"record {place}: {fault.str()}" for place, fault in list(faults.items())[:3]))
         self.faults = dict(faults)
 
 

@@ -218,6 +218,7 @@ class Carrier:
                 # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
                 substitute = substitute._replace(value=b"")
                 if not self._outputs[place].value:
-                    raise refused
+                    what = f"topic {substitute.topic!r} has no room for a dead letter, not even without its value ({fault.str()})"
+                    raise Unwritable(refused.faults, f"{what}: raise its max.message.bytes") from refused
             self._targets.ensure(substitute.topic)
             self._outputs[place] = substitute

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag
 from bascule.kafka.admin import Denied, TopicMissing
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output
+from bascule.kafka.transactional import Output, Unwritable
 from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
@@ -95,6 +96,15 @@ def test_a_topic_that_the_configuration_names_is_no_messages_fault(writer: Write
     with pytest.raises(error, match=f"topic '{topic}'"):
         carry_messages(Divert("fixed", "#", topic), "a")
     assert writer.topics == []
+
+
+def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(outputs: Sequence[Output], *_: Position) -> None:
+        raise Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)})
+
+    monkeypatch.setattr(writer, "write", refuse)
+    with pytest.raises(Unwritable, match=r"topic 'dead' has no room for a dead letter.* too large.*: raise its max\.message\.bytes"):
+        carry_messages(Divert("fixed", "#", "open"), "a")
 
 
 @pytest.mark.parametrize("error", [TopicMissing("ingress", "does not exist"), Denied("ingress", "may not be written")])
