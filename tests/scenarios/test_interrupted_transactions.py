@@ -21,6 +21,8 @@ COUNT = 60
 BATCH = 10
 #: A message that is there arrives within, also after an interruption.
 SOON_S = 20.0
+#: With a prefetch of 1 a session that was in a send gets a message each time that this is over: the client asks once more then.
+AGAIN_S = 2.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
 #: How a client begins a transaction: a described list, in a message.
 DECLARE = b"\x00\x53\x31"
@@ -85,7 +87,7 @@ def test_each_message_is_processed_once_and_in_order(
         wait_restored(connection)
         if send is not None:
             send.result(30.0)
-        assert len(consumer.receive_many(received_again)) == received_again
+        assert len(consumer.receive_many(received_again, AGAIN_S)) == received_again
         end(session, how)
         assert commit_in_batches(session, consumer, COUNT) == [str(number) for number in range(COUNT)]
     assert system.depth(name) == 0
