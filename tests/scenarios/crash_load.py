@@ -85,7 +85,9 @@ class Load:
                     self._move(moving, self._kept, 1)
                 for number in range(INGRESS_EACH_LAP):
                     self.sent.append(f"from Kafka {lap} {number}")
-                    kafka.produce(f"{self.system.prefix}.ingress", from_kafka(self._first.name, self.sent[-1]))
+                    # Also for a queue that nobody has named yet.
+                    keep = {"unbound": b"keep"}
+                    kafka.produce(f"{self.system.prefix}.ingress", from_kafka(self._first.name, self.sent[-1]), headers=keep)
                 assert kafka.flush(30) == 0
                 if self._several:  # an administrator would have to know which one serves
                     continue
@@ -114,7 +116,7 @@ class Load:
                         found[str(message.body)] += 1
                         assert message.body in self.sent
         wrong = {text: found[text] for text in self.sent if found[text] != 1}
-        assert wrong == {}, f"of {len(self.sent)} messages"
+        assert wrong == {}, f"of {len(self.sent)} messages, how often: {wrong}"
 
     def _on_its_way(self, consumer: Consumer, queue: Queue, found: Counter[str]) -> Message | None:
         """One that the broker did not have yet: it comes from Kafka, into the queue that is looked at last."""
