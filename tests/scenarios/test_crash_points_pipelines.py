@@ -26,8 +26,8 @@ SINK = ["sink.commit.before", "sink.commit.after"]
 LEAVING = ["driver.stop.before", "driver.stop.after"]
 #: Of a short run: where a record could be written twice, or not at all.
 SHORT = ["writer.commit.before", "writer.commit.after", "task.transaction.after", "task.divert.end", "task.ingress.end", "join.caught_up"]
-#: What one run goes by, one after the other.
-WALKS = {"where it matters most": SHORT, "at work": [*WORKER, *DRIVER, *LEAVING], "where diverts join": JOIN}
+#: What one run goes by, one after the other. Who has died of joining may find at its next start that there is nothing left to join.
+WALKS = {"where it matters most": SHORT, "at work": [*WORKER, *DRIVER, *LEAVING], **{name: [name] for name in JOIN}}
 WALK_S = 1200.0
 PAUSE_S = 0.3
 
