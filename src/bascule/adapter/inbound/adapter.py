@@ -80,7 +80,7 @@ class ResourceAdapter:
         with StopSignals() as stop:
             self.start()
             broken: list[Status] = []
-            while not stop.wait(LOOK_S) and not broken:
+            while not broken and not stop.wait(LOOK_S):
                 broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
             if broken:
