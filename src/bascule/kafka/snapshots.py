@@ -49,9 +49,7 @@ class SnapshotStore:
         finally:
             reader.close()
         self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()
-        self._keys = {}
-        for key in chunks:
-            self._keys.setdefault(id_of(key), []).append(key)
+        self._keys = by_snapshot(chunks)
         return joined(chunks)
 
     def journal_id(self, now: str) -> str:
@@ -103,9 +101,12 @@ def parted(snapshot_id: str, data: bytes, chunk_bytes: int = CHUNK_BYTES) -> dic
     return records
 
 
-def id_of(key: bytes) -> str:
-    """Of the snapshot that a record belongs to."""
-    return key.decode().rpartition("/")[0]
+def by_snapshot(keys: Iterable[bytes]) -> dict[str, list[bytes]]:
+    """The keys of records, by the id of the snapshot that they belong to."""
+    found: dict[str, list[bytes]] = {}
+    for key in keys:
+        found.setdefault(key.decode().rpartition("/")[0], []).append(key)
+    return found
 
 
 def older_than(snapshot_id: str, ids: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import DamagedRecord, ForeignRecord, Op, json_entry
 from bascule.kafka.positions import position_key
-from bascule.kafka.snapshots import id_of, joined, older_than, parted
+from bascule.kafka.snapshots import by_snapshot, joined, older_than, parted
 from bascule.testing.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, TRIMMED, Kafka, KafkaFault, ToWrite
 from bascule.testing.sim.world import Process, Promise, TimeOut
 from bascule.testing.sim.writer import DIVERTS, PositionReader, position_partition
@@ -217,9 +217,7 @@ class Housekeeping:
     async def delete_older(self, taken: Snapshot) -> None:
         """Raises KafkaFault."""
         if self._keys is None:
-            self._keys = {}
-            for key in await newest(self._kafka, self._process, SNAPSHOTS):
-                self._keys.setdefault(id_of(key), []).append(key)
+            self._keys = by_snapshot(await newest(self._kafka, self._process, SNAPSHOTS))
         older = older_than(taken.id, self._keys)
         await self._send({key: None for each in older for key in self._keys[each]})
         for each in older:
