@@ -5,7 +5,6 @@ Without the broker's doing (bascule.server.coordinator) the client processes mes
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +12,7 @@ from contextlib import suppress
 import pytest
 from tests.scenarios.conftest import Connect
 
-from bascule.testing.proxy import RECEIVE_BYTES, Proxy
+from bascule.testing.proxy import Proxy
 from bascule.testing.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
 from bascule.testing.system import System, failover, wait_for
 
@@ -33,14 +32,10 @@ class LosesADeclare(Proxy):
 
     armed = False
 
-    def _carry_requests(self, client: socket.socket, broker: socket.socket) -> None:
-        with suppress(OSError):
-            while data := client.recv(RECEIVE_BYTES):
-                if self.armed and DECLARE in data:
-                    self.armed = False
-                    break
-                broker.sendall(data)
-        self._end(client, broker)
+    def _goes_on(self, data: bytes) -> bool:
+        lost = self.armed and DECLARE in data
+        self.armed = self.armed and not lost
+        return not lost
 
 
 def commit_in_batches(session: Session, consumer: Consumer, count: int) -> list[str]:

@@ -100,13 +100,17 @@ class Proxy(Relay):
         super().cut()
         self._answers.set()
 
+    def _goes_on(self, data: bytes) -> bool:  # noqa: ARG002
+        """Whether what a client says reaches the broker; its connection ends where it does not."""
+        return True
+
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         for pump in (self._carry_requests, self._carry_answers):
             threading.Thread(target=pump, args=(client, server), name="proxy", daemon=True).start()
 
     def _carry_requests(self, client: socket.socket, broker: socket.socket) -> None:
         with suppress(OSError):
-            while data := client.recv(RECEIVE_BYTES):
+            while (data := client.recv(RECEIVE_BYTES)) and self._goes_on(data):
                 self.requests += data
                 broker.sendall(data)
         self._end(client, broker)
