@@ -15,6 +15,7 @@ from bascule.client import Acknowledge, Consumer, Context, Message, Queue, Trans
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.pipelines.ingress import UNBOUND_HEADER
 from bascule.testing.journal import text_message
 from bascule.testing.system import PYTHON_FAILOVER, System
 
@@ -86,7 +87,7 @@ class Load:
                 for number in range(INGRESS_EACH_LAP):
                     self.sent.append(f"from Kafka {lap} {number}")
                     # Also for a queue that nobody has named yet.
-                    keep = {"unbound": b"keep"}
+                    keep = [(UNBOUND_HEADER, b"keep")]
                     kafka.produce(f"{self.system.prefix}.ingress", from_kafka(self._first.name, self.sent[-1]), headers=keep)
                 assert kafka.flush(30) == 0
                 if self._several:  # an administrator would have to know which one serves

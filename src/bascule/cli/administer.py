@@ -17,7 +17,6 @@ dead_letters = typer.Typer(help="Messages that could not be delivered.", no_args
 subscriptions = typer.Typer(help="Subscriptions of topics.", no_args_is_help=True)
 connections = typer.Typer(help="Connections of clients.", no_args_is_help=True)
 branches = typer.Typer(help="Branches of transactions over several resources, where their manager is gone.", no_args_is_help=True)
-
 ingresses = typer.Typer(help="What ingresses bring to the broker.", no_args_is_help=True)
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")

@@ -163,7 +163,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     Not those that the system gives to outgoing connections, and to whoever asks it for a port: one of these might take a port before it
     is used, or while the process that listens on it is away. Only where all others are taken. Nor the same one twice, for these reasons.
     """
-    lasting = sorted({*range(LASTING_PORT_MIN, _first_passing_port())} - _told)
+    lasting = [port for port in range(LASTING_PORT_MIN, _first_passing_port()) if port not in _told]
     with ExitStack() as probes:
         found: list[int] = []
         for port in itertools.chain(random.sample(lasting, len(lasting)), itertools.repeat(0, count)):
