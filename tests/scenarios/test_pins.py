@@ -14,6 +14,8 @@ from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
 def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
     without_spark(monkeypatch)
     monkeypatch.setattr("bascule.pipelines.driver.MIRROR_S", 0.0)
+    # Nothing waits for what a driver notes at its end; here it is asked for.
+    monkeypatch.setattr("bascule.kafka.history.CLOSE_TIMEOUT_S", 60.0)
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch()
     return bridge

@@ -24,6 +24,7 @@ RETRY_S = 0.2
 #: A Kafka that has just started is still finding out who coordinates a group.
 _COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 _RETRY_S = 0.1
+_ANSWER_S = 0.01
 _PASSING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -185,15 +186,34 @@ class LagMirror:
     """Shows positions to ordinary monitors as offsets of a consumer group. It decides nothing, and nothing waits for it."""
 
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
-        self._consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False})
+        self._consumer = Consumer({**kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
+        self._wanted: dict[tuple[str, int], TopicPartition] = {}
+        # One commit at a time: the client sends one that failed again, and that may overtake what was shown since.
+        self._asked: dict[tuple[str, int], TopicPartition] = {}
 
     def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:
         """Commits the offsets (next to take), by topic and partition; beside each what people should know of it."""
-        shown = [TopicPartition(topic, partition, offset, note[:NOTE_MAX]) for (topic, partition), offset in offsets.items()]
-        self._consumer.commit(offsets=shown, asynchronous=True)
+        self._wanted |= {at: TopicPartition(*at, offset, note[:NOTE_MAX]) for at, offset in offsets.items()}
+        self._consumer.poll(0)
+        self._commit()
 
     def close(self) -> None:
         """Frees the client. Without Kafka it would wait for its last commit for ever: then it is left behind."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._wanted and time.monotonic() < deadline:
+            self._commit()
+            self._consumer.poll(_ANSWER_S)
         closing = threading.Thread(target=self._consumer.close, name="lag-mirror-close", daemon=True)
         closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
+        closing.join(max(0.0, deadline - time.monotonic()))
+
+    def _commit(self) -> None:
+        if self._wanted and not self._asked:
+            self._asked = dict(self._wanted)
+            self._consumer.commit(offsets=list(self._asked.values()), asynchronous=True)
+
+    def _answered(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
+        """Called by ``poll``. What was not stored is wanted still."""
+        if error is None:
+            self._wanted = {at: shown for at, shown in self._wanted.items() if self._asked.get(at) is not shown}
+        self._asked = {}

@@ -1,0 +1,47 @@
+"""How far a pipeline is, shown to monitors as a consumer group's offsets, while links break."""
+
+from __future__ import annotations
+
+import time
+
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import LagMirror, committed_note
+from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
+from bascule.testing.system import wait_for
+
+NOTE = "stopped"
+ROUNDS = 30
+STEP_MS = 3
+
+
+def test_what_was_shown_last_stays_though_the_link_broke_under_what_was_shown_before(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    Topics({"bootstrap.servers": kafka.bootstrap}).create(topic_prefix, 1, {})
+    with KafkaProxy(kafka.port) as proxy:
+        mirror = LagMirror({"bootstrap.servers": proxy.bootstrap, "log_level": 0}, topic_prefix)
+        held = proxy.inject(Api.OFFSET_COMMIT, Action.HOLD)
+        mirror.show({(topic_prefix, 0): 5})
+        wait_for(lambda: held.hit, "the first offset to be on its way")
+        mirror.show({(topic_prefix, 0): 7}, NOTE)
+        proxy.cut()
+        mirror.close()
+    assert committed_note({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, 0) == (7, NOTE)
+
+
+def test_what_was_shown_last_stays_whenever_the_coordinator_is_found(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    """What the client kept until then it sends behind what came at that moment."""
+    direct = {"bootstrap.servers": kafka.bootstrap}
+    Topics(direct).create(topic_prefix, 1, {})
+    wrong = []
+    for shown_s in (each / 1000 for each in range(0, ROUNDS * STEP_MS, STEP_MS)):
+        group = f"{topic_prefix}.{shown_s}"
+        mirror = LagMirror(direct, group)
+        until = time.monotonic() + shown_s
+        mirror.show({(topic_prefix, 0): 5})
+        while time.monotonic() < until:
+            mirror.show({(topic_prefix, 0): 5})
+        mirror.show({(topic_prefix, 0): 7}, NOTE)
+        mirror.close()
+        if (found := committed_note(direct, group, topic_prefix, 0)) != (7, NOTE):
+            wrong.append((shown_s, found))
+    assert wrong == []
