@@ -30,7 +30,7 @@ public final class Quotes {
         TextMessage question = session.createTextMessage(text);
         question.setJMSReplyTo(answers);
         session.createProducer(queue).send(question);
-        TextMessage answer = (TextMessage) consumer.receive(60_000);
+        TextMessage answer = (TextMessage) consumer.receive(180_000);
         boolean fits = answer != null && question.getJMSMessageID().equals(answer.getJMSCorrelationID());
         System.out.println(fits ? answer.getText() : "no answer: " + answer);
     }

@@ -22,7 +22,7 @@ from bascule.testing.system import System
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWERS = "rates.answers.desk-1"
 #: Two trips through Spark, on a loaded machine.
-ANSWER_TIMEOUT_S = 120
+ANSWER_TIMEOUT_S = 240
 
 pytestmark = pytest.mark.timeout(600)
 

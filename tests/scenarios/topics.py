@@ -10,7 +10,7 @@ from bascule.kafka.admin import Topics
 from bascule.testing.system import wait_for
 
 READ_S = 0.1
-WAIT_S = 90.0
+WAIT_S = 240.0  # a first trip through Spark, on a loaded machine
 
 
 def create(bootstrap: str, *topics: str) -> None:
