@@ -200,4 +200,3 @@ def _put_into(engine: Engine, queue: Queue, message: Message, copy: Message, tar
     engine.put_into(target, Draft(copy, NOWHERE, target.routing, copy.body, message.durable, ""))
     engine.gone(queue, message)
     engine.journaling.part()
-    engine.journaling.close_if_full()

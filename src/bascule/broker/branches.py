@@ -176,7 +176,6 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
     engine.journaling.add(entry)
     engine.journaling.then(_stored, branch, done)
     crash.point("branch.prepare.after")
-    engine.journaling.close_if_full()
 
 
 def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
@@ -237,7 +236,6 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
         engine.journaling.add(entry)
         engine.journaling.then(_over, engine, branch, ended, done)
     crash.point("branch.end.after")
-    engine.journaling.close_if_full()
 
 
 def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:

@@ -25,6 +25,8 @@ SWEEP_MESSAGES_PER_MS = 50
 #: A message counts as its bytes and some more, so that 5,000 small ones are enough (a tenth of a second).
 EXPIRED_BYTES = 8 << 20
 EXPIRED_OVERHEAD_BYTES = 1600
+#: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
+COUNTS_MAX = 10_000
 
 #: Why a message left its queue for another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
@@ -247,8 +249,9 @@ class Deliveries:
         for message, count in counts.items():
             queue.counts[message.position] = count
         journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
-        if journaled and queue.durable:
-            self.journaling.add(count_entry(queue.id, journaled))
+        if queue.durable:
+            for first in range(0, len(journaled), COUNTS_MAX):
+                self.journaling.add(count_entry(queue.id, journaled[first : first + COUNTS_MAX]))
 
     # -- messages that nobody takes ----------------------------------------------------------------------------------
 

@@ -281,7 +281,6 @@ class Engine(Destinations):
         self._put(draft, self.clock())
         self.gone(queue, message)
         self.journaling.part()
-        self.journaling.close_if_full()
 
     def put_into(self, queue: Queue, draft: Draft) -> None:
         """A message into one queue, past all routing."""
@@ -354,7 +353,6 @@ class Engine(Destinations):
         acks = [(consumer.queue, message) for consumer, message in transaction.acks]
         self.carry_out(transaction.drafts, acks, transaction.size_bytes, partial(done, None), ended)
         crash.point("transaction.commit.after")
-        self.journaling.close_if_full()
 
     def carry_out(
         self, drafts: list[Draft], acks: list[tuple[Queue, Message]], size_bytes: int, done: Callable[[], None], ended: bytes = b""

@@ -13,6 +13,8 @@ from typing import Any
 from bascule.broker.errors import BrokerFault
 from bascule.broker.queue import Queue
 from bascule.journal.records import (
+    ACK_BYTES,
+    ACK_ENTRY_BYTES,
     KEY_OF_KIND,
     MESSAGES_PER_RECORD_MAX,
     Kind,
@@ -21,7 +23,8 @@ from bascule.journal.records import (
     mid_of,
 )
 
-#: A record is closed when it has grown to this: large enough to amortise an append, small enough not to delay the first of its actions.
+#: A record is closed when it has grown to this: large enough to amortise an append, small enough not to delay the first of its actions,
+#: and that one entry more, as large as the largest message, fits.
 RECORD_BYTES_SOFT = 256 * 1024
 
 Action = tuple[Callable[..., None], tuple[Any, ...]]
@@ -79,6 +82,7 @@ class Journaling:
         batch.size_bytes += len(entry)
         if not self._woken:
             self._wake()
+        self.close_if_full()
 
     def together(self, size_bytes: int, messages: int = 1) -> None:
         """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is.
@@ -94,6 +98,7 @@ class Journaling:
     def part(self) -> None:
         """The record may be closed again."""
         self._held = False
+        self.close_if_full()
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
         """A message for the open record, as its SEND entry; returns its mid."""
@@ -113,14 +118,19 @@ class Journaling:
 
     def add_ack(self, queue: Queue, mid: int) -> None:
         """A message gone from a queue."""
-        acks = self.batch.acks
-        mids = acks.get(queue)
+        batch = self.batch
+        mids = batch.acks.get(queue)
         if mids is None:
-            acks[queue] = [mid]
+            batch.acks[queue] = [mid]
+            size = batch.size_bytes + ACK_ENTRY_BYTES
             if not self._woken:
                 self._wake()
         else:
             mids.append(mid)
+            size = batch.size_bytes + ACK_BYTES
+        batch.size_bytes = size
+        if size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
+            self.close_if_full()
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do this once all that was decided so far is stored; at once where it is already."""
@@ -140,7 +150,7 @@ class Journaling:
         self.then(action, *arguments)
 
     def close_if_full(self) -> None:
-        """Append the open record when it is large; to be called between actions."""
+        """Append the open record when it is large, unless what goes together is being added."""
         if self.batch.size_bytes > RECORD_BYTES_SOFT and not self._held:
             self.flush()
 

@@ -170,8 +170,11 @@ _MID_COUNT = struct.Struct(">QH")
 _RESERVE = struct.Struct(">IQ")
 _INGRESS = struct.Struct(">iq")
 DIGEST_SIZE = 16
+#: A message in an ACK entry, and an entry with one.
+ACK_BYTES = 8
+ACK_ENTRY_BYTES = _ENTRY.size + _U32.size + ACK_BYTES
 _LAYOUTS = {
-    Op.ACK: _Layout(_U32.size, 8),
+    Op.ACK: _Layout(_U32.size, ACK_BYTES),
     Op.COUNT: _Layout(_U32.size, _MID_COUNT.size),
     Op.RESERVE: _Layout(_RESERVE.size),
     Op.QUEUE_DELETED: _Layout(_U32.size),

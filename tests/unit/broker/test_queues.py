@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from tests.unit.broker.conftest import Bench
 
+from bascule.broker import delivery
 from bascule.broker.message import Message
 from bascule.broker.policy import Policy
+from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 
 
@@ -106,6 +109,17 @@ def test_the_delivery_count_survives_a_crash(bench: Bench) -> None:
     bench.broker.settle()
     bench.crash()
     assert bench.counts(bench.consumer()) == [2]
+
+
+def test_the_counts_of_many_deliveries_survive_a_crash_in_entries_of_bounded_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "COUNTS_MAX", 2)
+    bench.fill(*range(5))
+    bench.engine.detach(bench.consumer().consumer)
+    bench.broker.settle()
+    value = bench.values()[-1]
+    assert [len(decode_count(value, start, end)[1]) for op, start, end in entries(value) if op == Op.COUNT] == [2, 2, 1]
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [1] * 5
 
 
 def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench: Bench, policy: Policy) -> None:

@@ -4,7 +4,7 @@ from tests.unit.broker.conftest import Bench
 
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import RECORD_BYTES_SOFT
-from bascule.journal.records import HEADER_SIZE, Op, decode_header, entries
+from bascule.journal.records import HEADER_SIZE, Op, decode_ack, decode_header, entries
 
 
 def ops_of(value: bytes) -> list[str]:
@@ -66,6 +66,47 @@ def test_a_record_is_closed_when_it_is_large(bench: Bench) -> None:
         bench.put(half)
     assert len(bench.broker.in_flight) == 2
     assert all(len(value) < 2 * RECORD_BYTES_SOFT for _, value in bench.broker.in_flight)
+
+
+def test_a_record_without_messages_is_closed_when_it_is_large(bench: Bench) -> None:
+    queues = [bench.queue(name) for name in ("a", "b")]
+    bench.broker.settle()
+    told: list[int] = []
+    mids = range(RECORD_BYTES_SOFT // 4)
+    for mid in mids:
+        bench.engine.journaling.add_ack(queues[mid % 2], mid)
+        bench.engine.journaling.then(told.append, mid)
+    bench.broker.flush()
+    values = [value for _, value in bench.broker.in_flight]
+    assert len(values) == 3
+    assert all(len(value) <= RECORD_BYTES_SOFT + 100 for value in values)
+    acknowledged = [mid for value in values for _, start, end in entries(value) for mid in decode_ack(value, start, end)[1]]
+    assert sorted(acknowledged) == list(mids)
+    bench.broker.confirm(2)
+    assert told == list(range(len(told)))
+    assert sorted(acknowledged[: len(told)]) == told
+    bench.broker.settle()
+    assert told == list(mids)
+
+
+def test_a_record_of_entries_without_a_body_is_closed_when_it_is_large(bench: Bench) -> None:
+    for number in range(RECORD_BYTES_SOFT // 150):
+        bench.queue(f"a queue with a name as long as some people like it {number}")
+    assert len(bench.broker.in_flight) == 1
+    assert len(bench.broker.in_flight[0][1]) < RECORD_BYTES_SOFT + 1000
+
+
+def test_what_goes_together_is_one_record_however_large(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.broker.settle()
+    journaling = bench.engine.journaling
+    journaling.together(0)
+    for mid in range(RECORD_BYTES_SOFT // 4):
+        journaling.add_ack(queue, mid)
+    assert bench.broker.in_flight == []
+    journaling.part()
+    ((_, value),) = bench.broker.in_flight
+    assert ops_of(value) == ["ACK"]
 
 
 def test_bytes_in_flight_are_known(bench: Bench) -> None:
