@@ -162,7 +162,9 @@ class Slot:
             self.prepare()
             assert self._next is not None
             try:
-                return self._next.result()
+                return self._next.result(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:  # it may come yet, for the next who asks
+                raise no_transaction(self._kafka, "Kafka does not answer in time") from None
             except (KafkaException, Unavailable) as error:
                 self._next = None
                 if time.monotonic() + pause_s > deadline:

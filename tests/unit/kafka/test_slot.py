@@ -1,4 +1,4 @@
-"""The end of a slot while Kafka is away: it hides no other error, and leaves nothing open."""
+"""A slot while Kafka is away: it gives up in time, and its end hides no other error and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
+from bascule.kafka.background import in_background
 from bascule.kafka.slot import Slot
 
 
@@ -46,6 +47,18 @@ def test_a_slot_whose_next_incarnation_does_not_come_is_closed(reader: Reader, f
 def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader) -> None:
     with pytest.raises(ZeroDivisionError):
         closing(ZeroDivisionError())
+    assert reader.closed
+
+
+def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.kafka.slot.TRANSACT_DEADLINE_S", 0.01)
+    monkeypatch.setattr("bascule.kafka.guards.EXPLAIN_TIMEOUT_S", 0.01)
+    slot = Slot({}, "id", "table", 0)
+    slot._next = Future()
+    given_up = in_background(lambda: slot.transact(lambda _: []), "transaction").exception(10)
+    assert isinstance(given_up, Unavailable)
+    assert str(given_up) == "no transaction can be started: Kafka does not answer in time"
+    slot.close()
     assert reader.closed
 
 
