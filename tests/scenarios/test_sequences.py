@@ -20,6 +20,7 @@ from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
 from bascule.broker.administration import purge
+from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.policy import Policy
 from bascule.config.settings import Journal
 from bascule.core.destination import Routing
@@ -164,6 +165,27 @@ def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its
     asyncio.run(look())
     assert sender.answers == [(name, None) for name in MESSAGES]
     assert len(ends) == 1
+
+
+# -- nothing is sent for long, and then more than a record takes in ---------------------------------------------------------
+
+
+def test_a_message_that_fills_a_record_has_all_its_time_however_long_nothing_was_sent(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    journal = Journaled(kafka, topic_prefix)
+    large = message_bytes(b"x" * 2 * RECORD_BYTES_SOFT)
+
+    async def look() -> None:
+        epoch = await journal.epoch()
+        epoch._oldest_since_s -= 3600
+        epoch.engine.send("q", Routing.ANYCAST, large, scan(large), "client", journal.sender, "large")
+        assert epoch.engine.journaling.in_flight
+        epoch._look()
+        assert epoch.engine.stalled is None
+        await journal.answered("large")
+        await epoch.close()
+
+    asyncio.run(look())
+    assert not journal.ends
 
 
 # -- a fault of the broker's own ---------------------------------------------------------------------------------------------

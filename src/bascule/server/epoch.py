@@ -199,6 +199,8 @@ class Epoch:
         """Whoever was the one to close the record: without it the epoch cannot go on, and nothing may be stored behind it."""
         if self.ended:
             return
+        if len(self.engine.journaling.in_flight) == 1:
+            self._oldest_since_s = time.monotonic()
         try:
             self._writer.append(key, value)
         except BasculeError as error:
@@ -213,15 +215,12 @@ class Epoch:
 
     def flush(self) -> None:
         """Append what has gathered, unless enough is on its way already."""
-        in_flight = self.engine.journaling.in_flight
         if self.ended:
             return
-        if len(in_flight) >= IN_FLIGHT_MAX:
+        if len(self.engine.journaling.in_flight) >= IN_FLIGHT_MAX:
             self._flush_due = True
             return
         self._flush_due = False
-        if not in_flight:
-            self._oldest_since_s = time.monotonic()
         try:
             crash.point("journal.append.before")
             self.engine.journaling.flush()

@@ -337,21 +337,20 @@ class Broker:
     # -- appends -----------------------------------------------------------------------------------------------------
 
     def _append(self, key: bytes, value: bytes) -> None:
+        if len(self.engine.journaling.in_flight) == 1:
+            self._oldest_ms = self.world.now_ms
         self.appender.append(ToWrite(key, value))
 
     def _work(self, urgent: bool) -> None:
         self.process.after(0 if urgent else LINGER_MS, self._flush, self.ended)
 
     def _flush(self, ended: Promise[None]) -> None:
-        in_flight = self.engine.journaling.in_flight
         if ended.done:
             return
-        if len(in_flight) >= IN_FLIGHT_MAX:
+        if len(self.engine.journaling.in_flight) >= IN_FLIGHT_MAX:
             self._flush_due = True
             return
         self._flush_due = False
-        if not in_flight:
-            self._oldest_ms = self.world.now_ms
         self.engine.journaling.flush()
 
     def _outcome(self, offset: int, error: str | None) -> None:
