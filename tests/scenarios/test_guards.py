@@ -29,9 +29,8 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
 from bascule.testing.system import WAIT_S, System, paused, wait_for
-from bascule.xa.errors import ResourceFailed
+from bascule.xa.errors import BranchRolledBack
 from bascule.xa.kafka import KafkaResource
-from bascule.xa.resource import Vote
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
@@ -287,9 +286,9 @@ def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, mon
         with closing(resource):
             resource.start(xid, timeout_s=60.0).send("lonely.positions", b"value", b"key")
             resource.end(xid, success=True)
-            assert resource.prepare(xid) is Vote.YES
-            with pytest.raises(ResourceFailed, match=re.escape(why)):
-                resource.commit(xid)
+            with pytest.raises(BranchRolledBack, match=re.escape(why)):
+                resource.prepare(xid)
+            assert resource.recover() == []
 
 
 def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:

@@ -87,6 +87,7 @@ class Slot:
         self._reader = TableReader(kafka, topic, [partition])
         self._next: Future[Producer] | None = None
         self._spent: Producer | None = None
+        self._works = False  # the last incarnation that was waited for has come
         self._turn = threading.Lock()
         self._preparing = threading.Lock()
 
@@ -128,6 +129,17 @@ class Slot:
             if self._next is None:
                 self._next = in_background(self._incarnate, "bascule-slot")
 
+    def reach(self) -> None:
+        """Whether a transaction can be started, as far as that is known; waits only where none could be before.
+
+        Raises Unavailable, with what is wrong with Kafka.
+        """
+        coming = self._next
+        failed = coming is not None and coming.done() and coming.exception() is not None
+        if failed or not self._works:
+            with self._turn:
+                self._incarnation(time.monotonic() + TRANSACT_DEADLINE_S)
+
     def close(self) -> None:
         """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""
         with self._turn:
@@ -162,15 +174,20 @@ class Slot:
             self.prepare()
             assert self._next is not None
             try:
-                return self._next.result(max(0.0, deadline - time.monotonic()))
+                producer = self._next.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError:  # it may come yet, for the next who asks
+                self._works = False
                 raise no_transaction(self._kafka, "Kafka does not answer in time") from None
             except (KafkaException, Unavailable) as error:
                 self._next = None
+                self._works = False
                 if time.monotonic() + pause_s > deadline:
                     raise no_transaction(self._kafka, str(error)) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                self._works = True
+                return producer
 
     def _incarnate(self) -> Producer:
         if self._spent is not None:

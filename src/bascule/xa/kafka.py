@@ -266,6 +266,14 @@ class KafkaResource:
         clients, sent = self._open(), self._sent[xid]
         slot = self._slot_ids[sent.slot]
         try:
+            # What Kafka cannot commit now for a reason that stays, it could not roll back, either: its branches elsewhere kept their locks.
+            # One that works goes away after the vote like any resource; then commit is repeated until it is back.
+            with clients.slot(slot, own=True) as at:
+                at.reach()
+        except Unavailable as error:
+            self.rollback(xid)
+            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBCOMMFAIL) from error
+        try:
             offsets = [each.result() for each in sent.offsets]
             record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
             clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))).result()

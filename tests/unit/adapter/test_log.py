@@ -225,6 +225,31 @@ class Narrow(ModelResource):
         return super().prepare(xid)
 
 
+class Barred(ModelResource):
+    """A cluster that can start no transaction."""
+
+    barred = True
+
+    def prepare(self, xid: Xid) -> Vote:
+        if self.barred:
+            del self._active[xid]
+            raise BranchRolledBack("no transaction can be started") from Unavailable("no transaction can be started")
+        return super().prepare(xid)
+
+
+def test_a_kafka_that_can_start_no_transaction_is_no_failure_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Barred("kafka")
+    shop = Shop(monkeypatch, enlisted=True, kafka=kafka)
+    with shop.manager:
+        shop.workers.start()
+        shop.deliver()
+        wait_for(lambda: shop.tries > 4, "tries without transactions", 10)
+        kafka.barred = False
+        wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
+        shop.workers.stop(10)
+    assert (shop.counts.delivered, shop.counts.failed, kafka.durable.committed) == (1, 0, [b"receipt"])
+
+
 def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_without_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -50,9 +50,13 @@ def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader
     assert reader.closed
 
 
-def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.kafka.slot.TRANSACT_DEADLINE_S", 0.01)
     monkeypatch.setattr("bascule.kafka.guards.EXPLAIN_TIMEOUT_S", 0.01)
+
+
+def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, hasty: None) -> None:
     slot = Slot({}, "id", "table", 0)
     slot._next = Future()
     given_up = in_background(lambda: slot.transact(lambda _: []), "transaction").exception(10)
@@ -60,6 +64,24 @@ def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reade
     assert str(given_up) == "no transaction can be started: Kafka does not answer in time"
     slot.close()
     assert reader.closed
+
+
+def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_before(reader: Reader, hasty: None) -> None:
+    slot = Slot({}, "id", "table", 0)
+    slot._next = Future()
+    with pytest.raises(Unavailable, match="no transaction can be started"):
+        slot.reach()
+    slot._next.set_result(cast("Any", "an incarnation"))
+    slot.reach()
+    slot._next = Future()
+    slot.reach()
+    slot._next.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    with pytest.raises(Unavailable, match="no transaction can be started"):
+        slot.reach()
+    slot._next = Future()
+    with pytest.raises(Unavailable):
+        slot.reach()
+    slot.close()
 
 
 def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ class Clients:
 
     def prepare(self) -> None: ...
 
+    def reach(self) -> None: ...
+
     def check(self, _record: Outgoing) -> int:
         return 1
 
@@ -116,6 +118,31 @@ class Here(Clients):
 
     def transact(self, make: Callable[[Mapping[bytes, Stored]], list[Outgoing]]) -> None:
         self.written.append([record.value for record in make(self.table) if record.topic == "receipts"])
+
+
+class Barred(Here):
+    """It can start no transaction."""
+
+    def reach(self) -> None:
+        raise Unavailable("no transaction can be started: why")
+
+
+@pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
+def test_a_kafka_that_can_start_no_transaction_votes_no(beside: list[str]) -> None:
+    """Nor could it roll back what it has prepared: the database kept its locks."""
+    resource, clients, others = KafkaResource("kafka", {}), Barred(), [ModelResource(name) for name in beside]
+    resource._clients = cast("Any", clients)
+    with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
+        manager.resources["kafka"] = resource
+        transaction = manager.begin()
+        for each in others:
+            transaction.enlist(each).append("row")
+        transaction.enlist(resource).send("receipts", b"1")
+        with pytest.raises(TransactionRolledBack, match="no transaction can be started: why"):
+            transaction.commit()
+    assert [key for key in clients.table if not key.endswith(b"/started")] == []
+    assert (transaction.unfinished, resource._sent, resource._branches._states) == ({}, {}, {})
+    assert [each.durable.committed for each in others] == [[]] * len(beside)
 
 
 @pytest.fixture

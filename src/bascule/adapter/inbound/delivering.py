@@ -99,8 +99,11 @@ class InTransaction:
                 raise error.__cause__ from None
             if isinstance(error.__cause__, ResourceFailed):
                 raise NotNow(str(error)) from error
-            if isinstance(error.__cause__, BranchRolledBack) and isinstance(error.__cause__.__cause__, TooLarge):
-                raise error.__cause__.__cause__ from None
+            refused = error.__cause__.__cause__ if isinstance(error.__cause__, BranchRolledBack) else None
+            if isinstance(refused, TooLarge):
+                raise refused from None
+            if isinstance(refused, Unavailable):
+                raise NotNow(str(error)) from error
             raise
         except (TransactionInDoubt, HeuristicOutcome) as error:
             _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
