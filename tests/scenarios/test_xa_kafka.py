@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
@@ -15,6 +16,7 @@ from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import slot
 from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import Stored
 from bascule.testing.system import wait_for
 from bascule.xa import Vote, Xid
 from bascule.xa import kafka as module
@@ -285,6 +287,22 @@ def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Mak
     assert sweeper.recover() == [kept]
     wait_for(lambda: started not in sweeper.started(), "what was never prepared to be swept")
     sweeper.commit(kept)  # its messages were not swept
+
+
+def test_what_was_prepared_while_a_sweeper_stood_still_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource, sweeper = make(), make("sweeper")
+    read, kept = sweeper._table, []
+
+    def read_and_stand_still() -> dict[bytes, Stored]:
+        table = read()
+        kept.append(prepared(resource, topic, "kept"))
+        monkeypatch.setattr(module, "_now_ms", lambda: time.time_ns() // 1_000_000 + 25 * 3_600_000)
+        return table
+
+    monkeypatch.setattr(sweeper, "_table", read_and_stand_still)
+    monkeypatch.setattr(module, "TRIM_INTERVAL_S", -1.0)
+    assert sweeper.recover() == []
+    make("recoverer").commit(kept[0])
 
 
 def test_a_process_has_its_own_transactional_ids_by_default() -> None:

@@ -105,8 +105,9 @@ class TopicHistory:
 
     def at_time(self, timestamp_ms: int) -> int:
         """The first offset at or after a time (ms since the epoch); the high watermark where all is older."""
+        latest = self.latest()  # asked first: what comes between the two questions may be younger
         found = self._offset(OffsetSpec.for_timestamp(timestamp_ms))
-        return self.latest() if found < 0 else found
+        return latest if found < 0 else found
 
     def records(self, start: int, end: int, *, committed: bool = False) -> Iterator[Message]:
         """The records from ``start`` up to ``end`` (not included). Raises Unavailable also where ``start`` is not there any more."""

@@ -86,7 +86,7 @@ class _Sent:
     """What a branch of this process has sent."""
 
     slot: int
-    started_s: float  # monotonic
+    started_s: float  # time.time: the monotonic clock stands still with a machine
     offsets: list[Future[int]] = field(default_factory=list)
     messages: list[Outgoing] | None = field(default_factory=list)
     size_bytes: int = 0
@@ -163,7 +163,7 @@ class KafkaResource:
         slot = next(self._next_slot)
         with self._open().slot(self._slot_ids[slot], own=True) as at:
             at.prepare()
-        self._sent[xid] = _Sent(slot, time.monotonic())
+        self._sent[xid] = _Sent(slot, time.time())
         self._branches.move(xid, State.ACTIVE)
         return KafkaBranch(lambda record: self._send(xid, record))
 
@@ -210,11 +210,12 @@ class KafkaResource:
 
     def recover(self) -> Sequence[Xid]:
         """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
+        asked_ms = _now_ms()
         table = self._table()
         with self._trimming:
             if time.monotonic() - self._trimmed_s > TRIM_INTERVAL_S:
                 self._trimmed_s = time.monotonic()
-                self._clean(table)
+                self._clean(table, asked_ms)
         return [Xid.parse(key.decode()) for key in table if not key.endswith(STARTED)]
 
     def started(self) -> dict[Xid, float]:
@@ -285,7 +286,7 @@ class KafkaResource:
             self._branches.move(xid, State.PREPARED)
             raise ResourceFailed(f"{self.name}: {error}") from error
         self._branches.move(xid, State.PREPARED)
-        if time.monotonic() - sent.started_s > PREPARE_WITHIN_S:
+        if abs(time.time() - sent.started_s) > PREPARE_WITHIN_S:
             self.rollback(xid)
             raise BranchRolledBack(f"{xid} was not prepared within {PREPARE_WITHIN_S:g} s", Code.XA_RBTIMEOUT)
 
@@ -384,9 +385,13 @@ class KafkaResource:
         ids = {json.loads(stored.value)["slot"] for stored in table.values()}
         end_open_transactions(self._kafka, ids.difference(self._slot_ids))
 
-    def _clean(self, table: Mapping[bytes, Stored]) -> None:
-        """Deletes the messages that no prepared branch needs, and what is left of branches that were never prepared."""
-        old_ms = _now_ms() - int(UNPREPARED_KEPT_S * 1000)
+    def _clean(self, table: Mapping[bytes, Stored], asked_ms: int) -> None:
+        """Deletes the messages that no prepared branch needs, and what is left of branches that were never prepared.
+
+        ``asked_ms`` is when it began to read the table. By that what is old is told, and not by now: this process may have stood still
+        since, and what is older than that by UNPREPARED_KEPT_S is prepared, and in the table, or never will be.
+        """
+        old_ms = asked_ms - int(UNPREPARED_KEPT_S * 1000)
         needed: dict[int, int] = {}
         for key, stored in table.items():
             if not key.endswith(STARTED):

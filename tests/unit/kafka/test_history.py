@@ -72,3 +72,17 @@ def test_a_client_looks_before_its_first_question_and_after_a_failure(monkeypatc
     client.failing = 1
     assert offsets.ask(OffsetSpec.latest(), 5) == {0: 5, 1: 5}
     assert client.calls[3:] == ["ask", "look", "ask"]
+
+
+def test_what_comes_while_it_is_asked_from_where_a_topic_is_young_is_not_taken_for_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks deletes what is older, or begins behind it."""
+    history, latest, end = TopicHistory({}, "t", 0), OffsetSpec.latest(), [5]
+
+    def answer(spec: OffsetSpec) -> int:
+        if spec is latest:
+            return end[0]
+        end[0] += 1
+        return -1
+
+    monkeypatch.setattr(history, "_offset", answer)
+    assert history.at_time(1) == 5

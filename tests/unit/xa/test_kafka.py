@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +18,7 @@ from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
-from bascule.xa.errors import ResourceFailed, TransactionError
+from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.xid import Xid, branch, new_gtrid
 
@@ -199,6 +201,21 @@ def test_a_kafka_that_does_not_tell_what_a_topic_takes_is_away(here: tuple[Kafka
     monkeypatch.setattr(clients, "check", check)
     with pytest.raises(ResourceFailed):
         resource.start(new_xid(), timeout_s=60).send("receipts", b"1")
+
+
+def test_a_branch_whose_machine_stood_still_before_it_was_prepared_is_rolled_back(
+    here: tuple[KafkaResource, Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages may be deleted by now; the monotonic clock does not tell."""
+    resource, clients = here
+    xid = new_xid()
+    resource.start(xid, timeout_s=60).send("receipts", b"1")
+    resource.end(xid, success=True)
+    later = SimpleNamespace(time=lambda: time.time() + 2 * module.PREPARE_WITHIN_S, monotonic=time.monotonic, time_ns=time.time_ns)
+    monkeypatch.setattr(module, "time", later)
+    with pytest.raises(BranchRolledBack, match="was not prepared within 3600 s"):
+        resource.prepare(xid)
+    assert clients.written == [[]]
 
 
 def new_xid() -> Xid:
