@@ -6,11 +6,14 @@ from contextlib import closing
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from tests.scenarios.test_guards import set_topic
 from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import PositionLost
+from bascule.kafka.transactional import Unwritable
 from bascule.pipelines.sink import DestinationWriter, Encoded
 
 TEXTS = StructType([StructField("value", StringType())])
@@ -37,6 +40,18 @@ def test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repea
         write(3, more=1)
     with closing(Reader(kafka.bootstrap, f"{topic_prefix}.ingress")) as reader:
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]
+
+
+def test_a_batch_that_kafka_refuses_holds_up_nobody_else(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
+    writer = DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS)
+    writer.commit([Encoded((b"first",), "query")], 0)
+    ingress = f"{topic_prefix}.ingress"
+    set_topic(kafka.bootstrap, ingress, "max.message.bytes", "1000")
+    with pytest.raises(Unwritable):
+        writer.commit([Encoded((b"second", b"x" * 5000), "query")], 1)
+    history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, ingress, 0)
+    assert history.stable() == history.latest()
 
 
 def test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing_else(kafka: EmbeddedKafka, topic_prefix: str) -> None:

@@ -20,12 +20,12 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from bascule.core import crash
 from bascule.core.destination import Routing
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka import own_topics
 from bascule.kafka.positions import Position, PositionLost, position_key
-from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable, end_open_transactions
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 
 log = structlog.get_logger()
@@ -82,7 +82,8 @@ class DestinationWriter(DataSourceStreamWriter):
             for finding in own_topics.ensure(self._kafka, wanted):
                 log.warning("a topic is not as it should be", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
-        writer = TransactionalWriter(self._kafka, f"{self._prefix}.{self._bridge}.{key}", f"{self._prefix}.positions", key)
+        transactional_id = f"{self._prefix}.{self._bridge}.{key}"
+        writer = TransactionalWriter(self._kafka, transactional_id, f"{self._prefix}.positions", key)
         try:
             before = writer.current()
             values = [value for message in encoded for value in message.values]
@@ -92,7 +93,12 @@ class DestinationWriter(DataSourceStreamWriter):
             outputs = [Output(f"{self._prefix}.ingress", None, value, headers) for value in values]
             after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1, sequence=len(values))
             crash.point("sink.commit.before")
-            writer.write(outputs, before, after)
+            try:
+                writer.write(outputs, before, after)
+            except (Unavailable, Unwritable):
+                # Nobody may come after this one to do it, and what all others write for the broker waits behind it.
+                end_open_transactions(self._kafka, [transactional_id])
+                raise
             crash.point("sink.commit.after")
         finally:
             writer.close()
