@@ -126,6 +126,8 @@ class IngressTail:
         except CutOff:
             self._recognise(topics)
             raise
+        # After each read, before anything of it is taken: by position alone records of another topic look like those that were to come, and
+        # neither the client nor their leader epochs tell. It takes 0.6 ms for up to 1,000 records; few come together ten times a second.
         if messages or time.monotonic() - self._looked_s > LOOK_S:
             self._recognise(topics)
         return messages

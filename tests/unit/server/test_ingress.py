@@ -206,7 +206,7 @@ def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Reco
         assert tail.failure.startswith("ingress bascule.ingress stands still: it was deleted and created again")
         assert (broker.engine.ingress_topic_id, broker.engine.ingress_positions) == ("first", {0: 5})
 
-    monkeypatch.setattr(ingress, "LOOK_S", 0.0)
+    monkeypatch.setattr(ingress, "LOOK_S", 3600.0 if what_came else 0.0)
     run(Policy(), check, monkeypatch, Grown)
 
 
