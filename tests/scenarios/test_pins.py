@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import COMMON, ENDED
 from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
+from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
+from bascule.testing.system import wait_for
 
 
 @pytest.fixture
@@ -16,6 +20,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("bascule.pipelines.driver.MIRROR_S", 0.0)
     # Nothing waits for what a driver notes at its end; here it is asked for.
     monkeypatch.setattr("bascule.kafka.history.CLOSE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("bascule.pipelines.driver.IDLE_TIMEOUT_S", 60.0)
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch()
     return bridge
@@ -91,5 +96,22 @@ def test_it_has_stopped_for_good(bridge: Bridge) -> None:
         running.settle()
         stopped = running.driver.queries["divert:x"].stopped
         assert stopped is not None
-        assert reasons(bridge)["divert:x"] == stopped
+        wait_for(lambda: running.driver.poll() or reasons(bridge)["divert:x"] == stopped, "the reason to be shown")
     assert reasons(bridge)["divert:x"] == stopped
+
+
+def test_it_has_stopped_while_what_was_shown_before_is_on_its_way(kafka: EmbeddedKafka, topic_prefix: str, bridge: Bridge) -> None:
+    with KafkaProxy(kafka.port) as proxy:
+        bridge.pipelines = replace(bridge.pipelines, kafka={"bootstrap.servers": proxy.bootstrap})
+        with bridge.running(bridge.divert("x")) as running:
+            bridge.send("1")
+            running.settle()
+            bridge.send("2")
+            late = proxy.inject(Api.OFFSET_COMMIT, Action.HOLD)
+            wait_for(lambda: running.driver.poll() or late.hit, "an offset to be on its way")
+            running.query(COMMON).fail("BadRecord: that cannot be carried")
+            running.driver.poll()
+            stopped = running.driver.queries[COMMON].stopped
+            assert stopped is not None
+            late.release()
+            wait_for(lambda: running.driver.poll() or reasons(bridge)[COMMON] == stopped, "the reason to be shown")

@@ -193,7 +193,10 @@ class LagMirror:
         self._asked: dict[tuple[str, int], TopicPartition] = {}
 
     def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:
-        """Commits the offsets (next to take), by topic and partition; beside each what people should know of it."""
+        """Commits the offsets (next to take), by topic and partition; beside each what people should know of it.
+
+        And what was shown before and is not stored yet, so ask again, with nothing new as well.
+        """
         self._wanted |= {at: TopicPartition(*at, offset, note[:NOTE_MAX]) for at, offset in offsets.items()}
         self._consumer.poll(0)
         self._commit()

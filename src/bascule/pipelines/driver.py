@@ -326,7 +326,8 @@ class Driver:
     def _mirror(self) -> None:
         for name, query in self.queries.items():
             offsets = query.reached()
-            if offsets:
+            # Of one that has stopped there are none any more; but what was told of it may still wait for an answer, or for another try.
+            if offsets or name in self._mirrors:
                 self._mirror_of(name).show(offsets)
 
     def _mirror_of(self, name: str) -> LagMirror:
