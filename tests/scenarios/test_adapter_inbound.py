@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.scenarios.test_guards import set_topic
 from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter, Start
@@ -110,6 +110,7 @@ class Counting:
 
     made: list[Counting] = []  # noqa: RUF012 - of the class, on purpose
     seen: list[str] = []  # noqa: RUF012
+    workers = 3
     most = 0
     at_work = 0
 
@@ -120,6 +121,8 @@ class Counting:
     async def on_record(self, record: Record) -> None:
         Counting.at_work += 1
         Counting.most = max(Counting.most, Counting.at_work)
+        while len(Counting.made) < Counting.workers:  # however late a thread has its turn, something is left for it
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         Counting.seen.append(text(record))
         Counting.at_work -= 1
@@ -130,11 +133,11 @@ class Counting:
 
 def test_each_worker_has_an_instance_and_no_more_are_at_work_than_there_are_workers(kafka: EmbeddedKafka, topic: str) -> None:
     produce(kafka.bootstrap, topic, values(100))
-    with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=3), Counting):
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, workers=Counting.workers), Counting):
         wait_for(lambda: len(Counting.seen) >= 100, "all records")
     assert sorted(Counting.seen) == sorted(values(100))
-    assert len(Counting.made) == 3
-    assert Counting.most <= 3
+    assert len(Counting.made) == Counting.workers
+    assert Counting.most <= Counting.workers
     assert all(instance.closed for instance in Counting.made)
 
 
@@ -171,6 +174,7 @@ def test_a_record_that_fails_is_tried_again_and_dead_in_the_end_and_can_be_sent_
         assert bascule("adapter", "dead-letters", "list", *at).stdout == f"{topic}: no dead letters\n"
         nothing_in_flight(kafka, topic)
         assert bascule("adapter", "status", *at).stdout == f"{topic}: 0 in flight, 0 dead letters\n"
+        wait_for(lambda: activation.status().counts["delivered"] == 3, "all to be counted")
         counts = activation.status().counts
     (twice,) = [record for record in seen.records if record.key == b"twice"]
     assert (twice.topic, twice.partition, twice.offset, twice.failures, twice.headers) == (topic, 1, 1, 2, ())
@@ -302,7 +306,7 @@ def test_a_worker_that_hangs_is_named_replaced_and_what_it_does_later_is_not_tak
             go_on.wait(60)
 
     seen = Seen(act)
-    spec = ActivationSpec(topics=(topic,), group=topic, workers=1, delivery_timeout_s=1.0, backoff=QUICK)
+    spec = ActivationSpec(topics=(topic,), group=topic, workers=1, delivery_timeout_s=3.0, backoff=QUICK)
     with active(kafka, spec, seen) as activation:
         produce(kafka.bootstrap, topic, ["s"], keys=["stuck"])
         wait_for(lambda: activation.status().hanging, "the worker to be given up")
@@ -428,10 +432,7 @@ def test_a_source_that_is_not_there_is_told_and_read_when_it_is(
 
 
 def limit(kafka: EmbeddedKafka, topic: str, size_bytes: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size_bytes), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result()
+    set_topic(kafka.bootstrap, topic, "max.message.bytes", str(size_bytes))
 
 
 def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_there_is_room(kafka: EmbeddedKafka, topic_prefix: str) -> None:

@@ -20,6 +20,9 @@ from bascule.xa import TransactionManager
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.kafka import KafkaResource
 
+#: The second try, which asks Kafka for this and that, is not to be taken for one that hangs as well.
+HANGS_S = 10.0
+
 
 class Shop:
     """A manager over a model of a database and a real Kafka; ``fail`` says at which calls something breaks, and how often."""
@@ -84,7 +87,7 @@ def test_what_a_worker_that_hung_does_later_has_no_effect(shop: Shop, kafka: Emb
             go_on.wait(60)
             shop.work(record)
 
-    with shop.active(work, workers=1, delivery_timeout_s=2.5) as activation:
+    with shop.active(work, workers=1, delivery_timeout_s=HANGS_S) as activation:
         produce(kafka.bootstrap, shop.topic, ["one"])
         wait_for(lambda: shop.rows.committed == ["one"], "the second try")
         assert activation.status().hanging != ()
@@ -99,6 +102,7 @@ def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: 
     with shop.active(shop.work, retries=0) as activation:
         produce(kafka.bootstrap, shop.topic, ["one"])
         shop.done("one")
+        wait_for(lambda: activation.status().counts["delivered"], "the record to be counted")
         counts = activation.status().counts
     assert (counts["failed"], counts["dead_lettered"], counts["delivered"]) == (0, 0, 1)
 

@@ -248,7 +248,7 @@ class Hanging:
         monkeypatch.setattr("bascule.adapter.inbound.activation.set_up", lambda *_: None)
         monkeypatch.setattr("bascule.adapter.inbound.activation.missing", lambda *_: [])
         monkeypatch.setattr("bascule.adapter.inbound.activation.GroupConsumer", self._group)
-        monkeypatch.setattr("bascule.adapter.inbound.activation.END_S", 1.0)
+        monkeypatch.setattr("bascule.adapter.inbound.activation.END_S", 2.0)
         monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.01)
         self.activation: Any = Activation({}, ActivationSpec(topics=(PLACE.topic,), group="shop"), lambda _: None)
         log = self.activation._log

@@ -194,11 +194,11 @@ def shop(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 def test_an_outage_of_kafka_is_no_failure_of_the_record_and_does_it_once(shop: Shop, lost: bool) -> None:
     shop.topic.replicas = False
     shop.deliver()
-    wait_for(lambda: shop.tries > 4, "tries without Kafka", 10)
+    wait_for(lambda: shop.tries > 4, "tries without Kafka")
     shop.topic.lost = lost
-    wait_for(lambda: shop.tries > 8, "tries without Kafka", 10)
+    wait_for(lambda: shop.tries > 8, "tries without Kafka")
     shop.topic.recover()
-    wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
+    wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end")
     assert (shop.counts.delivered, shop.counts.failed, shop.log.flights(PLACE).keys) == (1, 0, {})
     assert shop.kafka.durable.committed == ([b"receipt"] if shop._enlisted else [])
 
@@ -260,7 +260,7 @@ def test_a_transaction_that_dead_letters_what_kafka_has_no_room_for_does_it_with
     with shop.manager:
         shop.workers.start()
         shop.deliver()
-        wait_for(lambda: shop.counts.dead_lettered, "the dead letter", 10)
+        wait_for(lambda: shop.counts.dead_lettered, "the dead letter")
         shop.workers.stop(10)
     assert (shop.kafka.durable.committed, shop.log.flights(PLACE).keys) == ([("shop.dead-letter", b"")], {})
 
@@ -272,7 +272,7 @@ def test_a_record_whose_endpoint_rolls_its_transaction_back_has_failed(monkeypat
     with shop.manager:
         shop.workers.start()
         shop.deliver()
-        wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
+        wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end")
         shop.workers.stop(10)
     assert (shop.counts.delivered, shop.counts.failed, shop.counts.dead_lettered) == (0, 2, 1)
 

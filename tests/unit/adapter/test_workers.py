@@ -84,7 +84,7 @@ def ended(stop: Callable[[], list[str]]) -> list[str]:
 
 @pytest.mark.parametrize("hangs_in", ["close", "work", "work, and was given up"])
 def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, hangs_in: str) -> None:
-    monkeypatch.setattr(workers, "END_S", 0.5)
+    monkeypatch.setattr(workers, "END_S", 2.0)
     hangs, goes_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:
