@@ -19,6 +19,7 @@ from bascule.pipelines import positions as module
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
+from bascule.testing.system import wait_for
 
 PIPELINE = "ingress:in"
 RECORDS = 3
@@ -39,6 +40,7 @@ class Source:
         self._producer.init_transactions()
 
     def put(self, *, commit: bool = True) -> None:
+        begun = self.end()
         self._producer.begin_transaction()
         for _ in range(RECORDS):
             self._producer.produce(self.topic, b"")
@@ -47,6 +49,8 @@ class Source:
             self._producer.commit_transaction()
         else:
             self._producer.abort_transaction()
+        # What ends it comes into the partition a moment after the answer.
+        wait_for(lambda: self.end() == begun + RECORDS + 1, "the end of the transaction")
 
     def end(self) -> int:
         return TopicHistory(self.pipelines.kafka, self.topic, 0).latest()
