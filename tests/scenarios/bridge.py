@@ -18,7 +18,8 @@ from bascule.testing.journal import SyntheticJournal
 from bascule.testing.system import descendants
 
 START_TIMEOUT_S = 180.0
-ARRIVAL_TIMEOUT_S = 180.0
+#: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.
+ARRIVAL_TIMEOUT_S = 420.0
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> None:

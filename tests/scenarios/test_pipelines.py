@@ -27,7 +27,7 @@ from bascule.testing.journal import text_message
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
