@@ -11,7 +11,7 @@ import org.apache.qpid.jms.message.JmsMessage;
 /** What a case works with: connections that are closed after it, and destinations that no other case has. */
 final class Case implements AutoCloseable {
     /** A message that is to come comes in milliseconds; this is for a machine that does other things. */
-    static final long WAIT_MS = 8000;
+    static final long WAIT_MS = 15_000;
     /** How long to look for what must not come, where the broker cannot be asked. */
     static final long SILENCE_MS = 200;
 
@@ -35,10 +35,10 @@ final class Case implements AutoCloseable {
             factory.setUsername(options.get("user"));
             factory.setPassword(options.get("password"));
         }
-        factory.setCloseTimeout(20_000);
-        factory.setConnectTimeout(20_000);
-        factory.setRequestTimeout(20_000);
-        factory.setSendTimeout(20_000);
+        factory.setCloseTimeout(40_000);
+        factory.setConnectTimeout(40_000);
+        factory.setRequestTimeout(40_000);
+        factory.setSendTimeout(40_000);
         return factory;
     }
 

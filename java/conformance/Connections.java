@@ -84,8 +84,8 @@ final class Connections extends Suite {
             Case.getsJust(c.session().createConsumer(c.queue()), Case.numbers(0, 20));
         });
         it("connection.idle-is-kept-by-heartbeats", c -> {
-            Connection connection = c.connect("amqp.idleTimeout=2000"); // less would say how busy the machine is
-            Delivery.pause(6000);
+            Connection connection = c.connect("amqp.idleTimeout=6000"); // less would say how busy the machine is
+            Delivery.pause(8000);
             Case.send(connection.createSession(), c.queue(), "x");
             Case.getsJust(c.session().createConsumer(c.queue()), "x");
         });
