@@ -12,7 +12,11 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.qpid import JmsError
 from bascule.testing.system import System, wait_for
 
+#: Of a message of 60 MiB, on a busy machine.
+SEND_S = 200.0
 CONFIG = """
+    [broker]
+    session_timeout_s = 30
     [journal]
     append_timeout_s = 60  # for the one message of 60 MiB, on a busy machine
 
@@ -157,7 +161,7 @@ def test_counters_tell_what_was_done(broker: System, connect_to: Connect, name: 
 def test_a_message_of_64_mib_is_too_large_and_one_a_little_smaller_is_taken(broker: System, connect_to: Connect, name: str) -> None:
     session = connect_to(broker.url).session()
     body = "x" * (60 << 20)
-    session.producer(f"queue:{name}").send(body)
-    assert session.consumer(f"queue:{name}").receive(60).body == body
+    session.producer(f"queue:{name}").send(body, timeout_s=SEND_S)
+    assert session.consumer(f"queue:{name}").receive(SEND_S).body == body
     with pytest.raises(JmsError):
-        session.producer(f"queue:{name}").send(body + "y" * (4 << 20))
+        session.producer(f"queue:{name}").send(body + "y" * (4 << 20), timeout_s=SEND_S)

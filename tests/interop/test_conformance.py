@@ -31,6 +31,7 @@ RUN_TIMEOUT_S = 280
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 CONFIG = f"""
 [broker]
+session_timeout_s = 30
 allow_anonymous = true
 users = {{ {USER} = "{PASSWORD}" }}
 """

@@ -11,7 +11,11 @@ from bascule.testing.qpid import Connection
 from bascule.testing.system import System
 
 Connect = Callable[..., Connection]
+#: Nobody stands by: a session may be longer than a busy machine ever leaves broker or Kafka without a turn.
 CONFIG = """
+[broker]
+session_timeout_s = 30
+
 [[address]]
 match = "full.#"
 max_messages = 1

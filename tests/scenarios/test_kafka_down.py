@@ -17,13 +17,13 @@ from bascule.testing.qpid import JmsError
 from bascule.testing.system import System, paused, wait_for
 
 #: Kafka, stopped for a moment, has the rest of it to wake up and to store what waits.
-APPEND_TIMEOUT_S = 4
+APPEND_TIMEOUT_S = 7
 #: A send that would be answered too early would be within this.
 EARLY_S = 0.7
 #: Due after the broker has noticed that Kafka stands still.
-DUE_MS = 12_000
-#: A broker without Kafka gives up its last snapshot and its place in the election; both took more than 30 s before.
-END_TIMEOUT_S = 28
+DUE_MS = 16_000
+#: A broker without Kafka gives up its last snapshot and its place in the election; each took more than 30 s before.
+END_TIMEOUT_S = 35
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,15 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafk
 
 @pytest.fixture(scope="module")
 def system(own_kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n"
+    # A session that is longer: it is the append that is told first.
+    config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n[broker]\nsession_timeout_s = 30\n"
     with System(own_kafka.bootstrap, tmp_path_factory.mktemp("kafka-down"), prefix="down", config=config) as running:
         yield running
 
 
 def readiness(system: System) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{system.admin_port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{system.admin_port}/readyz", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -61,7 +62,7 @@ def test_a_send_waits_for_kafka_and_is_answered_when_it_goes_on(
     with paused(pid(own_kafka)):
         waiting = producer.submit_send("meanwhile")
         assert not wait([waiting], EARLY_S).done
-    waiting.result(20)
+    waiting.result(60)
     system.wait_depth(name, 2)
 
 
@@ -74,15 +75,15 @@ def test_a_send_fails_with_a_clear_condition_when_kafka_stays_away_and_all_goes_
     patient.send("before, too")
     with paused(pid(own_kafka)):
         waiting, repeated = producer.submit_send("in doubt"), patient.submit_send("repeated until it is stored")
-        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes in \d s") as failed:
-            waiting.result(20)
+        with pytest.raises(JmsError, match=r"Kafka has not stored \d+ bytes in \d+ s") as failed:
+            waiting.result(60)
         assert "amqp:connection:forced" in " ".join([failed.value.message, *failed.value.linked])
         code, reason = readiness(system)
         assert code == 503
         assert "nothing persistent is taken until it does" in reason
         assert not repeated.done()
         assert system.depth(name) == 2
-    repeated.result(30)
+    repeated.result(60)
     wait_for(lambda: readiness(system)[0] == 200, "a broker that is ready")
     bodies = [message.body for message in connect_to(system.url).session().consumer(queue).receive_all(3)]
     assert bodies in (
@@ -118,7 +119,7 @@ def test_a_transaction_and_an_acknowledgement_wait_for_kafka_too(
         commit = session.submit("commit")
         assert not wait([commit], EARLY_S).done
         assert system.depth(name) == 0
-    commit.result(20)
+    commit.result(60)
     assert system.depth(name) == 3
 
 
