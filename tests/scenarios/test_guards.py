@@ -19,7 +19,7 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
-from bascule.kafka import slot, transactional
+from bascule.kafka import guards, slot, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.history import TopicHistory
@@ -34,6 +34,8 @@ from bascule.xa.kafka import KafkaResource
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
+#: Of a message: longer than a busy machine takes from its send to the next step.
+LIFE_S = 6.0
 
 
 def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
@@ -187,7 +189,7 @@ def test_a_journal_whose_limit_is_lowered_at_work_costs_one_epoch_and_then_the_m
 def test_a_broker_ends_where_a_journal_does_not_take_what_no_sender_answers_for(system: System, hand: Hand) -> None:
     """A message that it has, and has to move."""
     with connect(system.url) as context:
-        context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=2.0))
+        context.send(ORDERS, Message("x" * 1_200_000, time_to_live_s=LIFE_S))
     with paused(system.broker.pid):  # its time is not over before the limit holds
         hand.set("journal", "max.message.bytes", "1000000")
     wait_for(lambda: not system.broker.running, "the broker to end")
@@ -275,6 +277,7 @@ def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, mon
     for module in (slot, transactional):
         monkeypatch.setattr(module, "COORDINATOR_TIMEOUT_S", 2.0)
     monkeypatch.setattr(slot, "TRANSACT_DEADLINE_S", 1.0)
+    monkeypatch.setattr(guards, "EXPLAIN_TIMEOUT_S", 30.0)
     with Lonely(tmp_path) as lonely:
         positions = Positions(Pipelines("lonely", {"bootstrap.servers": lonely.bootstrap}, prefix="lonely"), "test")
         positions.prepare_topics()

@@ -23,6 +23,8 @@ SOON_S = 20.0
 #: With a prefetch of 1 a session that was in a send gets a message each time that this is over: the client asks once more then.
 AGAIN_S = 2.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
+#: After which a client gives a request up; each of its other requests is to be answered by then, on a busy machine too.
+ANSWER_MS = 10_000
 #: How a client begins a transaction: a described list, in a message.
 DECLARE = b"\x00\x53\x31"
 
@@ -196,7 +198,7 @@ def test_a_client_that_loses_its_connection_again_while_it_begins_anew_comes_bac
     """Without ``jms.requestTimeout`` it waits for ever for the answer to that Declare, and connects no more."""
     connect_to(system.url).session().producer(queue).send("{n}", count=COUNT)
     with LosesADeclare(system.port) as proxy:
-        connection = connect_to(failover(proxy.url) + "&jms.requestTimeout=2000")
+        connection = connect_to(failover(proxy.url) + f"&jms.requestTimeout={ANSWER_MS}")
         session = connection.session("TRANSACTED")
         consumer = session.consumer(queue)
         assert len(consumer.receive_many(3)) == 3

@@ -147,7 +147,7 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
     assert guard_transactions(hand.kafka) == []
     try:
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "min.insync.replicas", "1")
-        (finding,) = guard_transactions(hand.kafka)
+        (finding,) = wait_for(lambda: guard_transactions(hand.kafka), "every node to know the setting")
         assert str(finding).startswith(f"topic '{TRANSACTION_STATE}' has min.insync.replicas=1: of 3 replicas, what one alone has stored")
         set_topic(cluster.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "true")
         with pytest.raises(UnsafeTopic, match=rf"'{TRANSACTION_STATE}' has unclean\.leader\.election\.enable=true"):

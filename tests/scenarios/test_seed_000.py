@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -77,7 +77,8 @@ class Bridge:
     def kill_pipelines(self) -> None:
         """Driver, Spark and workers at once: a worker that outlived them would go on with what it was at."""
         for pid in (self.pipelines.pid, *descendants(self.pipelines.pid)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # ended with those before it
+                os.kill(pid, signal.SIGKILL)
         self.pipelines.kill()
 
     def prepare(self, successor: str) -> None:

@@ -166,8 +166,9 @@ def test_of_two_standbys_one_takes_over(both: Pair, kafka: EmbeddedKafka, connec
         producer.send("before")
         active.broker.kill()
         producer.send("after")
-        (serving,) = (system for system in standbys if system.serves())
-        (waiting,) = (system for system in standbys if system.stands_by())
+        serving = wait_for(lambda: next((system for system in standbys if system.serves()), None), "one to serve")
+        (waiting,) = (system for system in standbys if system is not serving)
+        wait_for(waiting.stands_by, "the other one to stand by")
         assert [message.body for message in connect_to(urls).session().consumer(queue).receive_many(2)] == ["before", "after"]
         assert serving.serves()
         assert not waiting.serves()
@@ -205,7 +206,8 @@ def test_a_broker_killed_and_started_at_once_serves_again_without_waiting(kafka:
         wait_for(lambda: not active.broker.running, "its end")
         active.broker.launch()
         wait_for(active.serves, "it to serve again, before its session is over", LONG_SESSION_S - 15)
-        assert standby.stands_by()
+        wait_for(standby.stands_by, "the other one to stand by")
+        assert active.serves()
 
 
 def test_of_a_broker_killed_while_another_joins_and_started_at_once_one_serves_without_waiting(

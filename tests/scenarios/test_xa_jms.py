@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -177,7 +177,8 @@ def test_a_transaction_that_the_administrator_cut_off_cannot_be_prepared(work: W
     resource = make(work.system.url)
     work.done_in(resource)
     for connection in work.system.ask("connections"):
-        work.system.act("connections/close", id=connection["id"])
+        with suppress(InvalidInput):  # another one's, which has ended meanwhile
+            work.system.act("connections/close", id=connection["id"])
     with pytest.raises((BranchRolledBack, ResourceFailed)):
         resource.prepare(work.xid)
     with pytest.raises(UnknownXid):
