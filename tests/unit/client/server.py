@@ -116,5 +116,5 @@ def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"{'amqp' if tls is None else 'amqps'}://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()

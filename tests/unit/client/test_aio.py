@@ -495,7 +495,7 @@ async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
         await asyncio.wait_for(at_work.wait(), 10)
         for close in (context.stop, consumer.close, context.close):
             with pytest.raises(TimedOut, match="a listener is still at work"):
-                await asyncio.wait_for(close(timeout_s=0.1), 5)
+                await asyncio.wait_for(close(timeout_s=0.1), 20)
         assert context._task._task.done()
         enough.set()
         assert context._listener_task is not None
@@ -533,7 +533,7 @@ async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(mon
             await context.close(timeout_s=0.1)
         for each in waiting:
             with pytest.raises(IllegalState, match="the context is closed"):
-                await asyncio.wait_for(each, 5)
+                await asyncio.wait_for(each, 20)
 
 
 class Lazy:

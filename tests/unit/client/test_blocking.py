@@ -55,7 +55,7 @@ def failover(url: str) -> str:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -264,7 +264,7 @@ def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
         for close in (context.stop, consumer.close, context.close):
             with pytest.raises(TimedOut, match="a listener is still at work"):
                 close(timeout_s=0.1)
-        assert time.monotonic() - begun_s < 5
+        assert time.monotonic() - begun_s < 20
         enough.set()
         assert context._listener_thread is not None
         context._listener_thread.join(10)
@@ -551,7 +551,7 @@ def test_listeners_go_on_after_a_transaction_that_could_not_begin(caplog: pytest
     with (
         caplog.at_level(logging.CRITICAL, "bascule"),
         server(react) as url,
-        connect(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=2.0, on_exception=tell) as context,
+        connect(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=4.0, on_exception=tell) as context,
     ):
         context.consumer(QUEUE).listener = lambda message: bodies.append(message.body)
         eventually(lambda: bodies == list(BODIES))
@@ -617,7 +617,7 @@ def test_a_client_leaves_a_broker_that_stands_still_with_more_on_its_way_than_so
 
     monkeypatch.setattr(pump, "LAST_WORDS_S", 0.1)
     monkeypatch.setattr(pump, "TICK_S_MAX", 0.1)
-    monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 2.0 if last_word is None else 60.0)
+    monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 4.0 if last_word is None else 60.0)
     with server(react, obliging) as url, connect(failover(url)) as context:
         monkeypatch.setattr(core, "IDLE_TIMEOUT_S", 60.0)  # of the next connection
         sent = context.producer(QUEUE).send_async(bytes(32 << 20))

@@ -35,7 +35,7 @@ def test_a_question_to_nobody_ends_when_it_was_told_to() -> None:
     began_s = time.monotonic()
     with pytest.raises(Unavailable):
         history.stable()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
 
 
 class Client:

@@ -61,7 +61,7 @@ async def store(served: Served) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(25):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -69,7 +69,7 @@ async def until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(("count", "body"), [(300, BODY), (3, "small")], ids=["more-than-buffers-take", "all-of-it-sent"])
 @run_async
 async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_timeout(count: int, body: str) -> None:
-    served = Served(idle_timeout_s=1.0)
+    served = Served(idle_timeout_s=2.5)  # less would say how busy the machine is
     served.fill("q", count, body)
     queue = served.engine.addresses.anycast["q"]
     for _ in range(2):

@@ -19,7 +19,7 @@ from bascule.xa.recovery import Action
 from bascule.xa.transaction import Status
 from bascule.xa.xid import branch, new_gtrid
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 class Down:
