@@ -66,7 +66,7 @@ class Reader:
                 time.sleep(0.1)
             yield log.read_text()
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()

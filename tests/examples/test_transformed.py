@@ -17,7 +17,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.system import System, wait_for
 
 EXAMPLES = ROOT / "examples"
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 
 class Site:
@@ -34,14 +34,16 @@ class Site:
         }
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, *command], env=self.env, capture_output=True, text=True, timeout=90, check=False)
+        return subprocess.run([sys.executable, *command], env=self.env, capture_output=True, text=True, timeout=200, check=False)
 
     def bascule(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.run("-m", "bascule.cli", *arguments)
 
     def topic(self, name: str, count: int) -> list[tuple[str, Any]]:
         """Key and JSON value of records that a reader of the topic gets."""
-        done = self.run(EXAMPLES / "kafka_topic.py", "read", name, "--count", str(count), "--bootstrap", self.system.bootstrap)
+        done = self.run(
+            EXAMPLES / "kafka_topic.py", "read", name, "--count", str(count), "--timeout-s", "180", "--bootstrap", self.system.bootstrap
+        )
         assert done.returncode == 0, done.stderr + self.system.pipelines.said()
         records = [line.split(" ", 1) for line in done.stdout.splitlines()]
         return [(key, json.JSONDecoder().raw_decode(rest)[0]) for key, rest in records]

@@ -36,7 +36,7 @@ from bascule.testing.client import all_bodies, all_bodies_async
 from bascule.testing.system import System, wait_for
 
 #: Within this a message that is there arrives.
-SOON_S = 10.0
+SOON_S = 30.0
 #: For so long nobody is seen to end who waits.
 WAITS_S = 0.3
 Connect = Callable[..., Context]

@@ -24,7 +24,7 @@ proton = pytest.importorskip("proton")
 from proton import Message  # noqa: E402
 from proton.utils import BlockingConnection, LinkDetached  # noqa: E402
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Server(threading.Thread):

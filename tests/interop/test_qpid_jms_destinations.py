@@ -22,7 +22,7 @@ def test_consumers_of_a_queue_compete_and_each_message_goes_to_one(connect: Conn
         consumer.listen()
     connect().session().producer(queue).send("{n}", count=60)
     taken: list[list[str]] = [[], [], []]
-    wait_for(lambda: _collect(consumers, taken) == 60, "60 messages at three consumers", 20)
+    wait_for(lambda: _collect(consumers, taken) == 60, "60 messages at three consumers")
     assert sorted(int(body) for part in taken for body in part) == list(range(60))
     assert all(part == sorted(part, key=int) for part in taken)
     assert all(taken), "a consumer got nothing"
@@ -164,7 +164,7 @@ def test_consumers_of_a_shared_subscription_share_its_messages(
         consumer.listen()
     connect().session().producer(topic).send("{n}", count=40)
     taken: list[list[str]] = [[], []]
-    wait_for(lambda: _collect(consumers, taken) == 40, "40 messages at two consumers", 20)
+    wait_for(lambda: _collect(consumers, taken) == 40, "40 messages at two consumers")
     assert sorted(int(body) for part in taken for body in part) == list(range(40))
     assert all(taken), "a consumer got nothing"
     assert bodies(alone, 40) == [str(n) for n in range(40)]
@@ -226,7 +226,7 @@ def test_a_temporary_queue_goes_with_its_connection_and_what_is_in_it_too(connec
     queue = address.partition(":")[2]
     wait_for(lambda: system.queue(queue), "the temporary queue")
     owner.close()
-    wait_for(lambda: system.queue(queue) is None, "the temporary queue's end", 10)
+    wait_for(lambda: system.queue(queue) is None, "the temporary queue's end")
 
 
 # -- connections -------------------------------------------------------------------------------------------------------

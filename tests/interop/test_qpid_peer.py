@@ -22,6 +22,6 @@ def test_a_killed_peer_fails_the_calls_that_wait_and_those_that_come(free_port: 
         waiting = peer.submit("connect", as_="c", url=f"failover:(amqp://127.0.0.1:{free_port})")
         peer.kill()
         with pytest.raises(PeerDied):
-            waiting.result(10)
+            waiting.result(60)
         with pytest.raises(PeerDied):
             peer.call("start", on="c")

@@ -26,7 +26,7 @@ LAP_S = 0.2
 KEPT = 30
 INGRESS_EACH_LAP = 3
 #: What was sent to Kafka last is in the broker's queue within.
-ARRIVAL_S = 20.0
+ARRIVAL_S = 60.0
 
 
 class Load:

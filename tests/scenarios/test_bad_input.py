@@ -19,7 +19,7 @@ AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 #: A SASL init frame that says ANONYMOUS.
 SASL_ANONYMOUS = bytes.fromhex("0000001b02010000005341c00e01a309") + b"ANONYMOUS" + b"\x40\x40"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def talk(port: int, said: bytes) -> bytes:

@@ -18,7 +18,7 @@ from bascule.kafka.history import TopicHistory
 
 def produce(kafka: EmbeddedKafka, topic: str, values: list[bytes]) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    if topic not in admin.list_topics(timeout=10).topics:
+    if topic not in admin.list_topics(timeout=60).topics:
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "message.max.bytes": 70 << 20})
     errors = []

@@ -280,7 +280,7 @@ class Behind:
         self.system, self.proxy = system, proxy
 
     def client(self) -> Context:
-        return connect(PYTHON_FAILOVER.format(self.system.url), timeout_s=60.0)
+        return connect(PYTHON_FAILOVER.format(self.system.url), timeout_s=120.0)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_a_client_with_a_failover_url_works_on(connect_to: Connect, system: Syst
     system.broker.kill()
     waiting = producer.submit_send("meanwhile")
     system.broker.start()
-    waiting.result(30)
+    waiting.result(WAIT_S)
     message = consumer.receive()
     assert message is not None
     assert message.body == "meanwhile"
@@ -164,7 +164,7 @@ def test_a_send_whose_answer_got_lost_is_repeated_by_the_client_and_stored_once(
         system.broker.kill()
         proxy.cut()
         system.broker.start()
-        unanswered.result(30)
+        unanswered.result(WAIT_S)
         assert proxy.requests.count(b"second") == 2
         producer.send("third")
         messages = connect_to(system.url).session().consumer(queue).receive_all(3)
@@ -186,7 +186,7 @@ def test_a_commit_whose_answer_got_lost_is_in_doubt_for_the_client_and_whole_in_
         proxy.cut()
         system.broker.start()
         with pytest.raises(JmsError):
-            commit.result(30)
+            commit.result(WAIT_S)
         assert len(connection.events(2)) == 2  # interrupted and restored: what follows is a new transaction
         session.rollback()
         producer.send("3")

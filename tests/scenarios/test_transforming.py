@@ -34,7 +34,7 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    gateway.proc.wait(120)
     SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -55,7 +55,7 @@ class Running:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
@@ -79,7 +79,7 @@ def up(directory: Path, *arguments: str) -> Iterator[Running]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
 
 
 def texts(client: Context, queue: str, count: int) -> list[Any]:

@@ -35,6 +35,8 @@ from bascule.xa.recovery import Pass, Recoverer
 
 ROOT = Path(__file__).parents[2]
 KILLS_MIN = 128
+#: A broker that was killed serves again within.
+BROKER_S = 120.0
 #: Of the whole matrix, so many are enough to see that it holds at all.
 SHORT = 36
 #: Where some recoveries must have been killed: when they had begun to act on what they had read.
@@ -63,7 +65,7 @@ class Victims:
         """How the process ended, what its application was told, by which points it came."""
         case = replace(case, id=f"{next(self._numbers)}")
         if "jms" in case.parts and not case.recovery:
-            with connect(self.where.broker) as context:
+            with connect(self.where.broker, timeout_s=BROKER_S) as context:
                 context.send(self.where.orders, Message(case.id, type=case.id))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -141,7 +143,7 @@ def at_broker(where: Where) -> tuple[Counter[Any], Counter[Any]]:
     """Orders and bills that wait there."""
     if not where.broker:
         return Counter(), Counter()
-    with connect(where.broker) as context:
+    with connect(where.broker, timeout_s=BROKER_S) as context:
         orders, bills = (Counter(message.body for message in context.browse(queue)) for queue in (where.orders, where.bills))
     return orders, bills
 

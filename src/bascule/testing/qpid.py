@@ -34,7 +34,7 @@ Mode = Literal["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL", "TRANSACTED"]
 MessageType = Literal["text", "bytes", "map", "stream", "object", "message"]
 #: Far above any answer of a healthy broker, also on a loaded machine; a test that waits longer has found something.
 CALL_TIMEOUT_S = 60.0
-RECEIVE_TIMEOUT_S = 10.0
+RECEIVE_TIMEOUT_S = 30.0
 
 
 class JmsError(BasculeError):

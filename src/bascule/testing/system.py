@@ -33,7 +33,7 @@ PIPELINES_START_S = 150.0
 WAIT_S = 60.0
 POLL_S = 0.02
 #: Of the admin server, also on a loaded machine.
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 #: A Python client that comes back at once, as long as it takes; and a Java one, which would else warn of each attempt.
 PYTHON_FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 FAILOVER = f"{PYTHON_FAILOVER}&failover.warnAfterReconnectAttempts=1000"
