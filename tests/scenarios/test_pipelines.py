@@ -94,7 +94,7 @@ start = "earliest"
 
 
 def test_what_counts_in_the_journal_is_diverted_and_nothing_else(bridge: Bridge) -> None:
-    """Repeats, zombies, exclusive marks, messages from Kafka, dead letters, a divert that starts in the past and joins."""
+    """Repeats, zombies, foreign records, exclusive marks, messages from Kafka, dead letters, a divert that starts in the past and joins."""
     head = f'dead_letter_topic = "{bridge.prefix}.dead"\n'
     taken = f"""
 [[divert]]
@@ -141,7 +141,10 @@ start = "earliest"
     # A dead broker's record, and a repeat of one that counts.
     zombie = send_of(message("666", "red"), "orders.eu")
     journal.put(Kind.DATA, zombie, epoch=old, sequence=repeated + 1)
-    journal.put(Kind.DATA, zombie, epoch=new, sequence=repeated)
+    foreign = journal.put(Kind.DATA, zombie, epoch=new, sequence=repeated) + 1
+    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer.produce(f"{bridge.prefix}.journal", b"somebody's own", b"D", 0)
+    assert producer.flush(30) == 0
     journal.send(message("3"), address="orders.eu", diverts=["taken"])  # the broker said so, whatever the selector says
     journal.send(message("4", "red"), address="orders.eu")  # the broker did not take it
     journal.send(message("5", "red"), address="orders.eu", flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
@@ -157,6 +160,7 @@ start = "earliest"
     headers = dict(dead.seen[0].headers() or [])
     assert headers["__connect.errors.connector.name"] == b"plain"
     assert dead.seen[0].value() == b"\x00garbage"
+    assert f"journal {bridge.prefix}.journal, offset {foreign}: foreign record passed over" in bridge.said()
     first = dict(plain.seen[0].headers() or [])
     assert first["bascule.origin"] == bridge.prefix.encode()
     assert first["bascule.id"] == f"{new}-{repeated + 1}-0".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +38,8 @@ from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, B
 from bascule.pipelines.spec import Divert
 
 STATE_KEY = b"S"
+
+_log = logging.getLogger(__name__)
 
 
 def journal_header(key: bytes | None, value: bytes | None) -> Header:
@@ -83,7 +86,7 @@ class JournalReader:
         self._answers = answers
         self.fence = Fence(position.epoch, position.sequence)
         self.exclusive = frozenset(position.exclusive)
-        self.foreign = 0
+        self._journal = position.topic
         self._diverts = [Choice(divert) for divert in diverts]
 
     def state(self) -> dict[str, Any]:
@@ -94,8 +97,8 @@ class JournalReader:
         """The messages of the record at ``offset`` that some divert wants. Raises DamagedRecord or NewerRecord: the pipeline stops."""
         try:
             header = journal_header(key, value)
-        except ForeignRecord:
-            self.foreign += 1
+        except ForeignRecord as error:
+            _log.error("journal %s, offset %d: foreign record passed over: %s", self._journal, offset, error)
             return []
         except (DamagedRecord, NewerRecord) as error:
             raise type(error)(f"journal offset {offset}: {error}") from error

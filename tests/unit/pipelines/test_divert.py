@@ -12,8 +12,11 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
 from bascule.journal.records import (
     HEADER_SIZE,
+    MAGIC,
+    VERSION,
     DamagedRecord,
     Kind,
+    NewerRecord,
     Op,
     Send,
     SendFlag,
@@ -73,10 +76,18 @@ def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> N
         reader.take(6, b"D", data(4, send(), epoch=3))
 
 
-def test_a_foreign_record_is_counted_and_passed_over() -> None:
+def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
     reader = JournalReader(START, [Divert("d", "#")])
-    assert reader.take(0, None, b"what is this?") == []
-    assert reader.foreign == 1
+    assert reader.take(7, None, b"what is this?") == []
+    assert caplog.messages == [f"journal {START.topic}, offset 7: foreign record passed over: no Bascule journal record (no magic 'BJ')"]
+
+
+@pytest.mark.parametrize("key", [b"D", b"S"])
+def test_a_record_of_a_later_version_is_named_with_its_offset(key: bytes) -> None:
+    value = bytearray(data(1, send()))
+    value[len(MAGIC)] = VERSION + 1
+    with pytest.raises(NewerRecord, match=f"journal offset 7: journal format {VERSION + 1}; this Bascule reads up to {VERSION}"):
+        JournalReader(START, [Divert("d", "#")]).take(7, key, bytes(value))
 
 
 def test_a_broken_record_is_named_with_its_offset() -> None:
