@@ -28,7 +28,7 @@ from bascule_up import BasculeUp
 from bascule.testing.java import java_command
 from bascule.testing.usage import cpu_s, memory_mib
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(os.environ.get("BASCULE_BENCH_RESULTS") or Path(__file__).with_name("results"))
 #: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.
 CLIENT_JVM = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 WARM_UP_S = 3
