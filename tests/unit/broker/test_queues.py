@@ -5,7 +5,7 @@ from tests.unit.broker.conftest import Bench
 
 from bascule.broker import delivery
 from bascule.broker.message import Message
-from bascule.broker.policy import Policy
+from bascule.broker.policy import AddressSettings, Policy
 from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 
@@ -131,6 +131,17 @@ def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench
         bench.broker.settle()
     assert bench.got(consumer) == ["poison"] * policy.defaults.deliveries_max + ["good"]
     assert bench.waiting(bench.queue(policy.defaults.dead_letter_address)) == ["poison"]
+
+
+def test_without_a_dead_letter_address_what_fails_too_often_is_gone() -> None:
+    bench = Bench(Policy(AddressSettings(dead_letter_address="", deliveries_max=1)))
+    bench.fill("poison", "good")
+    consumer = bench.consumer(credit=1)
+    bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.waiting(bench.queue()) == ["good"]
+    assert list(bench.engine.addresses.anycast) == ["q"]
 
 
 def test_a_rejected_message_goes_to_the_dead_letters_at_once(bench: Bench) -> None:

@@ -93,3 +93,11 @@ def test_every_setting_is_explained() -> None:
     for name, model in SECTIONS.items():
         for key, field in model.model_fields.items():
             assert field.description, f"{name}.{key}"
+
+
+def test_the_settings_on_which_promises_hang_are_there() -> None:
+    section = PAGE.parents[1].joinpath("guarantees.md").read_text().partition("## For which settings\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`(\w+)\.(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)))
+    assert named
+    models = {name.strip("[]"): model for name, model in SECTIONS.items()}
+    assert [f"{name}.{key}" for name, key in named if key not in models[name].model_fields] == []
