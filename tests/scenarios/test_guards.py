@@ -151,6 +151,17 @@ def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: 
         assert f"WARNING bascule.server.node: topic '{system.prefix}.ingress' {said}" in system.broker.said()
 
 
+def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_right(system: System, hand: Hand) -> None:
+    hand.set("journal", "retention.ms", "604800000")
+    broken = f"topic '{system.prefix}.journal' has retention.ms=604800000: Kafka deletes messages that nobody has taken; set -1"
+    wait_for(lambda: system.status()["reason"] == broken, "the status to say so")
+    assert f"changed since the start: {broken}" in system.broker.said()
+    send(system, "it serves all the same")
+    hand.set("journal", "retention.ms", "-1")
+    wait_for(lambda: system.status()["reason"] == "", "the status to be well")
+    assert system.broker.said().count("changed since the start") == 1
+
+
 def test_a_journal_that_takes_no_large_records_is_enough_for_who_sends_no_large_messages(
     kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:

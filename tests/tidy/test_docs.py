@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_a_promise_says_which_of_its_tests_are_slow() -> None:
     assert [f"{file}::{test}" for file, test, said in kept_by if bool(said) != (test in slow_functions(ROOT / "tests" / file))] == []
 
 
+@cache
 def slow_functions(file: Path) -> set[str]:
     """Those that only `make slow` runs, with all of their parameters."""
     tree = ast.parse(file.read_bytes())
@@ -116,6 +118,7 @@ def slow_functions(file: Path) -> set[str]:
     return functions(file) if all_of_them else marked
 
 
+@cache
 def functions(file: Path) -> set[str]:
     if not file.exists():
         return set()

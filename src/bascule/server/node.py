@@ -102,6 +102,7 @@ class Node:
         self._epoch: Epoch | None = None
         self._earlier = Counters()  # of epochs that have ended
         self.tail: IngressTail | None = None
+        self._watch: topics.Watch | None = None
 
     # -- what connections need ---------------------------------------------------------------------------------------
 
@@ -147,6 +148,7 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _resolve, self._stopping, None)
         await loop.run_in_executor(None, self._ensure_topics)
+        watch = self._watch = topics.Watch(self._kafka, self.settings.journal)
         port = self.settings.broker.port
         admin = self._admin_server()
         admin.start()
@@ -164,6 +166,7 @@ class Node:
             await loop.run_in_executor(None, partial(self._election.close, resign=True))
             crash.point("handover.resigned")
             await admin.stop()
+            watch.close()
             if self._spill is not None:
                 self._spill.close()
 
@@ -395,8 +398,8 @@ class Node:
 
     @property
     def trouble(self) -> str:
-        """Why clients are not served, or ingresses are not read; "" while all is well."""
-        return self.reason or (self.tail.failure if self.tail is not None else "")
+        """Why clients are not served, ingresses are not read, or what is stored is not safe; "" while all is well."""
+        return self.reason or (self.tail.failure if self.tail else "") or (self._watch.trouble if self._watch else "")
 
     @property
     def counters(self) -> Counters:

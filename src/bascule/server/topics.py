@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bascule.config.settings import Journal
+from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import Finding, UnsafeTopic, too_small
+from bascule.kafka.guards import Finding, UnsafeTopic, guard, too_small
+
+log = logging.getLogger(__name__)
 
 #: Of a journal record, so much is for what stands around a message or a transaction; half of it is enough.
 AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX
@@ -18,6 +23,8 @@ AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX
 RECORD_BYTES_MIN = 1_000_000
 #: What Kafka counts as a record's size beside its value: a batch's header, its own, its key.
 FRAME_BYTES = 128
+#: Between two looks at the topics of a broker at work. Kafka looks every five minutes for what it may delete.
+WATCH_S = 5.0
 
 
 def ensure(kafka: Mapping[str, Any], journal: Journal, message_bytes: int = MESSAGE_BYTES_MAX) -> list[Finding]:
@@ -25,16 +32,49 @@ def ensure(kafka: Mapping[str, Any], journal: Journal, message_bytes: int = MESS
     Topics(kafka).reach()
     return own_topics.ensure(
         kafka,
-        {
-            journal.topic("journal"): own_topics.JOURNAL,
-            journal.topic("ingress"): own_topics.INGRESS,
-            journal.topic("snapshots"): own_topics.SNAPSHOTS,
-            journal.topic("store"): own_topics.STORE,
-        },
+        _made_here(journal),
         replication_factor=journal.replication_factor,
         min_insync_replicas=journal.min_insync_replicas,
         record_bytes=_record_bytes(message_bytes),
     )
+
+
+def _made_here(journal: Journal) -> dict[str, own_topics.OwnTopic]:
+    return {
+        journal.topic("journal"): own_topics.JOURNAL,
+        journal.topic("ingress"): own_topics.INGRESS,
+        journal.topic("snapshots"): own_topics.SNAPSHOTS,
+        journal.topic("store"): own_topics.STORE,
+    }
+
+
+class Watch:
+    """Looks from now on whether somebody changes the topics so that a promise breaks: what the start would have refused is told."""
+
+    def __init__(self, kafka: Mapping[str, Any], journal: Journal) -> None:
+        self.trouble = ""  # what is wrong now
+        self._kafka = kafka
+        own = {**_made_here(journal), journal.topic("positions"): own_topics.POSITIONS}
+        self._topics = {name: (topic.role, topic.partitions) for name, topic in own.items()}
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="topic-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """No more looks; one that is under way may be without an answer, and is not waited for."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(WATCH_S):
+            try:
+                guard(self._kafka, self._topics, record_bytes=0)  # for what size there is room each epoch looks
+                found = ""
+            except UnsafeTopic as error:
+                found = str(error)
+            except Unavailable:
+                continue
+            if found and found != self.trouble:
+                log.error("changed since the start: %s", found)
+            self.trouble = found
 
 
 def _record_bytes(message_bytes: int) -> int:
