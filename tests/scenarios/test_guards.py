@@ -31,6 +31,7 @@ from bascule.testing.journal import text_message
 from bascule.testing.system import WAIT_S, System, paused, wait_for
 from bascule.xa.errors import BranchRolledBack
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka_log import KafkaLog
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
@@ -232,6 +233,36 @@ def test_an_endpoint_does_not_start_on_topics_of_its_own_that_break_a_promise(ka
         hand.set(topic, setting, right)
     with adapter:
         assert adapter.status()[0].running
+
+
+def test_transactions_refuse_topics_of_their_own_that_break_a_promise(
+    kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand = Hand(kafka.bootstrap, topic_prefix)
+
+    def begin() -> None:
+        log = KafkaLog(hand.kafka, topic=f"{topic_prefix}.decisions")
+        with closing(log), closing(KafkaResource("kafka", hand.kafka, prefix=topic_prefix)) as resource:
+            log.read()
+            resource.recover()
+
+    begin()
+    for topic, setting, wrong, right in (
+        ("decisions", "cleanup.policy", "delete", "compact"),
+        ("log", "cleanup.policy", "delete", "compact"),
+        ("side", "cleanup.policy", "compact", "delete"),
+        ("side", "retention.ms", "604800000", "-1"),
+    ):
+        hand.set(topic, setting, wrong)
+        with pytest.raises(UnsafeTopic, match=rf"topic '{topic_prefix}\.{topic}' has {setting}={wrong}: .*; set {right}"):
+            begin()
+        hand.set(topic, setting, right)
+    hand.set("side", "max.message.bytes", "1000000")
+    begin()
+    assert f"topic '{topic_prefix}.side' has max.message.bytes=1000000: large transactions and messages cannot be stored" in caplog.text
+    hand.add_partitions("decisions", 2)
+    with pytest.raises(UnsafeTopic, match=r"decisions' has partitions=2"):
+        begin()
 
 
 def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:

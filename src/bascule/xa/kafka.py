@@ -138,7 +138,11 @@ class KafkaBranch:
 
 
 class KafkaResource:
-    """A Kafka cluster. Safe for threads; topics ``PREFIX.side`` and ``PREFIX.log`` are created by the first branch."""
+    """A Kafka cluster. Safe for threads.
+
+    Topics ``PREFIX.side`` and ``PREFIX.log`` are created by the first branch; where a setting of theirs loses what is prepared, UnsafeTopic
+    is raised instead.
+    """
 
     def __init__(self, name: str, kafka: Mapping[str, Any], *, prefix: str = XA_PREFIX, instance: str | None = None) -> None:
         """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""

@@ -12,12 +12,14 @@ from bascule.core.errors import InvalidInput
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge
+from bascule.kafka.guards import Role, ensure
 from bascule.kafka.slot import Slot
 
 #: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
 PARTITIONS = 16
 #: It takes whatever the branches' own topics may take.
 SIDE_CONFIG = {
+    "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "unclean.leader.election.enable": "false",
@@ -33,10 +35,8 @@ class Clients:
     def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
         self._kafka, self._log, self._held_up = kafka, log, held_up
         self._topics = Topics(kafka)
-        there = self._topics.partitions()
-        for topic, config in ((side, SIDE_CONFIG), (log, dict(TABLE_CONFIG))):
-            if topic not in there:
-                self._topics.create(topic, PARTITIONS, config)
+        ensure(kafka, side, Role.LOG, PARTITIONS, SIDE_CONFIG)
+        ensure(kafka, log, Role.TABLE, PARTITIONS, TABLE_CONFIG)
         self.appender = Appender(kafka)
         self.reader = TableReader(kafka, log, range(PARTITIONS))
         self._limits: dict[str, int] = {}

@@ -14,14 +14,17 @@ from typing import Any
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.topics import DECISIONS
-from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
+from bascule.kafka.guards import Role, ensure
 from bascule.xa.log import Decision, Entry, Heuristic, LogState, decode, encode
 from bascule.xa.xid import Xid
 
 
 class KafkaLog:
-    """A decision log for managers on any number of machines. The topic is created by the first call."""
+    """A decision log for managers on any number of machines.
+
+    The first call creates the topic, and looks whether its settings keep what is decided; any call raises UnsafeTopic where they do not.
+    """
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = DECISIONS) -> None:
         """``kafka`` is for librdkafka: ``bootstrap.servers``, security."""
@@ -87,9 +90,7 @@ class KafkaLog:
     def _clients(self) -> tuple[Appender, TableReader]:
         with self._lock:
             if self._open is None:
-                topics = Topics(self._kafka)
-                if self._topic not in topics.partitions():
-                    topics.create(self._topic, 1, dict(TABLE_CONFIG))
+                ensure(self._kafka, self._topic, Role.TABLE, 1, TABLE_CONFIG)
                 self._open = Appender(self._kafka), TableReader(self._kafka, self._topic, [0])
             return self._open
 
