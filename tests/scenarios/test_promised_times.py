@@ -1,4 +1,7 @@
-"""What is promised in seconds and in megabytes: the benches of it, whose exit code says whether it was kept."""
+"""What is promised in seconds and in megabytes: the benches of it, whose exit code says whether it was kept.
+
+The seconds are those of a machine with nothing else to do.
+"""
 
 from __future__ import annotations
 

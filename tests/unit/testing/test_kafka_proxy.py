@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from tests.scenarios.test_kafka_faults import ELECTION_APIS, FAULTS, START_APIS, STEADY_APIS, WRITER_CASES
 
 from bascule.testing.kafka_proxy import Action, Api, KafkaProxy, read_frame
 from bascule.testing.system import wait_for
 
 SOON_S = 10.0
+#: Requests that meet a fault in every run.
+FAULTS_MIN = 40
 
 
 def frame(body: bytes) -> bytes:
@@ -103,3 +107,13 @@ def test_an_answer_that_names_the_node_names_the_proxy_instead(ends: Ends, api: 
     read_frame(ends.kafka)
     ends.kafka.sendall(answer(1, b"127.0.0.1" + struct.pack(">i", ends.kafka_port)))
     assert read_frame(ends.client) == answer(1, b"127.0.0.1" + struct.pack(">i", ends.proxy.port))
+
+
+def test_every_run_has_many_faults_of_each_kind_for_the_requests_that_promises_rest_on() -> None:
+    written = [api for api, _ in (case.values for case in WRITER_CASES if not case.marks)]
+    met = Counter([*written, *len(FAULTS) * [*ELECTION_APIS, *START_APIS, *STEADY_APIS]])
+    assert FAULTS == (Action.HOLD, Action.DELAY, Action.DROP_REPLY, Action.DUPLICATE)
+    transactions = (Api.END_TXN, Api.INIT_PRODUCER_ID, Api.PRODUCE, Api.ADD_PARTITIONS_TO_TXN)
+    groups = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_FETCH, Api.OFFSET_COMMIT, Api.LIST_OFFSETS)
+    assert all(met[api] >= len(FAULTS) for api in (*transactions, *groups))
+    assert met.total() >= FAULTS_MIN

@@ -64,6 +64,11 @@ def is_silent(end: socket.socket) -> bool:
     return False
 
 
+def test_none_of_the_eight_faults_is_left_out() -> None:
+    slow = ["latency", "jitter", "rate", "one-byte slices"]
+    assert [*FAULTS] == [*slow, "reset", "half-open", "black hole", "mid-frame"]
+
+
 @pytest.mark.parametrize("name", ["latency", "jitter", "rate", "one-byte slices"])
 def test_a_slow_link_brings_every_byte_in_order_both_ways(ends: Ends, name: str) -> None:
     ends.link.fault(FAULTS[name])
