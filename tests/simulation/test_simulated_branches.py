@@ -15,6 +15,7 @@ from bascule.broker.loading import Loader
 from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending
+from bascule.testing.history import BRANCH_ANOMALIES
 from bascule.testing.sim import requests
 from bascule.testing.sim.managers import Manager
 from bascule.testing.sim.simulation import Parts
@@ -149,6 +150,13 @@ def a_recovery_does_not_ask_the_log_for_its_rollback(monkeypatch: pytest.MonkeyP
     return Parts()
 
 
+def a_recovery_finds_and_finishes_nothing(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    async def pass_over(manager: Manager, step: Step) -> None: ...
+
+    monkeypatch.setattr(Manager, "_step", pass_over)
+    return Parts()
+
+
 #: What is planted, and the anomalies that must show, each of them.
 PLANTED: list[tuple[Plant, set[str]]] = [
     (snapshots_leave_prepared_branches_out, {"lost"}),
@@ -159,7 +167,8 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (prepared_is_said_before_it_is_stored, {"lost"}),
     (sends_of_a_prepared_branch_are_put_in, {"unexpected", "duplicated"}),
     (commits_in_one_phase_are_not_remembered, {"unexpected"}),
-    (a_recovery_does_not_ask_the_log_for_its_rollback, {"torn-tx"}),
+    (a_recovery_does_not_ask_the_log_for_its_rollback, {"xa-split"}),
+    (a_recovery_finds_and_finishes_nothing, {"xa-stuck"}),
     (snapshots_leave_out_what_has_ended, {"unexpected"}),
     (ends_by_force_are_not_remembered, {"lost"}),
     (rollbacks_leave_no_mark, {"redelivered-unmarked"}),
@@ -171,3 +180,7 @@ PLANTED: list[tuple[Plant, set[str]]] = [
 @pytest.mark.parametrize(("plant", "names"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
 def test_the_simulation_finds(plant: Plant, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not_found(plant(monkeypatch), names) == set()
+
+
+def test_every_anomaly_of_branches_alone_is_planted() -> None:
+    assert BRANCH_ANOMALIES.keys() <= set().union(*(names for _, names in PLANTED))

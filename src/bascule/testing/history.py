@@ -19,6 +19,7 @@ from bascule.testing.operations import Facts, Operation, Outcome, Place, after, 
 
 __all__ = [
     "ANOMALIES",
+    "BRANCH_ANOMALIES",
     "Anomaly",
     "Audit",
     "Divert",
@@ -56,6 +57,11 @@ ANOMALIES: Final[Mapping[str, str]] = {
     "expired-delivered": "given out after it had expired",
     "early-delivered": "given out before its delivery time",
     "stuck": "still waiting, or without an answer, though nothing was broken any more",
+}
+#: Those of transactions over several resources, which only the calls on their branches show (history_branches).
+BRANCH_ANOMALIES: Final[Mapping[str, str]] = {
+    "xa-split": "a branch has ended otherwise than was decided for its transaction",
+    "xa-stuck": "a branch, or a decision, without an end though nothing was broken any more",
 }
 
 
@@ -113,7 +119,7 @@ class Tally:
 
     def report(self, name: str, where: str, ids: Iterable[str]) -> None:
         """An anomaly, if there are such ids."""
-        assert name in ANOMALIES
+        assert name in ANOMALIES or name in BRANCH_ANOMALIES
         if found := sorted(set(ids)):
             self.anomalies.append(Anomaly(name, where, tuple(found)))
 

@@ -80,7 +80,7 @@ def judge(tally: Tally, operations: Sequence[Operation], branches: Iterable[Bran
         "branches that are prepared, or ended by an administrator, are not listed",
         (each.name for each in prepared if _unlisted(each, listings)),
     )
-    tally.report("torn-tx", "branches have ended otherwise than was decided", (each.name for each in prepared if _otherwise(each)))
+    tally.report("xa-split", "branches have ended otherwise than was decided", (each.name for each in prepared if _otherwise(each)))
     tally.report("unexpected", "given out before the end of their branch", (id for each in branches for id in _early(each, takes)))
     tally.report("duplicated", "given out while a prepared branch had them", (id for each in prepared for id in _released(each, takes)))
 

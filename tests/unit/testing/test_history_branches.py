@@ -69,10 +69,10 @@ def test_what_an_administrator_has_made_of_a_branch_is_known_until_it_is_forgott
     assert found(forced, listings=[listing]) == []
 
 
-def test_a_branch_that_ends_otherwise_than_was_decided_tears_its_transaction() -> None:
-    torn = ["torn-tx: 1 branches have ended otherwise than was decided (b)"]
-    assert found(branch(end("commit", None), end("commit", "rolled-back", 30))) == torn
-    assert found(branch(end("rollback", None), end("rollback", "committed", 30), decided="rollback")) == torn
+def test_a_branch_that_ends_otherwise_than_was_decided_splits_its_transaction() -> None:
+    split = ["xa-split: 1 branches have ended otherwise than was decided (b)"]
+    assert found(branch(end("commit", None), end("commit", "rolled-back", 30))) == split
+    assert found(branch(end("rollback", None), end("rollback", "committed", 30), decided="rollback")) == split
 
 
 def test_what_a_branch_sends_is_nobodys_before_its_end() -> None:

@@ -111,12 +111,13 @@ class Office:
     def _committed(self, work: Work) -> bool:
         return self.books.log.standing.get(work.xid.gtrid) is decisions.Outcome.COMMIT
 
-    def judge(self, tally: Tally) -> None:
-        """Branches, and whether the database has what was decided."""
+    def judge(self, tally: Tally, serving: Sequence[Broker]) -> None:
+        """Branches, whether the database has what was decided, and what has no end at the end."""
         judge(tally, self.stage.operations, [work.branch for work in self.books.works.values()], self.books.listings)
         rows = self.books.ledger.rows
         decided = {gtrid for gtrid, outcome in self.books.log.standing.items() if outcome is decisions.Outcome.COMMIT}
-        tally.report("torn-tx", "transactions in the database that were not decided", map(str, rows - decided))
+        tally.report("xa-split", "transactions in the database that were not decided", map(str, rows - decided))
+        tally.report("xa-stuck", "without an end though all was well", self.in_doubt(serving))
 
 
 class Administrator(Client):

@@ -415,7 +415,7 @@ class Simulation:
             healed_ms=self.healed_ms + AFTERMATH_MS,
             clock_ms=0,
         )
-        self.office.judge(tally)
+        self.office.judge(tally, self._newest())
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
         return tally
 
@@ -430,7 +430,6 @@ class Simulation:
         for broker in serving:
             for queue in broker.engine.addresses.queues.values():
                 yield queue.name, [id_of(message.body or b"") for message in (*queue.untouched(), *queue.unacked())]
-        yield "front of the end of their transactions", list(self.office.in_doubt(serving))
         if not serving:
             yield "front of brokers that do not serve", ["all"]
         for key, end in self._ends():
