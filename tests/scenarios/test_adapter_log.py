@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +21,21 @@ from bascule.testing.system import wait_for
 PLACE = Place("payments", 0)
 
 
-def compact_soon(kafka: EmbeddedKafka, topic: str) -> None:
-    """And deletions with what they delete."""
+@contextmanager
+def compacted_soon(kafka: EmbeddedKafka, topic: str) -> Iterator[None]:
+    """And deletions with what they delete; meanwhile Kafka looks for something to compact every second, not every 15."""
     settings = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "0"}
-    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    alter(kafka, ResourceType.TOPIC, topic, settings, AlterConfigOpType.SET)
+    pause = {"log.cleaner.backoff.ms": "1000"}
+    alter(kafka, ResourceType.BROKER, "1", pause, AlterConfigOpType.SET)
+    yield
+    alter(kafka, ResourceType.BROKER, "1", pause, AlterConfigOpType.DELETE)
+
+
+def alter(kafka: EmbeddedKafka, kind: ResourceType, name: str, settings: Mapping[str, str], how: AlterConfigOpType) -> None:
+    entries = [ConfigEntry(setting, value, incremental_operation=how) for setting, value in settings.items()]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # kept: without it the futures never end
-    for future in admin.incremental_alter_configs([resource]).values():
+    for future in admin.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=entries)]).values():
         future.result()
 
 
@@ -40,7 +50,6 @@ def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_
     assert set(one.flights(PLACE).keys) == {17}
     consumer = one._open().reader._consumer  # which does not read ahead in a process that stands still
     consumer.pause(consumer.assignment())
-    compact_soon(kafka, one.topic)
     two.take(PLACE, two.owner(PLACE))
     two.done(PLACE, [flight], wait=True)
 
@@ -50,7 +59,8 @@ def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_
         two.schedule([Ref(PLACE, ref.token, 0)])  # so that there is a newer segment
         return all(record.key() != flight for record in history.records(history.earliest(), history.stable()))
 
-    wait_for(compacted, "the compaction", 180)
+    with compacted_soon(kafka, one.topic):
+        wait_for(compacted, "the compaction", 180)
     assert two.flights(PLACE).keys == {}
     monkeypatch.setattr(
         "bascule.kafka.compacted.time", SimpleNamespace(time=lambda: time.time() + DELETIONS_KEPT_S, monotonic=time.monotonic)
