@@ -27,6 +27,9 @@ from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 
 PREFIX = "bounded"
 CONFIG = """
+[broker]
+session_timeout_s = 30
+
 [journal]
 snapshot_records = 100
 retention_s = 0

@@ -26,6 +26,9 @@ LARGE_BODY_BYTES = 3_000_000
 #: Of pipelines: Spark starts and takes its first batch.
 ARRIVAL_S = 120.0
 CONFIG = """
+[broker]
+session_timeout_s = 30
+
 [pipelines]
 dead_letter_topic = "seed-003.dead"
 master = "local[2]"

@@ -23,7 +23,7 @@ LATE = 50
 
 @pytest.fixture(scope="module")
 def small_steps(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    config = "[journal]\nsnapshot_records = 100\n"
+    config = "[broker]\nsession_timeout_s = 30\n[journal]\nsnapshot_records = 100\n"
     with System(kafka.bootstrap, tmp_path_factory.mktemp("snapshots"), prefix="snapshots", config=config) as running:
         yield running
 
