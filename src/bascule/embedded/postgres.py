@@ -11,6 +11,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +29,8 @@ START_TIMEOUT_S = 60.0
 INIT_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 #: The processes of one that was killed end by themselves, when they see that it is gone; until then a new one does not start.
-START_ATTEMPTS = 5
+ORPHANS_S = 10.0
+RETRY_S = 0.1
 
 SETTINGS = """
 # Written by Bascule at every start; changes are lost.
@@ -88,13 +90,15 @@ class EmbeddedPostgres:
         log_file = self.data_dir.with_name(self.data_dir.name + ".log")
         self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir], log_file=log_file, name="PostgreSQL")
         ready = [*as_user, str(binaries / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port)]
-        for attempt in range(1, START_ATTEMPTS + 1):
+        until_s = time.monotonic() + ORPHANS_S
+        while True:
             self._child.start()
             try:
                 self._child.wait_ready(lambda: subprocess.run(ready, check=False).returncode == 0, START_TIMEOUT_S)
             except NotStarted:
-                if attempt == START_ATTEMPTS:
+                if time.monotonic() > until_s:
                     raise
+                time.sleep(RETRY_S)
             else:
                 return
 
