@@ -53,7 +53,7 @@ SMALL, BIG = "size < 5", "size >= 5"
 LARGE = "x" * 3_000_000
 #: Sent under each configuration, and in between.
 SOME = 60
-ARRIVAL_S = 120.0
+ARRIVAL_S = 240.0
 
 pytestmark = pytest.mark.timeout(900)
 

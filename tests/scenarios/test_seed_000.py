@@ -26,7 +26,7 @@ from bascule.testing.system import FAILOVER, WAIT_S, System, descendants, paused
 pytestmark = pytest.mark.timeout(600)
 PREFIX = "seed-000"
 #: Of pipelines with what they have to do at once.
-START_S = 150.0
+START_S = 240.0
 #: Who serves afterwards.
 SUCCESSORS = ("same", "standby")
 CONFIG = f"""

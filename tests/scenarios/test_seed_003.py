@@ -24,7 +24,7 @@ LARGE = str(8 << 20)
 #: Above Kafka's default for a record.
 LARGE_BODY_BYTES = 3_000_000
 #: Of pipelines: Spark starts and takes its first batch.
-ARRIVAL_S = 120.0
+ARRIVAL_S = 240.0
 CONFIG = """
 [broker]
 session_timeout_s = 30

@@ -29,7 +29,7 @@ from bascule.embedded.process import Child, free_port
 
 #: Far above what a loaded machine needs: a test that waits longer has found something.
 BROKER_START_S = 60.0
-PIPELINES_START_S = 150.0
+PIPELINES_START_S = 240.0
 WAIT_S = 60.0
 POLL_S = 0.02
 #: Of the admin server, also on a loaded machine.
