@@ -16,6 +16,7 @@ from tests.scenarios.bridge import Bridge, eventually
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.positions import Position, PositionLost, position_key, position_partition
 from bascule.pipelines.positions import Positions
@@ -108,6 +109,19 @@ def test_diverts_do_not_start_when_what_they_have_not_read_is_deleted(journal: J
     delete_records(journal.client["bootstrap.servers"], journal.name, 5)
     with pytest.raises(PositionLost, match=r"stands at offset 0 of .*journal-0, whose records begin at 5"):
         journal.take("second")
+
+
+@pytest.mark.parametrize(("key", "value"), [(b"\xff", b"{}"), (b"somebody's", b"no position")])
+def test_what_is_no_position_among_the_positions_is_named_with_its_place(journal: Journal, key: bytes, value: bytes) -> None:
+    partition = position_partition(journal.positions.common_key)
+    topic = f"{journal.pipelines.prefix}.positions"
+    offset = TopicHistory(journal.client, topic, partition).latest()
+    producer = Producer(journal.client)
+    producer.produce(topic, value, key, partition)
+    assert producer.flush(ADMIN_TIMEOUT_S) == 0
+    with pytest.raises(PositionLost) as raised:
+        journal.take("second")
+    assert str(raised.value).startswith(f"{topic}, partition {partition}, offset {offset}, key {key!r}: no position: ")
 
 
 def config(prefix: str, *ingresses: str, shelved: bool = False, on_error: str = "dead-letter") -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bascule.core.errors import BasculeError
-from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
+from bascule.kafka.compacted import READ_TIMEOUT_S, Stored, TableReader
 
 #: The pipeline of all diverts that stand at one place; one that stands elsewhere has a position under this and its name.
 COMMON = "diverts"
@@ -94,15 +94,24 @@ class PositionReader:
     """Reads partitions of the positions to their high watermarks, each time from where it stopped the last time."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
+        self._topic = topic
         self._table = TableReader(kafka, topic, partitions)
 
     def read(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
         """All positions of the partitions, as of now, by key.
 
         "Now" is the high watermark when the call begins, not the last stable offset: a reader that stops there can miss its own last
-        commit behind a neighbour's open transaction. Raises Unavailable when that offset is not reached in time, PositionLost.
+        commit behind a neighbour's open transaction. Raises Unavailable when that offset is not reached in time, PositionLost with the
+        place of what is no position.
         """
-        return {key.decode(): Position.decode(stored.value) for key, stored in self._table.read(timeout_s).items()}
+        return dict(self._decoded(key, stored) for key, stored in self._table.read(timeout_s).items())
+
+    def _decoded(self, key: bytes, stored: Stored) -> tuple[str, Position]:
+        try:
+            return key.decode(), Position.decode(stored.value)
+        except (UnicodeDecodeError, PositionLost) as error:
+            place = f"{self._topic}, partition {stored.partition}, offset {stored.offset}, key {key!r}"
+            raise PositionLost(f"{place}: no position: {error}") from error
 
     def close(self) -> None:
         """Frees the client."""
