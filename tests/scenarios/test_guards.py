@@ -29,9 +29,10 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
 from bascule.testing.system import WAIT_S, System, paused, wait_for
-from bascule.xa.errors import BranchRolledBack
+from bascule.xa.errors import BranchRolledBack, ResourceError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
+from bascule.xa.log import LogDamaged
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
@@ -263,6 +264,20 @@ def test_transactions_refuse_topics_of_their_own_that_break_a_promise(
     hand.add_partitions("decisions", 2)
     with pytest.raises(UnsafeTopic, match=r"decisions' has partitions=2"):
         begin()
+
+
+def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    hand = Hand(kafka.bootstrap, topic_prefix)
+    log = KafkaLog(hand.kafka, topic=f"{topic_prefix}.decisions")
+    with closing(log), closing(KafkaResource("kafka", hand.kafka, prefix=topic_prefix)) as resource:
+        assert log.read().decisions == {}
+        assert resource.recover() == []
+        offset = hand.put(b"what is this?", b"somebody's", "decisions")
+        with pytest.raises(LogDamaged, match=rf"^{topic_prefix}\.decisions, offset {offset}, key b\"somebody's\": unreadable entry b'what"):
+            log.read()
+        offset = hand.put(b"what is this?", b"\xff", "log")
+        with pytest.raises(ResourceError, match=rf"kafka: {topic_prefix}\.log, partition 0, offset {offset}, key b'\\xff': no branch"):
+            resource.recover()
 
 
 def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:

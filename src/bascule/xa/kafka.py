@@ -216,11 +216,12 @@ class KafkaResource:
         """See Resource. Only prepared branches: what was started and not prepared is nobody's."""
         asked_ms = _now_ms()
         table = self._table()
+        prepared = [self._xid_of(key, stored) for key, stored in table.items() if not key.endswith(STARTED)]
         with self._trimming:
             if time.monotonic() - self._trimmed_s > TRIM_INTERVAL_S:
                 self._trimmed_s = time.monotonic()
                 self._clean(table, asked_ms)
-        return [Xid.parse(key.decode()) for key in table if not key.endswith(STARTED)]
+        return prepared
 
     def started(self) -> dict[Xid, float]:
         """Branches that send and are not prepared, by their age in seconds."""
@@ -406,6 +407,13 @@ class KafkaResource:
         with suppress(Unavailable):
             young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(PARTITIONS)}
             trim(self._kafka, self._side, {at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
+
+    def _xid_of(self, key: bytes, stored: Stored) -> Xid:
+        try:
+            return Xid.parse(key.decode())
+        except (UnicodeDecodeError, InvalidInput) as error:
+            place = f"{self._log}, partition {stored.partition}, offset {stored.offset}, key {key!r}"
+            raise ResourceError(f"{self.name}: {place}: no branch: {error}") from error
 
     def _log_partition(self, xid: Xid) -> int:
         return partition_of(self._slot_ids[self._sent[xid].slot])

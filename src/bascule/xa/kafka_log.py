@@ -16,7 +16,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.topics import DECISIONS
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
 from bascule.kafka.guards import Role, ensure
-from bascule.xa.log import Decision, Entry, Heuristic, LogState, decode, encode
+from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
 
 
@@ -37,9 +37,9 @@ class KafkaLog:
         """See DecisionLog."""
         table = self._append(decision)
         mine = _prefix(decision)
-        found = sorted((stored.offset, stored.value) for key, stored in table.items() if key.startswith(mine))
+        found = sorted((stored.offset, key) for key, stored in table.items() if key.startswith(mine))
         # Gone again already: another process has seen it and finished what it says.
-        first = decode(found[0][1]) if found else decision
+        first = self._entry(found[0][1], table[found[0][1]]) if found else decision
         assert isinstance(first, Decision)
         return first
 
@@ -47,8 +47,8 @@ class KafkaLog:
         """See DecisionLog."""
         _, reader = self._clients()
         state = LogState()
-        for stored in sorted(reader.read().values(), key=lambda stored: stored.offset):
-            state.add(decode(stored.value))
+        for key, stored in sorted(reader.read().items(), key=lambda each: each[1].offset):
+            state.add(self._entry(key, stored))
         return state
 
     def record(self, heuristic: Heuristic) -> None:
@@ -73,6 +73,12 @@ class KafkaLog:
         if opened is not None:
             for client in opened:
                 client.close()
+
+    def _entry(self, key: bytes, stored: Stored) -> Entry:
+        try:
+            return decode(stored.value)
+        except LogDamaged as error:
+            raise LogDamaged(f"{self._topic}, offset {stored.offset}, key {key!r}: {error}") from error
 
     def _append(self, entry: Entry) -> dict[bytes, Stored]:
         """The table as it is once the entry is in it."""
