@@ -11,7 +11,7 @@ from bascule.testing.soak.charts import Mark, Scale, chart
 from bascule.testing.soak.faults import Fault
 from bascule.testing.soak.figures import Figures
 from bascule.testing.soak.measures import Sample
-from bascule.testing.soak.plan import DIVERTS, Plan
+from bascule.testing.soak.plan import DIVERTS, FAULT_EVERY_S, Plan
 from bascule.testing.soak.records import Record
 from bascule.testing.soak.report import write_report
 from bascule.testing.soak.run import Evidence, Result
@@ -50,6 +50,10 @@ def result(
         Plan(seed=7), BEGUN_S, 1008, 1010, faults, samples, own_ends, records,
         evidence, evidence.judge(), failures, {"machine": "m"},
     )  # fmt: skip
+
+
+def test_half_an_hour_has_more_than_a_hundred_faults() -> None:
+    assert Plan(seed=1).seconds / FAULT_EVERY_S >= 100
 
 
 def test_after_a_fault_service_is_back_with_the_first_answer_to_what_began_after_it() -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bascule.testing.soak.plan import KINDS, Plan
+from bascule.testing.soak.plan import FAULT_EVERY_S, KINDS, Plan
 from bascule.testing.soak.report import write_report
 from bascule.testing.soak.run import soak
 
@@ -21,7 +21,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m bascule.testing.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=DEFAULT.seconds, help="how long (default: %(default)g)")
-    parser.add_argument("--faults", type=int, help="how many at least (default: one every 16 s)")
+    parser.add_argument("--faults", type=int, help=f"how many at least (default: one every {FAULT_EVERY_S:g} s)")
     parser.add_argument(
         "--seed", type=int, default=random.randrange(1 << 32), help="of the faults (default: a random one, which is printed)"
     )
@@ -33,7 +33,7 @@ def main() -> int:
     plan = Plan(
         seed=options.seed,
         seconds=options.seconds,
-        faults=options.faults or round(options.seconds / 16),
+        faults=options.faults or round(options.seconds / FAULT_EVERY_S),
         kinds=tuple(options.kind or KINDS),
         pause_max_s=options.pause_max_s,
         rate=options.rate,

@@ -115,6 +115,9 @@ DIVERTS: Final = {
     "returned": Divert(PAYMENTS, ()),
 }
 
+#: A soak has a fault in so much time, on average: more than 100 in the half hour of `make soak`.
+FAULT_EVERY_S: Final = 16.0
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
