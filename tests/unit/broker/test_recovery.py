@@ -192,6 +192,18 @@ def test_an_open_transaction_holds_its_messages_in_the_snapshot_with_their_count
     assert bench.counts(bench.consumer()) == [2]
 
 
+def test_a_count_that_is_not_stored_goes_with_the_broker_and_the_mark_stays(bench: Bench) -> None:
+    bench.fill(1)
+    consumer = bench.consumer(credit=3)
+    bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
+    bench.broker.settle()
+    bench.engine.give_back(consumer.consumer, consumer.messages[1], failed=True)
+    bench.engine.dispatch()
+    assert bench.counts(consumer) == [0, 1, 2]
+    bench.crash()
+    assert bench.counts(bench.consumer()) == [1]
+
+
 def test_a_broker_that_never_wrote_anything_can_take_a_snapshot(bench: Bench) -> None:
     bench.broker.take_snapshot()
     bench.broker.settle()
