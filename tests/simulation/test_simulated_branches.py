@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.planting import Plant, not_found
 
 from bascule.broker import branches
+from bascule.broker import engine as engine_module
 from bascule.broker.branches import Branch, Branches, ended_entry
 from bascule.broker.engine import Engine
 from bascule.broker.loading import Loader
@@ -112,6 +113,33 @@ def ends_by_force_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
+def ends_by_force_are_in_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    entries = Branches.entries
+
+    def entries_without(known: Branches, at_ms: int) -> bytes:
+        return entries(Branches(prepared=known.prepared, ended=known.ended), at_ms)
+
+    monkeypatch.setattr(Branches, "entries", entries_without)
+    return Parts()
+
+
+def what_is_forgotten_is_not_journaled(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
+        engine.branches.forced.pop(xid, None)
+        engine.journaling.then_anew(done)
+
+    monkeypatch.setattr(branches, "forget", forget)
+    return Parts()
+
+
+def commits_under_way_are_not_known(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    class Nothing(set[Xid]):
+        def add(self, _: Xid) -> None: ...
+
+    monkeypatch.setattr(engine_module, "Branches", lambda: Branches(committing=Nothing()))
+    return Parts()
+
+
 def rollbacks_leave_no_mark(monkeypatch: pytest.MonkeyPatch) -> Parts:
     over = branches._over
 
@@ -171,6 +199,9 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (a_recovery_finds_and_finishes_nothing, {"xa-stuck"}),
     (snapshots_leave_out_what_has_ended, {"unexpected"}),
     (ends_by_force_are_not_remembered, {"lost"}),
+    (ends_by_force_are_in_no_snapshot, {"lost"}),
+    (what_is_forgotten_is_not_journaled, {"unexpected"}),
+    (commits_under_way_are_not_known, {"unexpected"}),
     (rollbacks_leave_no_mark, {"redelivered-unmarked"}),
     (commits_leave_an_acknowledgement_out, {"zombie-ack"}),
 ]

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from tests.simulation.planting import Plant, not_found
 
+from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import Op, json_entry
+from bascule.kafka.positions import Position
 from bascule.testing.sim import keeping
 from bascule.testing.sim.kafka import INGRESS
 from bascule.testing.sim.keeping import Housekeeping
 from bascule.testing.sim.simulation import Parts
+from bascule.testing.sim.writer import PositionReader, decoded
 
 TIMEOUT_S = 120
 
@@ -65,6 +68,34 @@ def the_store_forgets_what_still_waits(monkeypatch: pytest.MonkeyPatch) -> Parts
     return Parts()
 
 
+def the_store_forgets_before_the_announcement(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    announce = Housekeeping.announce
+
+    async def forget_and_announce(housekeeping: Housekeeping, taken: Snapshot) -> None:
+        gone = await housekeeping.stored() - set(taken.stored)
+        if gone:
+            await housekeeping.store(dict.fromkeys(gone))
+        await announce(housekeeping, taken)
+
+    monkeypatch.setattr(Housekeeping, "announce", forget_and_announce)
+    return Parts()
+
+
+def positions_count_before_they_are_committed(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    class HastyReader(PositionReader):
+        async def read(self) -> dict[str, Position]:
+            records, _ = await self.kafka.fetch(self.process, self.partition, 0, committed=False)
+            return {(record.key or b"").decode(): decoded(record.value or b"") for record in records}
+
+    monkeypatch.setattr(keeping, "PositionReader", HastyReader)
+    return Parts()
+
+
+def snapshots_count_unannounced(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(Loader, "announced", property(lambda _: True, lambda *_: None), raising=False)
+    return Parts()
+
+
 def the_ingress_is_trimmed_before_the_journal_has_it(monkeypatch: pytest.MonkeyPatch) -> Parts:
     trim = Housekeeping.trim
 
@@ -84,6 +115,9 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (snapshots_replace_others_before_they_count, {"stuck"}),
     (nobody_waits_for_the_announcement, {"stuck"}),
     (the_store_forgets_what_still_waits, {"stuck"}),
+    (the_store_forgets_before_the_announcement, {"stuck"}),
+    (positions_count_before_they_are_committed, {"divert-loss"}),
+    (snapshots_count_unannounced, {"stuck"}),
     (the_ingress_is_trimmed_before_the_journal_has_it, {"ingress-loss"}),
 ]
 

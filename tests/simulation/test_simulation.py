@@ -22,6 +22,7 @@ from bascule.journal.fence import Fence
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.ingress import IngressEngine
+from bascule.testing.history import Tally
 from bascule.testing.sim import kafka, pipelines
 from bascule.testing.sim.broker import Broker
 from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
@@ -98,6 +99,23 @@ def test_a_broker_that_was_replaced_before_it_served_hears_of_it_when_all_is_hea
     world.run(world.now_ms + 50)
     assert not red.serving
     assert blue.serving
+
+
+def test_a_delivery_count_that_goes_down_is_found() -> None:
+    witness = Simulation(1).witness
+    for epoch, count in ((0, 0), (0, 2), (7, 1)):
+        witness.handed_out(epoch, 1, 5, count)
+
+    def found(journal: list[tuple[int, int]]) -> list[str]:
+        tally = Tally()
+        witness.judge(tally, {(1, 5): journal})
+        return list(map(str, tally.anomalies))
+
+    assert found([(0, 1), (7, 2)]) == []
+    stored = "redelivered-unmarked: 1 handed out with a lower delivery count than the journal has (5 of queue 1)"
+    assert found([(0, 1), (0, 2)]) == [stored]
+    witness.handed_out(7, 1, 5, 0)
+    assert found([]) == ["redelivered-unmarked: 1 handed out with a lower delivery count than before (5 of queue 1)"]
 
 
 # -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------
@@ -231,6 +249,11 @@ def reservations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
+def counts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(loading_module, "decode_count", lambda *_: (0, ()))
+    return Parts()
+
+
 def own_records_come_in(monkeypatch: pytest.MonkeyPatch) -> Parts:
     output = IngressEngine.output
     monkeypatch.setattr(IngressEngine, "output", lambda engine, record: output(engine, record._replace(headers=[])))
@@ -277,6 +300,7 @@ PLANTED: list[tuple[str, Plant, set[str]]] = [
     ("repeats that are not recognised", repeats_are_news, {"duplicated", "divert-dup"}),
     ("an ingress whose position is forgotten", positions_of_the_ingress_are_forgotten, {"ingress-dup"}),
     ("reservations that are forgotten", reservations_are_forgotten, {"redelivered-unmarked"}),
+    ("delivery counts that are forgotten", counts_are_forgotten, {"redelivered-unmarked"}),
     ("an ingress that takes its own bridge's records", own_records_come_in, {"loop"}),
     ("transactions in several records", commits_in_pieces, {"torn-tx"}),
     ("tasks that trust the start of their batch", tasks_begin_where_they_are_told, {"divert-dup", "ingress-dup"}),

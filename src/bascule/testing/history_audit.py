@@ -6,7 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from bascule.core.destination import Routing
-from bascule.journal.records import ForeignRecord, Kind, Op, SendFlag, decode_ack, decode_header, decode_json, decode_send, entries, mid_of
+from bascule.journal.records import (
+    ForeignRecord,
+    Kind,
+    Op,
+    SendFlag,
+    decode_ack,
+    decode_count,
+    decode_header,
+    decode_json,
+    decode_send,
+    entries,
+    mid_of,
+)
 from bascule.testing.history import Audit
 from bascule.testing.operations import Place
 
@@ -23,6 +35,8 @@ class JournalAudit:
         self._taken: dict[Place, set[str]] = defaultdict(set)
         self._places: dict[int, Place] = {}  # by queue id
         self._ids: dict[int, str] = {}  # by mid
+        #: Failed deliveries as they were journaled, by queue id and mid: (epoch, count).
+        self.counts: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         self._epoch = self._sequence = -1
 
     def take(self, offset: int, value: bytes) -> None:
@@ -45,6 +59,10 @@ class JournalAudit:
             elif op == Op.ACK:
                 queue, mids = decode_ack(value, start, end)
                 self._taken[self._places.get(queue, Place(f"queue {queue}"))] |= {self._ids[mid] for mid in mids if mid in self._ids}
+            elif op == Op.COUNT:
+                queue, counts = decode_count(value, start, end)
+                for mid, count in counts:
+                    self.counts[queue, mid].append((header.epoch, count))
             elif op == Op.QUEUE_CREATED:
                 said = decode_json(value, start, end)
                 multicast = said["routing"] == Routing.MULTICAST

@@ -47,6 +47,7 @@ class Branch:
     prepared_ms: float = NEVER_MS  # answered
     one_phase_ms: float = NEVER_MS  # the first commit in one phase was asked for
     forget_ms: float = NEVER_MS  # an administrator first asked that his end be forgotten
+    forgotten_ms: float = NEVER_MS  # answered
     ends: list[End] = field(default_factory=list)
 
     def asked_ms(self) -> float:
@@ -56,6 +57,11 @@ class Branch:
     def forced_ms(self) -> float:
         """From when on an administrator's end of it was known."""
         return min((end.answered_ms for end in self.ends if end.said in FORCED), default=NEVER_MS)
+
+    def gone_ms(self) -> float:
+        """From when on nobody needs to see to it, as somebody was told."""
+        ended_ms = (end.answered_ms for end in self.ends if end.said in _FORGOTTEN or (end.said == "done" and not end.forced))
+        return min((self.forgotten_ms, *ended_ms))
 
 
 class Listing(NamedTuple):
@@ -80,6 +86,7 @@ def judge(tally: Tally, operations: Sequence[Operation], branches: Iterable[Bran
         "branches that are prepared, or ended by an administrator, are not listed",
         (each.name for each in prepared if _unlisted(each, listings)),
     )
+    tally.report("unexpected", "branches are listed after their end", (each.name for each in prepared if _listed_again(each, listings)))
     tally.report("xa-split", "branches have ended otherwise than was decided", (each.name for each in prepared if _otherwise(each)))
     tally.report("unexpected", "given out before the end of their branch", (id for each in branches for id in _early(each, takes)))
     tally.report("duplicated", "given out while a prepared branch had them", (id for each in prepared for id in _released(each, takes)))
@@ -110,6 +117,11 @@ def _unlisted(branch: Branch, listings: Sequence[Listing]) -> bool:
         for since_ms, until_ms in known
         if since_ms <= each.asked_ms and each.answered_ms < until_ms
     )
+
+
+def _listed_again(branch: Branch, listings: Sequence[Listing]) -> bool:
+    gone_ms = branch.gone_ms()
+    return any(branch.name in each.names for each in listings if each.asked_ms >= gone_ms)
 
 
 def _early(branch: Branch, takes: Sequence[Operation]) -> Iterator[str]:

@@ -69,6 +69,17 @@ def test_what_an_administrator_has_made_of_a_branch_is_known_until_it_is_forgott
     assert found(forced, listings=[listing]) == []
 
 
+def test_a_branch_whose_end_was_answered_is_listed_no_more_and_one_that_was_forced_until_that_is_forgotten() -> None:
+    again = ["unexpected: 1 branches are listed after their end (b)"]
+    early, late = (Listing(asked_ms, asked_ms + 5, frozenset("b")) for asked_ms in (21, 50))
+    assert found(branch(end("commit")), listings=[early]) == []
+    assert found(branch(end("commit")), listings=[late]) == again
+    forced = branch(end("commit", forced=True), end("commit", "forced-commit", 30), forget_ms=35)
+    assert found(forced, listings=[late]) == []
+    forced.forgotten_ms = 40
+    assert found(forced, listings=[late]) == again
+
+
 def test_a_branch_that_ends_otherwise_than_was_decided_splits_its_transaction() -> None:
     split = ["xa-split: 1 branches have ended otherwise than was decided (b)"]
     assert found(branch(end("commit", None), end("commit", "rolled-back", 30))) == split

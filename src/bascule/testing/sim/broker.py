@@ -171,6 +171,8 @@ class Port:
     def deliver(self, message: Message, delivery_count: int) -> None:
         """At the broker."""
         self.credit -= 1
+        broker = self.connection.broker
+        broker.on_delivery(broker.epoch, self.consumer.queue.id, message.mid, delivery_count)
         self.connection.down(self._take, message, delivery_count)
 
     def _take(self, message: Message, delivery_count: int) -> None:
@@ -203,8 +205,10 @@ class Broker:
         self.connections: dict[Connection, None] = {}
         self.snapshot_records = 25
         self.on_step: Callable[[Broker], None] = lambda _: None  # of its housekeeping
+        self.on_delivery: Callable[[int, int, int, int], None] = lambda *_: None  # epoch, queue, mid, delivery count
         self.stands_by = False  # once it is replaced
         self.slowness = 0.0  # how often it takes its time over a load
+        self.hesitates = False  # over the next one it takes its time for sure
         self.elected: Promise[None] = Promise()
         self.journal = kafka.partition(JOURNAL)
         self.failure: Exception | None = None  # what keeps it from ever serving again
@@ -283,7 +287,8 @@ class Broker:
         self._oldest_ms = self.world.now_ms
         self._timer_ms = float("inf")
         self.appender = Appender(self.kafka, self.process, self.journal, self._outcome)
-        self._following = Following(self.kafka, self.process, self._fresh_engine, self.slowness)
+        slowness, self.hesitates = 1.0 if self.hesitates else self.slowness, False
+        self._following = Following(self.kafka, self.process, self.fresh_engine, slowness)
         loading = self.process.spawn(self._following.run())
         await self._wait_for_election(loading)
         names = [divert.name for divert in self.diverts.exclusive]
@@ -317,7 +322,8 @@ class Broker:
         if not self.elected.done:
             loading.result()
 
-    def _fresh_engine(self) -> Engine:
+    def fresh_engine(self) -> Engine:
+        """One without any state."""
         journaling = Journaling(self._append, on_work=self._work)
         return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy)
 

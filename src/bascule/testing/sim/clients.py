@@ -72,11 +72,12 @@ class Client:
     async def connect(self) -> Connection:
         """A connection to some broker that serves."""
         while True:
-            for broker in self.world.random.sample(self.stage.brokers, len(self.stage.brokers)):
+            serving = [broker for broker in self.stage.brokers if broker.serving]
+            for broker in self.world.random.sample(serving, len(serving)) if serving else ():
                 connection = broker.connect(self.name)
                 if connection is not None:
                     return connection
-            await self.process.sleep(2 + self.world.random.random() * 6)
+            await self.process.sleep(4 + self.world.random.random() * 12)
 
     def message(self, to: str, facts: Facts) -> tuple[str, bytes, Scan]:
         """A new message: its id, its bytes."""

@@ -105,6 +105,7 @@ class Partition:
         self.open: dict[Transaction, int] = {}  # first offset of each open transaction
         self.committed: dict[Transaction, bool] = {}
         self.producers: dict[int, _Sequence] = {}
+        self.on_delete: Callable[[], None] = lambda: None  # records are trimmed, or keys deleted
 
     @property
     def stable(self) -> int:
@@ -136,6 +137,8 @@ class Partition:
         known.next = sequence + 1
         for record in records:
             self.store(record, transaction)
+        if records[0].value is None:
+            self.on_delete()
         return offset
 
     def finish(self, transaction: Transaction, producer: int, epoch: int, *, commit: bool) -> None:
@@ -166,6 +169,7 @@ class Partition:
     def trim(self, end: int) -> None:
         """DeleteRecords: none before an offset is there any more."""
         self.start = max(self.start, end)
+        self.on_delete()
 
     def compact(self, below: int) -> int:
         """Of committed records below an offset only the newest of each key stays; returns how many go."""

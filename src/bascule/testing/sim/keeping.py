@@ -55,6 +55,7 @@ class Following:
         """The state of all records before ``end``. Raises KafkaFault, RecordError, SteppedDown, Closed."""
         tried: list[str] | None = None
         while True:
+            await self._dawdle()
             found = joined(await newest(self._kafka, self._process, SNAPSHOTS))
             candidates = sorted(map(snapshots.decode, found.values()), key=lambda snapshot: -snapshot.sequence)
             await self._dawdle()

@@ -44,6 +44,9 @@ DEADLINES_MS: Final = (40, 200)
 PAUSE_MAX_MS: Final = 70.0
 #: How often the answer to a commit in one phase is lost where nothing else is.
 DEAFNESS: Final = 0.8
+#: How often its connection breaks while it waits for that answer, and how soon: most commits are on their way into the journal then.
+IMPATIENCE: Final = 0.5
+PATIENCE_MS: Final = 2.0
 #: How long it may be before it asks what became of a commit that was not answered.
 LATE_MAX_MS: Final = 400.0
 
@@ -211,6 +214,8 @@ class Manager(Transacted):
         """The broker alone decides."""
         work.branch.one_phase_ms = self.world.now_ms
         work.one_phase = "indeterminate"
+        if self.world.chance(IMPATIENCE):
+            self.process.after(self.world.random.random() * PATIENCE_MS, connection.drop)
         try:
             said = await self._ask_of(connection, requests.commit_one_phase, work)
             work.one_phase = "ok" if said == "done" else "fail"
@@ -226,7 +231,7 @@ class Manager(Transacted):
 
     async def _settle(self, work: Work) -> Outcome:
         """What became of a commit in one phase that has not been answered. It will not be carried out after this."""
-        if self.world.chance(0.7):
+        if self.world.chance(0.5):
             await self.process.sleep(self.world.random.random() * LATE_MAX_MS)
         while True:
             said = await self._end_at_broker(work.xid, decisions.Outcome.ROLLBACK)

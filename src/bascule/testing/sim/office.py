@@ -24,7 +24,7 @@ LOOK_MS: Final = 60.0
 #: So many processes of one manager are alive at once.
 PROCESSES_MAX: Final = 3
 #: So often he looks for a branch to end, in that time.
-LOOKS_MAX: Final = 10
+LOOKS_MAX: Final = 30
 
 
 class Office:
@@ -62,6 +62,7 @@ class Office:
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
         self.books.mishaps.slowness = self.books.mishaps.lost_answers = self.books.mishaps.refusals = 0.0
+        self.administrator.calm()
         for process in self.processes:
             process.calm()
 
@@ -126,12 +127,25 @@ class Administrator(Client):
     def __init__(self, stage: Stage, books: Books) -> None:
         super().__init__(stage, "administrator")
         self._books = books
+        self._calm = False
         if books.left:
+            self._lets_lie = self.world.chance(0.5)
             self.process.spawn(self._forget())
+            if self.world.chance(0.5):
+                self.process.spawn(self._meddle())
+
+    def calm(self) -> None:
+        """He lets branches be, and sees to what is left."""
+        self._calm, self._lets_lie = True, False
 
     def force(self) -> None:
         """Ends one of the branches that are prepared, as far as anybody knows, or that soon will be."""
         self.process.spawn(self._force_some())
+
+    async def _meddle(self) -> None:
+        while not self._calm:
+            await self.process.sleep(self.world.random.random() * 2 * LOOK_MS)
+            await self._force_some()
 
     async def _force_some(self) -> None:
         ending = self.world.random.choice((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
@@ -140,7 +154,7 @@ class Administrator(Client):
             if works:
                 await self._force(self.world.random.choice(works), ending)
                 return
-            await self.process.sleep(LOOK_MS / LOOKS_MAX)
+            await self.process.sleep(LOOK_MS / 10)
 
     async def _force(self, work: Work, ending: Ending) -> None:
         connection = await self.connect()
@@ -160,7 +174,7 @@ class Administrator(Client):
     async def _forget(self) -> None:
         while True:
             await self.process.sleep(self.world.random.random() * 2 * LOOK_MS)
-            for xid in list(self._books.log.state.heuristics):
+            for xid in () if self._lets_lie else list(self._books.log.state.heuristics):
                 await self._forget_one(xid)
 
     async def _forget_one(self, xid: Xid) -> None:
@@ -174,4 +188,5 @@ class Administrator(Client):
         finally:
             connection.drop()
         if said != "busy":
+            branch.forgotten_ms = min(branch.forgotten_ms, self.world.now_ms)
             self._books.log.forget_heuristic(xid)

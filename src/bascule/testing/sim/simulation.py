@@ -12,8 +12,8 @@ from bascule.broker.policy import AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.pipelines.spec import Divert, Ingress
-from bascule.testing.history import Audit, Tally, check
 from bascule.testing.history import Divert as Diverted
+from bascule.testing.history import Tally, check
 from bascule.testing.history_audit import JournalAudit
 from bascule.testing.sim.broker import Broker
 from bascule.testing.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
@@ -21,8 +21,9 @@ from bascule.testing.sim.kafka import JOURNAL, SNAPSHOTS, STORE, Kafka, ToWrite,
 from bascule.testing.sim.ledger import Mishaps
 from bascule.testing.sim.office import Office
 from bascule.testing.sim.pipelines import MakeWriter, Pipelines
+from bascule.testing.sim.witness import Witness
 from bascule.testing.sim.world import Process, World
-from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, decoded, position_partition
+from bascule.testing.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, committed_offset
 
 #: How long things go wrong, and how soon after that all must have arrived.
 TROUBLE_MS: Final = 550.0
@@ -34,6 +35,11 @@ AFTERMATH_MS: Final = 600.0
 #: Nothing has happened for so long: nothing more will.
 QUIET_MS: Final = 200.0
 LOOK_MS: Final = 25.0
+#: One kill of a broker more, when all else is well: what it has kept is what counts then.
+LAST_KILL: Final = 0.4
+LAST_KILL_MS: Final = 300.0
+#: How soon a broker that has begun an epoch is replaced while it still reads.
+OVERTAKE_MS: Final = 25.0
 #: As long as a step of housekeeping takes, or two.
 STEP_MS: Final = 8.0
 #: Long enough for what waits to be old: as long as some rounds of housekeeping.
@@ -85,6 +91,7 @@ class Simulation:
         self.clients: list[Client] = []
         self.ingested: list[str] = []
         self.healed_ms = float("inf")
+        self.witness = Witness(self.kafka, self.brokers[0].fresh_engine)
         parts.prepare(self)
 
     # -- the course of a run -----------------------------------------------------------------------------------------
@@ -119,9 +126,10 @@ class Simulation:
         self.pipelines.zombies = some(0.4)
         self.pipelines.restlessness = some(0.4)
         stand_by, slowness = pick.random() < 0.3, some(0.6)
-        self.frailty = some(0.1)
+        self.frailty, self.hesitation = some(0.1), some(0.8)
         for broker in self.brokers:
             broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self._housekeeping
+            broker.on_delivery = self.witness.handed_out
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
@@ -195,9 +203,22 @@ class Simulation:
                         broker.elected.keep(None)
                     else:
                         broker.kill()
+                        broker.hesitates = self.world.chance(self.hesitation)
                         broker.launch()
+                        if broker.hesitates:
+                            self.world.after(self.random.random() * OVERTAKE_MS, self._overtake, broker, broker.process)
                     self._elected(broker)
                 return
+
+    def _overtake(self, late: Broker, process: Process) -> None:
+        """Another one is elected while one that has begun an epoch still reads."""
+        if late.process is process and process.alive and not late.serving and self.world.now_ms < self.healed_ms:
+            for broker in self.brokers:
+                if broker is not late:
+                    self.world.note("overtake", late.process.name)
+                    broker.kill()
+                    broker.launch()
+                    self._elected(broker)
 
     def _elected(self, winner: Broker) -> None:
         """The others hear of it some time; what they do until then must not count."""
@@ -207,7 +228,7 @@ class Simulation:
 
     def ensure_broker(self) -> None:
         """Somebody has to serve: what the election is for."""
-        if not any(broker.serving and broker.process.alive for broker in self.brokers) and self.world.now_ms < self.healed_ms:
+        if not any(broker.serving and broker.process.alive for broker in self.brokers):
             self.take_over()
         for broker in self.brokers:
             if broker.stands_by and not broker.process.alive:
@@ -329,6 +350,8 @@ class Simulation:
         self.world.say("healed")
         self.kafka.weather = Weather()
         self.kafka.away_until_ms = 0.0
+        if self.world.chance(LAST_KILL):
+            self.world.after(self.random.random() * LAST_KILL_MS, self._kill_newest)
         self.pipelines.reruns = self.pipelines.zombies = 0.0
         self.office.calm()
         self.stage.nap_ms = 0.0
@@ -348,6 +371,11 @@ class Simulation:
                 if worker.process.stopped:
                     worker.process.go_on()
         self._supervise()
+
+    def _kill_newest(self) -> None:
+        for broker in self._newest():
+            self.world.note("kill broker", broker.process.name)
+            self._kill(broker, broker.process)
 
     def _supervise(self) -> None:
         """What is dead is started again, and who has been replaced hears of it: it may have begun when the others were told."""
@@ -377,7 +405,7 @@ class Simulation:
             return False
         if any(self.office.in_doubt(self._newest())):
             return False
-        return not self.kafka.unfinished and all(self._position(key) >= end for key, end in self._ends())
+        return not self.kafka.unfinished and all(committed_offset(self.kafka, key) >= end for key, end in self._ends())
 
     def _newest(self) -> list[Broker]:
         """Of the brokers that serve, the one that counts: another one has not heard of its end yet, if nobody has asked it for anything."""
@@ -387,11 +415,6 @@ class Simulation:
         for ingress, partition in self.pipelines.sources():
             records, _ = partition.read(partition.start, committed=True)
             yield self.pipelines.key(ingress, partition), records[-1].offset + 1 if records else 0
-
-    def _position(self, key: str) -> int:
-        records, _ = position_partition(self.kafka, key).read(0, committed=True)
-        found = [decoded(record.value or b"").offset for record in records if record.key == key.encode()]
-        return found[-1] if found else 0
 
     def _judge(self) -> Tally:
         def found(topic: str) -> list[str]:
@@ -405,17 +428,19 @@ class Simulation:
             for divert in DIVERTS
         }  # fmt: skip
         self.office.note()
+        audit = self._audit()
         tally = check(
             self.stage.operations,
             diverted=diverted,
             ingested={"alerts": self.ingested},
-            journal=self.audit(),
+            journal=audit.result(),
             spills=dict.fromkeys(("orders", "moved", "away", "alerts", "topic:news"), (DEAD_LETTERS,)),
             left=dict(self._left()),
             healed_ms=self.healed_ms + AFTERMATH_MS,
             clock_ms=0,
         )
         self.office.judge(tally, self._newest())
+        self.witness.judge(tally, audit.counts)
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
         return tally
 
@@ -433,16 +458,16 @@ class Simulation:
         if not serving:
             yield "front of brokers that do not serve", ["all"]
         for key, end in self._ends():
-            if self._position(key) < end:
-                yield f"front of {key}, at {self._position(key)} of {end}", [key]
+            if committed_offset(self.kafka, key) < end:
+                yield f"front of {key}, at {committed_offset(self.kafka, key)} of {end}", [key]
 
-    def audit(self) -> Audit:
+    def _audit(self) -> JournalAudit:
         """What the journal says to a reader of its own: records that are not of the newest epoch begun before them do not count."""
         audit = JournalAudit(id_of)
         for record in self.kafka.partition(JOURNAL).records:
             assert record.value is not None
             audit.take(record.offset, record.value)
-        return audit.result()
+        return audit
 
 
 def _matcher(selector: str) -> Callable[[bytes], bool]:

@@ -35,6 +35,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "kill housekeeper": "one that serves, at a step of its housekeeping",
     "stop broker": "it stands still for a while",
     "take over": "a broker begins an epoch though the other one serves",
+    "overtake": "one that has begun an epoch and still loads is replaced",
     "lose election": "one that serves is told of it",
     "step down": "one that serves finds a newer epoch among its records",
     "end epoch": "one begins anew after an append that failed, or that it could not load",

@@ -41,6 +41,13 @@ def decoded(value: bytes) -> Position:
     return Position.decode(value)
 
 
+def committed_offset(kafka: Kafka, key: str) -> int:
+    """Where a position is now, for who sees everything: 0 before there is one."""
+    records, _ = position_partition(kafka, key).read(0, committed=True)
+    found = [decoded(record.value or b"").offset for record in records if record.key == key.encode()]
+    return found[-1] if found else 0
+
+
 class PositionReader:
     """Reads positions as of now: to the high watermark noted when the read begins, waiting out open transactions."""
 
