@@ -41,6 +41,7 @@ from bascule.server import housekeeping, topics
 from bascule.server.epoch import Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
+from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
 from bascule.testing.system import wait_for
 
 MESSAGES = {name: message_bytes(name, message_id=f"ID:{name}") for name in ("first", "failed", "third", "fourth")}
@@ -186,6 +187,45 @@ def test_a_message_that_fills_a_record_has_all_its_time_however_long_nothing_was
 
     asyncio.run(look())
     assert not journal.ends
+
+
+# -- the answer to an append is lost, and those to later ones are not ---------------------------------------------------------
+
+
+def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_message_is_there_once(
+    kafka: EmbeddedKafka, topic_prefix: str
+) -> None:
+    """Kafka's client tells of the later ones first: they would be taken for it, and it for something that never comes."""
+    journal = Journaled(kafka, topic_prefix)
+
+    async def lose(proxy: KafkaProxy) -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        lost = proxy.inject(Api.PRODUCE, Action.MUTE_REPLY)
+        at = journal.end()
+        journal.send(epoch, "failed")
+        await asyncio.to_thread(wait_for, lambda: lost.hit, "the append")
+        journal.send(epoch, "third")
+        await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 20)
+        reason = f"journal {journal.place.topic}, offset {at}: Kafka has answered for a later record, not for this one"
+        assert [str(error) for error in journal.ends] == [reason]
+        assert journal.sender.accepted_tokens == ["first"]
+        await epoch.close()
+
+    async def go_on() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "failed", "third", "fourth")
+        await journal.answered(*MESSAGES)
+        assert waiting(epoch) == list(MESSAGES.values())
+        await epoch.close()
+
+    with KafkaProxy(kafka.port) as proxy:
+        direct = journal.place
+        journal.place = replace(direct, kafka={"bootstrap.servers": proxy.bootstrap, "log_level": 0})
+        asyncio.run(lose(proxy))
+    journal.place = direct
+    asyncio.run(go_on())
 
 
 # -- a fault of the broker's own ---------------------------------------------------------------------------------------------

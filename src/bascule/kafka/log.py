@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -126,7 +127,8 @@ class JournalWriter:
         self._closing = True
         self._thread.join()
         self._producer.purge()
-        self._producer.poll(0)
+        with suppress(KafkaException):  # raised where a record was still on its way
+            self._producer.poll(0)
 
 
 class PartitionReader:

@@ -261,7 +261,10 @@ class Epoch:
             crash.point("journal.confirm.after")
 
     def _own_gap(self, start: int, end: int) -> bool:
-        """Somebody else wrote between our records: a newer epoch ends this one, anything else is alarmed and passed over."""
+        """Somebody else wrote between our records: a newer epoch ends this one, anything else is alarmed and passed over.
+
+        A record of our own there has lost its answer, and later ones have not: what is told next would be taken for others.
+        """
         try:
             if self.following.created_again():
                 raise DamagedRecord(f"journal {self.place.topic} {CREATED_AGAIN}")
@@ -274,7 +277,7 @@ class Epoch:
             for message in reader.up_to(end):
                 value = message.value()
                 try:
-                    kind = decode_header(None if value is None else bytes(value)).kind
+                    header = decode_header(None if value is None else bytes(value))
                 except ForeignRecord as error:
                     self.following.foreign += 1
                     log.error("journal %s, offset %s: foreign record passed over: %s", self.place.topic, message.offset(), error)
@@ -282,8 +285,12 @@ class Epoch:
                 except RecordError as error:  # a newer broker's, perhaps: what comes behind it cannot be judged
                     self.end(type(error)(f"journal {self.place.topic}, offset {message.offset()}: {error}"))
                     return False
-                if kind is Kind.EPOCH:
+                if header.kind is Kind.EPOCH:
                     self.end(SteppedDown(f"another broker started epoch {message.offset()} of journal {self.place.topic}"))
+                    return False
+                if header.epoch == self.engine.journaling.epoch:
+                    place = f"journal {self.place.topic}, offset {message.offset()}"
+                    self.end(JournalUnavailable(f"{place}: Kafka has answered for a later record, not for this one"))
                     return False
         finally:
             reader.close()
