@@ -28,6 +28,9 @@ TESTS = Path(__file__).parent
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 SERVICE_TIMEOUT_S = 300
+#: All others come before these: a long test that only computes goes well beside such that wait, and with the short ones at the end no
+#: process of a run is left alone with a long one.
+TURNS = {"scenarios": 1, "tidy": 2, "unit": 2}
 #: In the environment of every process of a run, and so in that of every descendant.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
 #: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
@@ -54,11 +57,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: TURNS.get(_directory(item), 0))
     for item in items:
-        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in SERVICE_DIRECTORIES:
+        if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S))
+
+
+def _directory(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
 
 
 @pytest.hookimpl(tryfirst=True)
