@@ -285,16 +285,19 @@ def _deliveries(takes: Iterable[Operation]) -> Iterator[_Delivery]:
 
 
 def _check_taken_once(tally: Tally, history: _History) -> None:
-    """A message that was acknowledged is gone, here and at its dead-letter address."""
+    """A message that was acknowledged is gone, here and, where no other subscription had it, at its dead-letter address."""
+    sure: dict[Place, dict[str, Operation]] = {place: {} for place in history.places}
+    twice: dict[Place, set[str]] = {}
     for place, takes in history.takes.items():
-        sure: dict[str, Operation] = {}
-        again: set[str] = set()
+        gone, again = sure[place], twice.setdefault(place, set())
         for each in takes:
-            again |= {id for id in each.ids if id in sure and (each.outcome == "ok" or after(each, sure[id]))}
+            again |= {id for id in each.ids if id in gone and (each.outcome == "ok" or after(each, gone[id]))}
             if each.outcome == "ok":
                 again |= {id for id, count in Counter(each.ids).items() if count > 1}
-                sure.update(dict.fromkeys(each.ids, each))
-        again |= set(sure) & history.spilled(place.destination)
+                gone.update(dict.fromkeys(each.ids, each))
+    for place, again in twice.items():
+        everywhere = (gone for other, gone in sure.items() if other.destination == place.destination)
+        again |= history.spilled(place.destination).intersection(*everywhere)
         from_kafka = again & set(history.ingested.get(place.destination, ()))
         tally.report("ingress-dup", f"Kafka records given out again from {place}", from_kafka)
         tally.report("duplicated", f"given out again from {place} after they had been acknowledged", again - from_kafka)

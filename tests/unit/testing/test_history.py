@@ -188,6 +188,15 @@ def test_a_dead_letter_is_where_its_message_went() -> None:
     assert found(twice, spills={"a": ("DLQ",)}) == ["duplicated: 1 given out again from a after they had been acknowledged (1)"]
 
 
+def test_a_dead_letter_of_one_subscription_may_be_acknowledged_by_another() -> None:
+    published = [subscribed("s1"), subscribed("s2"), sent("1", to="topic:t"), heard("s1", "1", outcome="fail")]
+    dead = taken("1", source="DLQ", by="undertaker")
+    assert found([*published, heard("s2", "1"), dead], spills={"topic:t": ("DLQ",)}) == []
+    again = [f"duplicated: 1 given out again from topic:t/{name} after they had been acknowledged (1)" for name in ("s1", "s2")]
+    by_both = [heard("s1", "1", redelivered=("1",)), heard("s2", "1"), dead]
+    assert found([*published, *by_both], spills={"topic:t": ("DLQ",)}) == again
+
+
 @pytest.mark.parametrize(
     ("copies", "texts"),
     [
