@@ -266,6 +266,7 @@ def test_of_two_standbys_that_both_believe_themselves_elected_one_is_believed(
         for system in standbys:
             stack.callback(system.broker.stop)
             system.broker.launch()
+        for system in standbys:
             wait_for(system.stands_by, "a standby")
         connect_to(url).session().producer(queue).send("{n}", count=10)
         active.broker.kill()
