@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,18 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: TURNS.get(_directory(item), 0))
+    # Of those that take turns together large files come first: they take longer, and do not all need Spark at the same time.
+    items.sort(key=lambda item: (TURNS.get(_directory(item), 0), -_size_bytes(item.path), item.path))
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S))
+
+
+@cache
+def _size_bytes(file: Path) -> int:
+    return file.stat().st_size
 
 
 def _directory(item: pytest.Item) -> str:
