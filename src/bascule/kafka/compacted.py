@@ -79,6 +79,10 @@ class Stored(NamedTuple):
     partition: int
     offset: int
 
+    def place(self, topic: str, key: bytes) -> str:
+        """Where it stands, for people."""
+        return f"{topic}, partition {self.partition}, offset {self.offset}, key {key!r}"
+
 
 class Appender:
     """Appends single records, each acknowledged by all replicas. Safe for threads."""

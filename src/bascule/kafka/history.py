@@ -24,7 +24,7 @@ RETRY_S = 0.2
 #: A Kafka that has just started is still finding out who coordinates a group.
 _COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 _RETRY_S = 0.1
-_ANSWER_S = 0.01
+_ANSWER_S = 0.01  # between two looks for the answer to a commit
 _PASSING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -110,8 +110,7 @@ class PositionReader:
         try:
             return key.decode(), Position.decode(stored.value)
         except (UnicodeDecodeError, PositionLost) as error:
-            place = f"{self._topic}, partition {stored.partition}, offset {stored.offset}, key {key!r}"
-            raise PositionLost(f"{place}: no position: {error}") from error
+            raise PositionLost(f"{stored.place(self._topic, key)}: no position: {error}") from error
 
     def close(self) -> None:
         """Frees the client."""

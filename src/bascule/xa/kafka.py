@@ -412,8 +412,7 @@ class KafkaResource:
         try:
             return Xid.parse(key.decode())
         except (UnicodeDecodeError, InvalidInput) as error:
-            place = f"{self._log}, partition {stored.partition}, offset {stored.offset}, key {key!r}"
-            raise ResourceError(f"{self.name}: {place}: no branch: {error}") from error
+            raise ResourceError(f"{self.name}: {stored.place(self._log, key)}: no branch: {error}") from error
 
     def _log_partition(self, xid: Xid) -> int:
         return partition_of(self._slot_ids[self._sent[xid].slot])
