@@ -20,6 +20,7 @@ from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid, branch, new_gtrid
 
 
@@ -83,17 +84,24 @@ class Away(Clients):
         return future
 
 
-@pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
-def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
-    """For nobody asks again for what never got into the log."""
-    resource, others = KafkaResource("kafka", {}), [ModelResource(name) for name in beside]
-    resource._clients = cast("Any", Away())
+@contextmanager
+def sent(clients: Clients, others: list[ModelResource]) -> Iterator[tuple[KafkaResource, Transaction]]:
+    """A transaction that has sent a record, and written to the others, and is not ended."""
+    resource = KafkaResource("kafka", {})
+    resource._clients = cast("Any", clients)
     with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
         manager.resources["kafka"] = resource
         transaction = manager.begin()
         for each in others:
             transaction.enlist(each).append("row")
-        transaction.enlist(resource).send("receipts", b"large")
+        transaction.enlist(resource).send("receipts", b"1")
+        yield resource, transaction
+
+
+@pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
+def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
+    """For nobody asks again for what never got into the log."""
+    with sent(Away(), [ModelResource(name) for name in beside]) as (resource, transaction):
         with pytest.raises(TransactionError):
             transaction.commit()
         assert (resource._sent, resource._branches._states) == ({}, {})
@@ -132,16 +140,10 @@ class Barred(Here):
 @pytest.mark.parametrize("beside", [[], ["db"]], ids=["alone", "beside a database"])
 def test_a_kafka_that_can_start_no_transaction_votes_no(beside: list[str]) -> None:
     """Nor could it roll back what it has prepared: the database kept its locks."""
-    resource, clients, others = KafkaResource("kafka", {}), Barred(), [ModelResource(name) for name in beside]
-    resource._clients = cast("Any", clients)
-    with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
-        manager.resources["kafka"] = resource
-        transaction = manager.begin()
-        for each in others:
-            transaction.enlist(each).append("row")
-        transaction.enlist(resource).send("receipts", b"1")
-        with pytest.raises(TransactionRolledBack, match="no transaction can be started: why"):
-            transaction.commit()
+    clients, others = Barred(), [ModelResource(name) for name in beside]
+    rolled_back = pytest.raises(TransactionRolledBack, match="no transaction can be started: why")
+    with sent(clients, others) as (resource, transaction), rolled_back:
+        transaction.commit()
     assert [key for key in clients.table if not key.endswith(b"/started")] == []
     assert (transaction.unfinished, resource._sent, resource._branches._states) == ({}, {}, {})
     assert [each.durable.committed for each in others] == [[]] * len(beside)
