@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.scenarios.sparkless import workers_end
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.qpid import Connection
@@ -26,3 +27,10 @@ max_messages = 1
 def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with System(kafka.bootstrap, tmp_path_factory.mktemp("scenarios"), prefix="scenarios", config=CONFIG) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_goes_on() -> Iterator[None]:
+    """The tasks of one test know nothing of those of another: theirs may have been on another Kafka."""
+    yield
+    workers_end()

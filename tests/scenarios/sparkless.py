@@ -109,6 +109,14 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_pooled", pooled)
 
 
+def workers_end() -> None:
+    """What the tasks of a driver have left in this process goes, as it does with Spark's workers."""
+    for writer in carry._kept.idle.values():
+        writer.close()
+    carry._kept.idle.clear()
+    carry._kept.targets = None
+
+
 class Bridge:
     """A journal written by hand, diverts that come and go, and what became of the messages."""
 
@@ -153,11 +161,7 @@ class Bridge:
             yield Running(self, found)
         finally:
             found.stop()
-            # Its workers end with it.
-            for writer in carry._kept.idle.values():
-                writer.close()
-            carry._kept.idle.clear()
-            carry._kept.targets = None
+            workers_end()
 
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()

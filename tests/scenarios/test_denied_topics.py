@@ -27,10 +27,10 @@ class GuardedKafka(EmbeddedKafka):
         return super()._server_properties() + AUTHORIZER
 
     def deny(self, prefix: str) -> None:
-        """Nobody may create or write topics that begin so; all see them."""
+        """Nobody may create or write topics that begin so; all read them."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         binding = AclBinding(
-            ResourceType.TOPIC, prefix, ResourcePatternType.PREFIXED, "User:ANONYMOUS", "*", AclOperation.DESCRIBE, AclPermissionType.ALLOW
+            ResourceType.TOPIC, prefix, ResourcePatternType.PREFIXED, "User:ANONYMOUS", "*", AclOperation.READ, AclPermissionType.ALLOW
         )
         for future in admin.create_acls([binding]).values():
             future.result()
@@ -42,14 +42,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
         yield running
 
 
-def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_nothing_up(
-    guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_spark(monkeypatch)
-    bridge = Bridge(guarded, topic_prefix)
-    seen, new = f"{topic_prefix}.closed.seen", f"{topic_prefix}.closed.new"
-    bridge.topics.create(seen, 1, {})
-    guarded.deny(f"{topic_prefix}.closed.")
+def deny(kafka: GuardedKafka, bridge: Bridge, prefix: str, seen: str) -> None:
+    """Returns when Kafka knows it of a topic."""
+    kafka.deny(prefix)
 
     def denied() -> bool:
         try:
@@ -59,12 +54,26 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
         return False
 
     eventually(denied, "Kafka knows the ACL")
+
+
+def send(bridge: Bridge, *sent: tuple[str, str]) -> None:
+    for text, address in sent:
+        bridge.journal.send(text_message(text), address=address)
+    bridge.journal.flush()
+
+
+def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_nothing_up(
+    guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(guarded, topic_prefix)
+    seen, new = f"{topic_prefix}.closed.seen", f"{topic_prefix}.closed.new"
+    bridge.topics.create(seen, 1, {})
+    deny(guarded, bridge, f"{topic_prefix}.closed.", seen)
     by_address = Divert("by-address", "#", f"{topic_prefix}.${{address}}")
     with bridge.running(by_address) as running:
         bridge.journal.start_epoch()
-        for number, address in enumerate(["closed.seen", "open", "closed.new", "open", "closed.seen"]):
-            bridge.journal.send(text_message(str(number)), address=address)
-        bridge.journal.flush()
+        send(bridge, ("0", "closed.seen"), ("1", "open"), ("2", "closed.new"), ("3", "open"), ("4", "closed.seen"))
         running.batch()
     assert bridge.carried("open") == ["1", "3"]
     assert bridge.dead() == ["by-address: 0", "by-address: 2", "by-address: 4"]
@@ -76,3 +85,27 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
             with pytest.raises(Denied, match=topic):
                 running.batch()
     assert bridge.dead() == ["by-address: 0", "by-address: 2", "by-address: 4"]
+
+
+def test_a_right_that_is_taken_away_from_a_pipeline_at_work_holds_nothing_up(
+    guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_spark(monkeypatch)
+    bridge = Bridge(guarded, topic_prefix)
+    shut, fixed = f"{topic_prefix}.shut", f"{topic_prefix}.fixed"
+    with bridge.running(Divert("by-address", "#", f"{topic_prefix}.${{address}}"), Divert("fixed", "named", fixed)) as running:
+        bridge.journal.start_epoch()
+        send(bridge, ("0", "shut"), ("1", "open"), ("2", "named"))
+        running.batch()
+        deny(guarded, bridge, shut, shut)
+        send(bridge, ("3", "shut"), ("4", "open"), ("5", "named"))
+        running.batch()
+        assert bridge.dead() == ["by-address: 3"]
+
+        # A topic that the configuration names is awaited, and told.
+        deny(guarded, bridge, fixed, fixed)
+        send(bridge, ("6", "open"), ("7", "named"))
+        with pytest.raises(Denied, match=fixed):
+            running.batch()
+    assert (bridge.carried("shut"), bridge.carried("open"), bridge.carried("fixed")) == (["0"], ["1", "4"], ["2", "5"])
+    assert bridge.dead() == ["by-address: 3"]

@@ -104,6 +104,10 @@ class Unwritable(BasculeError):
         self.faults = dict(faults)
 
 
+class WriteDenied(Unavailable):
+    """Kafka's ACLs do not allow a record's topic to be written; of a transaction Kafka does not say which."""
+
+
 class _Incarnation(NamedTuple):
     """A producer after init_transactions, and the positions read after that."""
 
@@ -188,7 +192,8 @@ class TransactionalWriter:
 
         ``others`` are further positions (by key; None deletes) that move in the same transaction. When the outcome of a commit is in
         doubt, the position read by a new incarnation tells it. Raises PositionMoved when the position is neither ``before`` nor
-        ``after``, Unwritable when Kafka refuses a record, Unavailable when Kafka does not come back in time.
+        ``after``, Unwritable when Kafka refuses a record, WriteDenied when it refuses a topic, Unavailable when Kafka does not come back
+        in time.
         """
         deadline = time.monotonic() + self._deadline_s
         pause_s = _FIRST_PAUSE_S
@@ -211,6 +216,10 @@ class TransactionalWriter:
                 if faults:
                     self._at_ease()
                     raise Unwritable(faults) from error
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # Said before anything is committed, and to all tries alike until somebody gives the right.
+                    self._at_ease()
+                    raise WriteDenied(f"Kafka does not allow a topic to be written: {error}") from error
                 if time.monotonic() + pause_s > deadline:
                     raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {error}") from error
                 tried = True

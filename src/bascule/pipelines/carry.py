@@ -12,7 +12,7 @@ from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.kafka.admin import Denied, TopicMissing, Topics
 from bascule.kafka.positions import Position, PositionLost, PositionTaken
-from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable
+from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable, WriteDenied
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.spec import Limits, Pipelines
 
@@ -76,6 +76,11 @@ class Targets:
             self._there.add(topic)
         self._topics.check_writable(topic)
         self._in_use.add(topic)
+
+    def look_again(self) -> None:
+        """Each topic is asked for anew at its next use."""
+        self._there.clear()
+        self._in_use.clear()
 
 
 @dataclass(slots=True)
@@ -156,11 +161,7 @@ class Carrier:
 
     def add(self, output: Output, fallback: Fallback) -> None:
         """A record to write in the transaction of the source record at hand."""
-        try:
-            self._targets.ensure(output.topic)
-        except (BadRecord, Denied, TopicMissing) as error:
-            output = fallback(error)
-            self._targets.ensure(output.topic)
+        output = self._placed(output, fallback)
         self._outputs.append(output)
         self._fallbacks.append(fallback)
         self._size_bytes += output.size_bytes
@@ -194,6 +195,8 @@ class Carrier:
                 break
             except Unwritable as refused:
                 self._replace(refused)
+            except WriteDenied as denied:
+                self._place_anew(denied)
             except PositionMoved as moved:
                 self.position = self._passed_over(moved)
         crash.point("task.transaction.after")
@@ -210,6 +213,22 @@ class Carrier:
         if found is None or not known.offset < found.offset <= self._first or replace(known, offset=found.offset) != found:
             raise moved
         return found
+
+    def _placed(self, output: Output, fallback: Fallback) -> Output:
+        try:
+            self._targets.ensure(output.topic)
+        except (BadRecord, Denied, TopicMissing) as error:
+            output = fallback(error)
+            self._targets.ensure(output.topic)
+        return output
+
+    def _place_anew(self, denied: WriteDenied) -> None:
+        """After a right was taken away: what its topic does not take has its fallback. Raises what it is given where all are taken."""
+        self._targets.look_again()
+        placed = [self._placed(*each) for each in zip(self._outputs, self._fallbacks, strict=True)]
+        if placed == self._outputs:
+            raise denied
+        self._outputs = placed
 
     def _replace(self, refused: Unwritable) -> None:
         for place, fault in refused.faults.items():

@@ -13,7 +13,7 @@ from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag
 from bascule.kafka.admin import Denied, TopicMissing
 from bascule.kafka.positions import Position
-from bascule.kafka.transactional import Output, Unwritable
+from bascule.kafka.transactional import Output, Unwritable, WriteDenied
 from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
@@ -105,6 +105,19 @@ def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writ
     monkeypatch.setattr(writer, "write", refuse)
     with pytest.raises(Unwritable, match=r"topic 'dead' has no room for a dead letter.* too large.*: raise its max\.message\.bytes"):
         carry_messages(Divert("fixed", "#", "open"), "a")
+
+
+def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+
+    def refuse(*each: object) -> None:
+        tries.append(each)
+        raise WriteDenied("a topic")
+
+    monkeypatch.setattr(writer, "write", refuse)
+    with pytest.raises(WriteDenied):
+        carry_messages(Divert("fixed", "#", "open"), "a")
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("error", [TopicMissing("ingress", "does not exist"), Denied("ingress", "may not be written")])
