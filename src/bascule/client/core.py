@@ -71,7 +71,7 @@ class Core:
         # The broker knows a repeated message by this id and the message's own, so it stays the same over reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
-        self.opened = False  # all sessions have sent their begin, others may, and links attach
+        self._restored = False  # all sessions have sent their begin on the connection there is
         self.up = False
         self.ever_up = False
         self.generation = 0  # of connections that were up
@@ -116,6 +116,11 @@ class Core:
                 if self.error is None:
                     _HANDLERS.get(type(event), Core._nothing)(self, event)
 
+    @property
+    def opened(self) -> bool:
+        """Whether sessions may begin and links attach. After a close they wait for the next connection, though the socket is there yet."""
+        return self._restored and self.amqp is not None and not self.amqp.closed
+
     def data_to_send(self) -> bytes:
         """Bytes due."""
         return b"" if self.amqp is None else self.amqp.data_to_send()
@@ -147,7 +152,7 @@ class Core:
         if self.amqp is None:
             return
         self.reason = reason or self.reason
-        was_up, self.amqp, self.opened, self.up, self.congested = self.up, None, False, False, False
+        was_up, self.amqp, self._restored, self.up, self.congested = self.up, None, False, False, False
         for session in (self.own, *self.sessions):
             session.lost()
         if self.closing:
@@ -229,7 +234,7 @@ class Core:
                 self.other_endpoints.append(Endpoint(host, port, str(other.get(Symbol("scheme"), "amqp")) == "amqps"))
         for session in (self.own, *self.sessions):
             session.restore()
-        self.opened = True
+        self._restored = True
 
     def _begun(self, event: events.SessionBegun) -> None:
         session: SessionState = event.session.context

@@ -166,7 +166,7 @@ class Transactions(SessionLinks):
         while True:
             current = self.coordinator
             if current is None:
-                yield from self.core.until(lambda: self.begun, "begin a transaction", until_s)
+                yield from self.core.until(lambda: self.begun and self.core.opened, "begin a transaction", until_s)
                 if self.coordinator is None:
                     self.coordinator = CoordinatorState(self, self.core.link_name("coordinator"))
                     self.coordinator.attach()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 from tests.unit.client.server import obliging
 
 from bascule.amqp.connection import Connection
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
@@ -201,6 +203,48 @@ def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_af
     wait = sending.send(wait.condition())
     assert wired.serve() == ["one"]
     assert finish(sending, wait).body == "one"
+
+
+def _send(session: SessionState) -> Operation[Any]:
+    return session.send(Queue("other"), "one", SendOptions(), 5.0)
+
+
+def _send_in_a_transaction(session: SessionState) -> Operation[Any]:
+    session.begin()
+    return _send(session)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        _send,
+        _send_in_a_transaction,
+        lambda session: session.temporary(TemporaryQueue("temporary"), 5.0),
+        lambda session: session.consumer(Subscription(Queue("q")), None, 1, 5.0),
+        lambda session: session.core.open_session(Acknowledge.AUTO, 5.0),
+    ],
+    ids=["send", "send in a transaction", "temporary", "consumer", "session"],
+)
+def test_what_is_asked_for_between_the_brokers_close_and_the_end_of_the_socket_is_done_on_the_next_connection(
+    ask: Callable[[SessionState], Operation[Any]],
+) -> None:
+    wired = Wired()
+    session = session_of(wired)
+    wired.broker.close(AmqpError(CONNECTION_FORCED, "closed by an administrator"))
+    wired.core.receive(wired.broker.data_to_send(), 0.0)
+    asked = ask(session)
+    wait = next(asked)
+    assert not wait.condition()
+    wired.lose()
+    wired.connect()
+    ended = False
+    while not ended:
+        wired.serve()
+        assert wait.condition()
+        try:
+            wait = asked.send(True)
+        except StopIteration:
+            ended = True
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------------------
