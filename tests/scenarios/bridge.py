@@ -6,7 +6,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from confluent_kafka import Consumer, Message
@@ -16,6 +17,7 @@ from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
 from bascule.testing.journal import SyntheticJournal
 from bascule.testing.system import descendants
+from bascule.testing.usage import memory_mib
 
 START_TIMEOUT_S = 180.0
 #: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.
@@ -27,6 +29,18 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRI
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
         time.sleep(0.05)
+
+
+def await_end(pids: Iterable[int]) -> None:
+    """Return when none of these processes does anything any more: Spark ends some time after its driver, and writes until then."""
+
+    def there(pid: int) -> bool:
+        with suppress(OSError):
+            return memory_mib(pid) > 0
+        return False
+
+    left = list(pids)
+    eventually(lambda: not any(map(there, left)), f"the processes {left} to end")
 
 
 class Bridge:

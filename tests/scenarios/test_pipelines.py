@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer
-from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, eventually
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
 
 from bascule.core.destination import Routing
 from bascule.embedded.kafka import EmbeddedKafka
@@ -24,6 +24,7 @@ from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.transforming import BAD_AT_ONCE
 from bascule.testing.journal import text_message
+from bascule.testing.system import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
 
@@ -367,8 +368,10 @@ def test_a_users_own_spark_job_reads_and_writes_jms_exactly_once(bridge: Bridge)
         send(600, 900)
         job.start()
         reader.wait_for(len(expected(900)))
+        spark = list(descendants(job.pid or 0))
     finally:
         job.stop(60)
+    await_end(spark)
     reader.poll()
     sends = [sent(message) for message in reader.seen]
     assert [int((decode_message(send.body).message_id or "").removeprefix("ID:")) for send in sends] == expected(900)

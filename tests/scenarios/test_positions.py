@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from tests.scenarios.bridge import Bridge, eventually
+from tests.scenarios.bridge import Bridge, await_end, eventually
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
@@ -280,7 +280,9 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
 
     eventually(lambda: shown() > 0, "the lag is shown to monitors")
     used = max(map(peak_bytes, bridge.workers()))
+    spark = [bridge.jvm(), *bridge.workers()]
     bridge.child.kill()
+    await_end(spark)
     assert list(checkpoints.iterdir()) != []
     shutil.rmtree(checkpoints)
     admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, [at])])[group].result(ADMIN_TIMEOUT_S)
