@@ -1,4 +1,4 @@
-"""A Spark job's reader on a journal that is trimmed, or made anew, asked as Spark asks it."""
+"""A Spark job's reader on a journal that is trimmed, made anew, or holds what is no JMS message, asked as Spark asks it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,46 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.scenarios.sparkless import Bridge
 
+from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, VALUE, scan, section_bytes
 from bascule.kafka.positions import PositionLost
+from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.source import JournalStreamReader
+from bascule.testing.journal import text_message
 
 Offset = dict[str, Any]
+#: What the broker takes, and JMS does not know: a text that is not in its charset, a property that is a list, a map with a broken text.
+MALFORMED = {
+    "can't decode byte 0xff": section_bytes(PROPERTIES, [*[None] * 6, "text/plain"]) + section_bytes(DATA, b"\xff"),
+    "property legs: a value of type list": section_bytes(APPLICATION_PROPERTIES, {"legs": [1, 2]}) + section_bytes(VALUE, "text"),
+    "section amqp-value at byte": encode_message(JmsMessage(body_kind="map", body={"n": "x"}))[:-1] + b"\xff",
+}
 
 
 class Job:
     """A query of a job, which keeps its offset; each batch has a reader of its own, as after a restart."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, **options: str) -> None:
         self._options = {
             "kafka.bootstrap.servers": bridge.pipelines.kafka["bootstrap.servers"], "prefix": bridge.pipelines.prefix,
-            "startingOffsets": "earliest",
+            "startingOffsets": "earliest", **options,
         }  # fmt: skip
         self.offset: Offset = self._reader().initialOffset()
 
     def batch(self) -> list[str]:
+        return [row["text"] for row in self.rows()]
+
+    def rows(self) -> list[dict[str, Any]]:
         reader = self._reader()
         end = reader.latestOffset(self.offset, ReadAllAvailable())
-        texts = [text for part in reader.partitions(self.offset, end) for rows in reader.read(part) for text in rows["text"].to_pylist()]
+        found = [row for part in reader.partitions(self.offset, end) for rows in reader.read(part) for row in rows.to_pylist()]
         self.offset = end
-        return texts
+        return found
+
+    def option(self, name: str, value: str) -> None:
+        self._options[name] = value
 
     def _reader(self) -> JournalStreamReader:
         return JournalStreamReader(dict(self._options))
@@ -69,3 +86,50 @@ def test_a_stream_stops_where_its_records_are_trimmed(bridge: Bridge) -> None:
     bridge.trim(2)
     with pytest.raises(PositionLost, match="records from offset 0 on were trimmed"):
         job.batch()
+
+
+@pytest.fixture(params=MALFORMED.items(), ids=["charset", "property", "body"])
+def malformed(bridge: Bridge, request: pytest.FixtureRequest) -> tuple[str, bytes]:
+    """A message like that, between two others of its transaction, and why it is none of JMS."""
+    reason, message = request.param
+    scan(message)  # the broker takes it
+    bridge.journal.send(text_message("3"), message, text_message("4"))
+    bridge.journal.flush()
+    return reason, message
+
+
+def test_what_is_no_jms_message_has_a_row_as_it_was_sent(bridge: Bridge, malformed: tuple[str, bytes]) -> None:
+    reason, message = malformed
+    *before, row, after = Job(bridge).rows()
+    assert [each["text"] for each in (*before, after)] == ["1", "2", "3", "4"]
+    (said,) = dict(row["headers"]).values()
+    assert reason in said
+    assert (row["address"], row["offset"], row["epoch"], row["sequence"], row["index"]) == ("flights", 3, 0, 3, 1)
+    assert (row["body"], row["body_kind"], row["text"], row["value"], row["properties"]) == (message, None, None, None, [])
+    assert (row["priority"], row["timestamp"] is None, row["expiration"]) == (4, False, None)
+
+
+def test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so(
+    bridge: Bridge, malformed: tuple[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    reason, _ = malformed
+    assert Job(bridge, mode="dropMalformed").batch() == ["1", "2", "3", "4"]
+    assert "journal, offset 3: message 0-3-1 to 'flights' is no JMS message: " in caplog.text
+    assert reason in caplog.text
+
+
+def test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_it_goes_on(
+    bridge: Bridge, malformed: tuple[str, bytes]
+) -> None:
+    job = Job(bridge, mode="FAILFAST")
+    said = rf"journal, offset 3: message 0-3-1 to 'flights' is no JMS message: .*{malformed[0]}.* Option mode PERMISSIVE gives it a row"
+    for _ in range(2):
+        with pytest.raises(BadRecord, match=said):
+            job.batch()
+    job.option("mode", "PERMISSIVE")
+    assert job.batch() == ["1", "2", "3", None, "4"]
+
+
+def test_a_mode_that_there_is_not_is_refused_by_name(bridge: Bridge) -> None:
+    with pytest.raises(InvalidInput, match="option mode is 'lenient'; it is one of PERMISSIVE, DROPMALFORMED, FAILFAST"):
+        Job(bridge, mode="lenient")

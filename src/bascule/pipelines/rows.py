@@ -12,7 +12,7 @@ import pyarrow as pa
 from bascule.jms.message import decode_message
 from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import Send
-from bascule.pipelines.mapping import record_key, text_of
+from bascule.pipelines.mapping import record_key, said_by, text_of
 
 ROW_SCHEMA = (
     "address string, offset long, epoch long, sequence long, index int, message_id string, correlation_id string, type string,"
@@ -23,6 +23,8 @@ ROW_SCHEMA = (
 ARROW_ROWS = 2_000
 #: What names a message in a row; a transformation must hand it on.
 IDENTITY = ("offset", "epoch", "sequence", "index")
+#: Why a message has no more of a row, under the name that it has in a dead letter.
+REASON = "__connect.errors.exception.message"
 _MOMENT = pa.timestamp("us", "UTC")
 _TEXTS = pa.map_(pa.string(), pa.string())
 ARROW_SCHEMA = pa.schema(
@@ -65,6 +67,17 @@ def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, 
         message.body_kind, message.body if message.body_kind == "text" else None,
         message.body if isinstance(message.body, bytes) else value,
         record_key(key, message), value,
+    )  # fmt: skip
+
+
+def malformed_row(send: Send, offset: int, epoch: int, sequence: int, index: int, error: BaseException) -> tuple[Any, ...]:
+    """The row of a message of which ``message_row`` raises ``error``: what the journal knows, and the message as its sender encoded it.
+
+    It has no ``body_kind``; why is among the headers (REASON).
+    """
+    return (
+        send.address, offset, epoch, sequence, index, None, None, None, None, None, send.priority,
+        _moment(send.timestamp_ms), _moment(send.expiry_ms), {}, {REASON: said_by(error)}, None, None, send.body, None, None,
     )  # fmt: skip
 
 

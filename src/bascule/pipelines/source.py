@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,22 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position, PositionLost
-from bascule.pipelines.divert import JournalReader
+from bascule.pipelines.divert import JournalReader, Taken
+from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.positions import JOURNAL_PARTITION
 from bascule.pipelines.registry import journal_position, offset_of
-from bascule.pipelines.rows import ARROW_ROWS, ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, message_row
+from bascule.pipelines.rows import ARROW_ROWS, ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 
 _MAX_RECORDS = 50_000
 _KAFKA = "kafka."
 _ANOTHER = "it was deleted and created again. To read the new one give the query a new checkpoint"
+
+#: What becomes of a message that is no JMS message, in the words of Spark's own sources.
+PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+_log = logging.getLogger(__name__)
 
 
 def register(session: SparkSession) -> None:
@@ -90,6 +96,9 @@ class JournalStreamReader(DataSourceStreamReader):
         self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
         self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
         self._max_records = int(options.get("maxoffsetspertrigger", _MAX_RECORDS))
+        self._mode = options.get("mode", PERMISSIVE).upper()
+        if self._mode not in MODES:
+            raise InvalidInput(f"option mode is {options['mode']!r}; it is one of {', '.join(MODES)}")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
@@ -114,7 +123,10 @@ class JournalStreamReader(DataSourceStreamReader):
         return [JournalRange(start["offset"], end["offset"], end.get(_JOURNAL_ID))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages that count and that the options ask for. Raises PositionLost when records of the journal are gone."""
+        """The messages that count and that the options ask for.
+
+        Raises PositionLost when records of the journal are gone; BadRecord, in mode FAILFAST, for what is no JMS message.
+        """
         assert isinstance(partition, JournalRange)
         if partition.journal_id not in (None, self._journal_id()):
             raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {partition.start}: {_ANOTHER}")
@@ -133,13 +145,26 @@ class JournalStreamReader(DataSourceStreamReader):
             assert isinstance(key, bytes | None)
             assert isinstance(value, bytes | None)
             for taken in reader.take(offset, key, value):
-                with suppress(BasculeError, ValueError):  # what is no JMS message has no row
-                    rows.append(message_row(taken.send, offset, taken.epoch, taken.sequence, taken.index))
+                rows += self._rows(taken)
             if len(rows) >= ARROW_ROWS:
                 yield arrow_batch(rows)
                 rows = []
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
         yield arrow_batch(rows) if rows else pa.RecordBatch.from_pylist([], schema=ARROW_SCHEMA)
+
+    def _rows(self, taken: Taken) -> list[tuple[Any, ...]]:
+        """The message's row. Of one that is no JMS message, a row or none, by the option ``mode``; raises BadRecord in mode FAILFAST."""
+        place = (taken.send, taken.offset, taken.epoch, taken.sequence, taken.index)
+        try:
+            return [message_row(*place)]
+        except (BasculeError, ValueError) as error:
+            if self._mode == PERMISSIVE:
+                return [malformed_row(*place, error)]
+            what = f"{self._topic}, offset {taken.offset}: message {taken.identity} to {taken.send.address!r} is no JMS message: {error}"
+            if self._mode == DROPMALFORMED:
+                _log.warning("%s; it has no row", what)
+                return []
+            raise BadRecord(f"{what}. Option mode {PERMISSIVE} gives it a row as it was sent, {DROPMALFORMED} leaves it out") from None
 
     def _journal_id(self) -> str:
         found = Topics(self._kafka).ids([self._topic]).get(self._topic)
