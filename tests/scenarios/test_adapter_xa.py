@@ -1,4 +1,4 @@
-"""Endpoints in transactions with a real Kafka and a model of a database, which fails where it is told to."""
+"""Endpoints in transactions with a real Kafka, a broker, and a model of a database, which fails where it is told to."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import pytest
 from tests.scenarios.adapter_topics import Watcher, create, produce
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Record, Xa
+from bascule.client import Queue, connect
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import wait_for
+from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import ResourceFailed
+from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.resource import Resource
 
 #: The second try, which asks Kafka for this and that, is not to be taken for one that hangs as well.
 HANGS_S = 10.0
@@ -27,7 +30,7 @@ HANGS_S = 10.0
 class Shop:
     """A manager over a model of a database and a real Kafka; ``fail`` says at which calls something breaks, and how often."""
 
-    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+    def __init__(self, kafka: EmbeddedKafka, prefix: str, *more: Resource[Any]) -> None:
         create(kafka.bootstrap, prefix, f"{prefix}.receipts", partitions=1)
         settings = {"bootstrap.servers": kafka.bootstrap}
         self.settings, self.topic, self.receipts = settings, prefix, f"{prefix}.receipts"
@@ -36,7 +39,7 @@ class Shop:
         self.database = ModelResource("db", self.rows, watch=self._watch)
         self.kafka = KafkaResource("kafka", settings, prefix=f"{prefix}.xa")
         self.log = InboundLog("inbound", settings, group=prefix)
-        self.manager = TransactionManager("shop", ModelLog(watch=self._watch), [self.log, self.database, self.kafka])
+        self.manager = TransactionManager("shop", ModelLog(watch=self._watch), [self.log, self.database, self.kafka, *more])
 
     def _watch(self, point: str) -> None:
         if self.fail.get(point, 0) > 0:
@@ -105,6 +108,30 @@ def test_a_resource_that_is_away_is_no_failure_of_the_record(shop: Shop, kafka: 
         wait_for(lambda: activation.status().counts["delivered"], "the record to be counted")
         counts = activation.status().counts
     assert (counts["failed"], counts["dead_lettered"], counts["delivered"]) == (0, 0, 1)
+
+
+def test_a_broker_that_is_killed_while_a_record_is_handled_is_no_failure_of_the_record(
+    kafka: EmbeddedKafka, topic_prefix: str, system: System
+) -> None:
+    queue, kills = Queue(topic_prefix), iter(range(2))
+    broker = JmsResource("jms", PYTHON_FAILOVER.format(system.url))
+    shop = Shop(kafka, topic_prefix, broker)
+
+    def work(record: Record) -> None:
+        shop.work(record)
+        shop.manager.enlist(broker).send(queue, "receipt")
+        if next(kills, None) is not None:
+            system.broker.restart()
+
+    with shop.active(work, retries=0) as activation, connect(PYTHON_FAILOVER.format(system.url)) as context:
+        produce(kafka.bootstrap, shop.topic, ["one"])
+        shop.done("one")
+        wait_for(lambda: activation.status().counts["delivered"], "the record to be counted")
+        counts = activation.status().counts
+        assert [message.body for message in context.browse(queue)] == ["receipt"]
+    assert (counts["failed"], counts["dead_lettered"], counts["delivered"]) == (0, 0, 1)
+    for each in (shop.log, shop.kafka, broker):
+        each.close()
 
 
 @pytest.mark.parametrize("at", ["log.decide.before", "log.decide.after"])

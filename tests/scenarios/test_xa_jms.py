@@ -168,9 +168,19 @@ def test_a_transaction_whose_connection_breaks_is_rolled_back(work: Work, make: 
     resource = make()
     work.done_in(resource)
     work.system.broker.restart()
-    with pytest.raises(BranchRolledBack, match="connection was lost"):
+    with pytest.raises(BranchRolledBack, match="connection was lost") as caught:
         resource.prepare(work.xid)
+    assert caught.value.code is Code.XA_RBCOMMFAIL
     assert work.waiting() == (["order"], [])
+
+
+def test_a_transaction_of_which_a_message_is_refused_is_rolled_back_for_that(work: Work, make: Make) -> None:
+    resource = make()
+    resource.start(work.xid, timeout_s=60).send(Queue("$management"), "no part of any")
+    resource.end(work.xid, success=True)
+    with pytest.raises(BranchRolledBack, match="a message of the transaction was not taken") as caught:
+        resource.prepare(work.xid)
+    assert caught.value.code is Code.XA_RBOTHER
 
 
 def test_a_transaction_that_the_administrator_cut_off_cannot_be_prepared(work: Work, make: Make) -> None:

@@ -103,7 +103,7 @@ class Transactions(SessionLinks):
         yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, what, until_s)
         if transaction.refused is not None and not transaction.lost:
             yield from self.rollback(until_s)
-            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}")
+            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}") from transaction.refused
 
     def set_aside(self, until_s: float) -> Operation[None]:
         """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""

@@ -38,6 +38,8 @@ CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
 COMMITTED = "committed"
+#: ``statusCode`` of what the broker cannot do while Kafka does not answer it.
+NOT_NOW = 503
 #: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
 ASK_AGAIN_S = 0.05
 SETTLE_S = 30.0
@@ -296,8 +298,8 @@ def _translated() -> Iterator[None]:
         yield
     except XaError:
         raise
-    except TransactionRolledBack as error:
-        raise BranchRolledBack(str(error), Code.XA_RBCOMMFAIL) from error
+    except TransactionRolledBack as error:  # it went with its connection, unless the broker refused a message of it
+        raise BranchRolledBack(str(error), Code.XA_RBCOMMFAIL if error.__cause__ is None else Code.XA_RBOTHER) from error
     except Unavailable as error:
         raise ResourceFailed(str(error)) from error
     except BasculeError as error:
@@ -324,8 +326,10 @@ def _checked(answer: Message) -> int:
         return int(code)
     if code not in set(Code):
         raise ResourceError(f"the broker answered {said.get('statusCode')} {said.get('statusDescription')}: it knows no branches")
-    error = ERRORS.get(Code(code), ResourceError)(str(said.get("statusDescription")), Code(code))
-    raise _Known(str(error), said["outcome"]) if "outcome" in said else error
+    description = str(said.get("statusDescription"))
+    error = ERRORS.get(Code(code), ResourceError)(description, Code(code))
+    away = Unavailable(description) if said.get("statusCode") == NOT_NOW else None
+    raise _Known(str(error), said["outcome"]) if "outcome" in said else error from away
 
 
 def _listed(line: str) -> Xid:

@@ -20,7 +20,7 @@ from bascule.kafka.compacted import Outgoing, TooLarge
 from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
-from bascule.xa.errors import BranchRolledBack, ResourceFailed
+from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed
 from bascule.xa.resource import Vote
 
 PLACE = Place("payments", 0)
@@ -226,24 +226,34 @@ class Narrow(ModelResource):
 
 
 class Barred(ModelResource):
-    """A cluster that can start no transaction."""
+    """A resource that votes no, for a reason that lies in no record."""
 
-    barred = True
+    def __init__(self, code: Code, cause: Exception | None) -> None:
+        super().__init__("kafka")
+        self.barred = True
+        self._code, self._cause = code, cause
 
     def prepare(self, xid: Xid) -> Vote:
         if self.barred:
             del self._active[xid]
-            raise BranchRolledBack("no transaction can be started") from Unavailable("no transaction can be started")
+            raise BranchRolledBack("not now", self._code) from self._cause
         return super().prepare(xid)
 
 
-def test_a_kafka_that_can_start_no_transaction_is_no_failure_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka = Barred("kafka")
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(Code.XA_RBCOMMFAIL, None), (Code.XA_RBTRANSIENT, Unavailable("no transaction can be started"))],
+    ids=["its connection was lost", "what it needs is away"],
+)
+def test_a_branch_that_is_rolled_back_since_something_is_away_is_no_failure_of_the_record(
+    monkeypatch: pytest.MonkeyPatch, code: Code, cause: Exception | None
+) -> None:
+    kafka = Barred(code, cause)
     shop = Shop(monkeypatch, enlisted=True, kafka=kafka)
     with shop.manager:
         shop.workers.start()
         shop.deliver()
-        wait_for(lambda: shop.tries > 4, "tries without transactions", 10)
+        wait_for(lambda: shop.tries > 4 or shop.counts.dead_lettered, "tries without it", 10)
         kafka.barred = False
         wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end", 10)
         shop.workers.stop(10)

@@ -16,7 +16,7 @@ from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Worke
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.kafka.compacted import Outgoing, TooLarge
-from bascule.xa.errors import BranchRolledBack, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
+from bascule.xa.errors import BranchRolledBack, Code, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
 from bascule.xa.transaction import Status
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
@@ -99,11 +99,11 @@ class InTransaction:
                 raise error.__cause__ from None
             if isinstance(error.__cause__, ResourceFailed):
                 raise NotNow(str(error)) from error
-            refused = error.__cause__.__cause__ if isinstance(error.__cause__, BranchRolledBack) else None
-            if isinstance(refused, TooLarge):
-                raise refused from None
-            if isinstance(refused, Unavailable):
-                raise NotNow(str(error)) from error
+            if isinstance(branch := error.__cause__, BranchRolledBack):
+                if isinstance(branch.__cause__, TooLarge):
+                    raise branch.__cause__ from None
+                if branch.code is Code.XA_RBCOMMFAIL or isinstance(branch.__cause__, Unavailable):
+                    raise NotNow(str(error)) from error
             raise
         except (TransactionInDoubt, HeuristicOutcome) as error:
             _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
