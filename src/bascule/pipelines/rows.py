@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,8 @@ ROW_SCHEMA = (
 )
 #: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
 ARROW_ROWS = 2_000
+#: Bytes of bodies after which one ends, too: the bytes of a column of Arrow's end at 2 GiB, and a message may have 64 MiB.
+ARROW_BYTES = 16 << 20
 #: What names a message in a row; a transformation must hand it on.
 IDENTITY = ("offset", "epoch", "sequence", "index")
 #: Why a message has no more of a row, under the name that it has in a dead letter.
@@ -51,6 +53,7 @@ ARROW_SCHEMA = pa.schema(
         ("value", pa.binary()),
     ]
 )
+_BODY = ARROW_SCHEMA.get_field_index("body")
 
 
 def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, key: str = "message-id") -> tuple[Any, ...]:
@@ -79,6 +82,20 @@ def malformed_row(send: Send, offset: int, epoch: int, sequence: int, index: int
         send.address, offset, epoch, sequence, index, None, None, None, None, None, send.priority,
         _moment(send.timestamp_ms), _moment(send.expiry_ms), {}, {REASON: said_by(error)}, None, None, send.body, None, None,
     )  # fmt: skip
+
+
+def arrow_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of bounded size; none of no rows."""
+    some: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row[_BODY])
+        if len(some) >= ARROW_ROWS or size >= ARROW_BYTES:
+            yield arrow_batch(some)
+            some, size = [], 0
+    if some:
+        yield arrow_batch(some)
 
 
 def arrow_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:

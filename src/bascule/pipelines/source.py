@@ -21,7 +21,7 @@ from bascule.pipelines.divert import JournalReader, Taken
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.positions import JOURNAL_PARTITION
 from bascule.pipelines.registry import journal_position, offset_of
-from bascule.pipelines.rows import ARROW_ROWS, ARROW_SCHEMA, ROW_SCHEMA, arrow_batch, malformed_row, message_row
+from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 
@@ -138,19 +138,8 @@ class JournalStreamReader(DataSourceStreamReader):
         if at is None or (at.topic_id, at.offset) != (journal_id, partition.start):
             at = journal_position(self._topic, journal_id, JOURNAL_PARTITION, partition.start, history)
         reader = JournalReader(at, [self._choice])
-        rows: list[tuple[Any, ...]] = []
-        for message in history.records(partition.start, partition.end):
-            offset, key, value = message.offset(), message.key(), message.value()
-            assert offset is not None
-            assert isinstance(key, bytes | None)
-            assert isinstance(value, bytes | None)
-            for taken in reader.take(offset, key, value):
-                rows += self._rows(taken)
-            if len(rows) >= ARROW_ROWS:
-                yield arrow_batch(rows)
-                rows = []
+        yield from arrow_batches(row for taken in _taken(reader, history, partition) for row in self._rows(taken))
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
-        yield arrow_batch(rows) if rows else pa.RecordBatch.from_pylist([], schema=ARROW_SCHEMA)
 
     def _rows(self, taken: Taken) -> list[tuple[Any, ...]]:
         """The message's row. Of one that is no JMS message, a row or none, by the option ``mode``; raises BadRecord in mode FAILFAST."""
@@ -174,3 +163,12 @@ class JournalStreamReader(DataSourceStreamReader):
 
     def _history(self) -> TopicHistory:
         return TopicHistory(self._kafka, self._topic, JOURNAL_PARTITION)
+
+
+def _taken(reader: JournalReader, history: TopicHistory, partition: JournalRange) -> Iterator[Taken]:
+    for message in history.records(partition.start, partition.end):
+        offset, key, value = message.offset(), message.key(), message.value()
+        assert offset is not None
+        assert isinstance(key, bytes | None)
+        assert isinstance(value, bytes | None)
+        yield from reader.take(offset, key, value)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from bascule.pipelines.carry import Carrier, Claim, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.mapping import BadRecord
-from bascule.pipelines.rows import ARROW_ROWS, arrow_batch, message_row
+from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 
 #: A message's place in the journal: the offset of its record, and its index there.
@@ -191,9 +190,7 @@ class RowsTask:
         """Batches of message rows: a journal record may hold hundreds of messages, each a dozen times as large in memory."""
         choice = Choice(self.divert)
         for batch in batches:
-            rows = (row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
-            while some := list(islice(rows, ARROW_ROWS)):
-                yield arrow_batch(some)
+            yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
 
     def _messages(self, choice: Choice, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
         if key != DATA_KEY:

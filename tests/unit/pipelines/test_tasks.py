@@ -15,6 +15,7 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
 from bascule.kafka.positions import Position, PositionLost
+from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
@@ -106,8 +107,9 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
 
 
-def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "ARROW_ROWS", 2)
+@pytest.mark.parametrize("bound", ["ARROW_ROWS", "ARROW_BYTES"])  # each has a body of one byte
+def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(row_batches, bound, 2)
     found = rows(journal(*(text(str(number)) for number in range(5))))
     assert [batch.num_rows for batch in found.to_batches()] == [2, 2, 1]
     assert found["index"].to_pylist() == list(range(5))
