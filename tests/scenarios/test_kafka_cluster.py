@@ -142,7 +142,7 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         assert said in system.broker.said()
     positions = Positions(Pipelines(topic_prefix, hand.kafka, prefix=topic_prefix, replication_factor=3, min_insync_replicas=2), "test")
     positions.prepare_topics()
-    assert guard(hand.kafka, {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
+    assert guard(Topics(hand.kafka), {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
     make_transactions(positions)
     assert guard_transactions(hand.kafka) == []
     try:

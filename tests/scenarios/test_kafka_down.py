@@ -11,6 +11,7 @@ from concurrent.futures import wait
 
 import pytest
 from tests.scenarios.conftest import Connect
+from tests.scenarios.test_guards import set_topic
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.testing.qpid import JmsError
@@ -140,3 +141,12 @@ def test_kafka_dies_and_comes_back_and_clients_work_on(connect_to: Connect, syst
     waiting.result(60)
     messages = connect_to(system.failover_url).session().consumer(queue).receive_all(2)
     assert [message.body for message in messages] == ["before", "meanwhile"]
+
+
+def test_a_topic_that_is_changed_after_kafka_was_away_is_told_too(system: System, own_kafka: EmbeddedKafka) -> None:
+    own_kafka.kill()
+    own_kafka.start()
+    for value, said in (("604800000", "has retention.ms=604800000"), ("-1", "")):
+        set_topic(own_kafka.bootstrap, f"{system.prefix}.journal", "retention.ms", value)
+        wait_for(lambda said=said: said in system.status()["reason"] and system.serves(), "the status to say so")  # type: ignore[misc]
+    wait_for(lambda: system.status()["reason"] == "", "the status to be well")

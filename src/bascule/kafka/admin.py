@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
 from bascule.core.errors import InvalidInput, Unavailable
 
@@ -42,6 +43,16 @@ class Denied(Unavailable):
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic!r} {reason}")
         self.topic = topic
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A topic as Kafka describes it, in a cluster of so many brokers."""
+
+    settings: Mapping[str, str]
+    partitions: int
+    replicas: int
+    brokers: int
 
 
 class Topics:
@@ -81,10 +92,39 @@ class Topics:
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""
         try:
-            listed = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S)
+            listed = self._listed()
         except KafkaException as error:
             raise Unavailable(f"Kafka does not answer: {error}") from error
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
+
+    def facts(self, topics: Iterable[str]) -> dict[str, Facts]:
+        """Those of the topics that exist. Raises Unavailable."""
+        names = list(topics)
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        while True:
+            try:
+                return self._facts(names)
+            except KafkaException as error:
+                # Of several nodes one may not know yet of a topic that has just been created.
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline_s:
+                    raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
+                time.sleep(VISIBLE_PAUSE_S)
+
+    def _facts(self, names: list[str]) -> dict[str, Facts]:
+        cluster = self._listed()
+        there = {name: cluster.topics[name].partitions for name in names if name in cluster.topics}
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in there]
+        answers = self._admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
+        settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
+        return {
+            name: Facts(settings[name], len(partitions), min(len(each.replicas) for each in partitions.values()), len(cluster.brokers))
+            for name, partitions in there.items()
+            if partitions
+        }
+
+    def _listed(self) -> ClusterMetadata:
+        self._admin.poll(0)  # what went wrong with connections gathers in a client that is kept, until somebody asks for it
+        return self._admin.list_topics(timeout=ADMIN_TIMEOUT_S)
 
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
         """The id of a topic. Raises Unavailable, also where there is none."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.admin import ADMIN_TIMEOUT_S, VISIBLE_PAUSE_S, Topics
+from bascule.kafka.admin import Facts, Topics
 
 #: Who waits for a transaction has waited long; a Kafka that is there answers at once.
 EXPLAIN_TIMEOUT_S = 2.0
@@ -48,16 +47,6 @@ class UnsafeTopic(BasculeError):
     """A topic of Bascule's own would lose what was promised; nothing is started on it."""
 
     exit_code: ClassVar[int] = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A topic as Kafka describes it, in a cluster of so many brokers."""
-
-    settings: Mapping[str, str]
-    partitions: int
-    replicas: int
-    brokers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +120,19 @@ def ensure(
         topics.create(topic, partitions, config)
         topics.await_visible([topic])
     expected = None if role is Role.WAITING else partitions
-    for finding in guard(kafka, {topic: (role, expected)}, record_bytes):
+    for finding in guard(topics, {topic: (role, expected)}, record_bytes):
         _log.warning("%s", finding)
 
 
-def guard(kafka: Mapping[str, Any], topics: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
-    """What weakens a promise, of topics by role and number of partitions; one that does not exist is passed over.
+def guard(topics: Topics, wanted: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
+    """What weakens a promise, of topics that should have a role and number of partitions; one that does not exist is passed over.
 
     Raises UnsafeTopic for what breaks one, Unavailable.
     """
     found = [
         finding
-        for topic, facts in _described(kafka, list(topics)).items()
-        for finding in findings(topic, topics[topic][0], facts, topics[topic][1], record_bytes)
+        for topic, facts in topics.facts(wanted).items()
+        for finding in findings(topic, wanted[topic][0], facts, wanted[topic][1], record_bytes)
     ]
     if broken := [str(finding) for finding in found if finding.breaks]:
         raise UnsafeTopic("; ".join(broken))
@@ -156,7 +145,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
     Raises UnsafeTopic for what breaks it. Who may not look at it hears nothing but that.
     """
     try:
-        return guard(kafka, {TRANSACTION_STATE: (Role.TABLE, None)})
+        return guard(Topics(kafka), {TRANSACTION_STATE: (Role.TABLE, None)})
     except Unavailable as error:
         _log.warning("whether %s is safe is not known: %s", TRANSACTION_STATE, error)
         return []
@@ -199,29 +188,3 @@ def too_few_in_sync(wanted: int, partitions: Sequence[tuple[int, int]]) -> str:
         f"topic {TRANSACTION_STATE!r} has min.insync.replicas={wanted}, and in {len(short)} of its {len(partitions)} partitions no more"
         f" than {max(short)} in sync: start the brokers that are missing"
     )
-
-
-def _described(kafka: Mapping[str, Any], topics: list[str]) -> dict[str, Facts]:
-    admin = AdminClient({"log_level": 2, **kafka})
-    deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
-    while True:
-        try:
-            return _asked(admin, topics)
-        except KafkaException as error:
-            # Of several nodes one may not know yet of a topic that has just been created.
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline_s:
-                raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
-            time.sleep(VISIBLE_PAUSE_S)
-
-
-def _asked(admin: AdminClient, topics: list[str]) -> dict[str, Facts]:
-    cluster = admin.list_topics(timeout=ADMIN_TIMEOUT_S)
-    there = {topic: cluster.topics[topic].partitions for topic in topics if topic in cluster.topics}
-    asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in there]
-    answers = admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
-    settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
-    return {
-        topic: Facts(settings[topic], len(partitions), min(len(each.replicas) for each in partitions.values()), len(cluster.brokers))
-        for topic, partitions in there.items()
-        if partitions
-    }

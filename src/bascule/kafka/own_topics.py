@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bascule.core import topics as names
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
+from bascule.kafka.compacted import TABLE_CONFIG
 from bascule.kafka.guards import Finding, Role, guard
 from bascule.kafka.positions import POSITION_PARTITIONS
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,21 @@ POSITIONS: Final = OwnTopic(
 )
 #: How long they are kept is the cluster's to say: people read them.
 DEAD_LETTERS: Final = OwnTopic(Role.OUTPUT, _LARGE, None)
+DECISIONS: Final = OwnTopic(Role.TABLE, TABLE_CONFIG)
+#: Of the next two each process writes to one partition, mostly: few of them wait for another one's open transaction.
+BRANCH_PARTITIONS: Final = 16
+#: It takes whatever the branches' own topics may take.
+SIDE: Final = OwnTopic(Role.LOG, {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_LARGE}, BRANCH_PARTITIONS)
+BRANCHES: Final = OwnTopic(Role.TABLE, TABLE_CONFIG, BRANCH_PARTITIONS)
+COMMITTED_PARTITIONS: Final = 8
+COMMITTED: Final = OwnTopic(Role.TABLE, TABLE_CONFIG, COMMITTED_PARTITIONS)
+#: What programs make, by the names that it has where they say nothing else.
+SHARED: Final[Mapping[str, OwnTopic]] = {
+    names.DECISIONS: DECISIONS,
+    f"{names.XA_PREFIX}.side": SIDE,
+    f"{names.XA_PREFIX}.log": BRANCHES,
+    names.OUTBOUND: COMMITTED,
+}
 
 
 def ensure(
@@ -63,7 +83,16 @@ def ensure(
         if name not in there:
             topics.create(name, topic.partitions or 1, {**topic.settings, **replicas}, replication_factor=replication_factor)
     topics.await_visible(wanted)
-    looked_at = {name: (role, 1) for name, role in (others or {}).items()} | {
-        name: (topic.role, topic.partitions) for name, topic in wanted.items()
-    }
-    return guard(kafka, looked_at, record_bytes)
+    looked_at = {name: (role, 1) for name, role in (others or {}).items()} | expected(wanted)
+    return guard(topics, looked_at, record_bytes)
+
+
+def prepare(kafka: Mapping[str, Any], wanted: Mapping[str, OwnTopic]) -> None:
+    """``ensure`` for programs of users: what weakens a promise is logged."""
+    for finding in ensure(kafka, wanted):
+        _log.warning("%s", finding)
+
+
+def expected(topics: Mapping[str, OwnTopic]) -> dict[str, tuple[Role, int | None]]:
+    """What ``guard`` needs to know of them."""
+    return {name: (topic.role, topic.partitions) for name, topic in topics.items()}

@@ -148,7 +148,7 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _resolve, self._stopping, None)
         await loop.run_in_executor(None, self._ensure_topics)
-        watch = self._watch = topics.Watch(self._kafka, self.settings.journal)
+        watch = self._watch = topics.Watch(self._kafka, self.settings)
         port = self.settings.broker.port
         admin = self._admin_server()
         admin.start()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bascule.config.settings import Journal
+from bascule.config.settings import Journal, Settings
 from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import Finding, UnsafeTopic, guard, too_small
+from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +50,19 @@ def _made_here(journal: Journal) -> dict[str, own_topics.OwnTopic]:
 
 
 class Watch:
-    """Looks from now on whether somebody changes the topics so that a promise breaks: what the start would have refused is told."""
+    """Looks from now on whether somebody changes the topics so that a promise breaks: what a start would have refused is told.
 
-    def __init__(self, kafka: Mapping[str, Any], journal: Journal) -> None:
+    Those of pipelines and programs, too, which look when they start: as far as they are on this Kafka, under their usual names.
+    """
+
+    def __init__(self, kafka: Mapping[str, Any], settings: Settings) -> None:
         self.trouble = ""  # what is wrong now
         self._kafka = kafka
+        journal = settings.journal
         own = {**_made_here(journal), journal.topic("positions"): own_topics.POSITIONS}
-        self._topics = {name: (topic.role, topic.partitions) for name, topic in own.items()}
+        others = {settings.dead_letter_topic: own_topics.DEAD_LETTERS, **own_topics.SHARED}
+        # Apart: where this broker may not look at others, it goes on looking at its own.
+        self._watched = [own_topics.expected(each) for each in (own, others)]
         self._over = threading.Event()
         threading.Thread(target=self._run, name="topic-watch", daemon=True).start()
 
@@ -64,17 +71,23 @@ class Watch:
         self._over.set()
 
     def _run(self) -> None:
+        topics, found = Topics(self._kafka), [""] * len(self._watched)
         while not self._over.wait(WATCH_S):
-            try:
-                guard(self._kafka, self._topics, record_bytes=0)  # for what size there is room each epoch looks
-                found = ""
-            except UnsafeTopic as error:
-                found = str(error)
-            except Unavailable:
-                continue
-            if found and found != self.trouble:
-                log.error("changed since the start: %s", found)
-            self.trouble = found
+            for place, watched in enumerate(self._watched):
+                with suppress(Unavailable):
+                    found[place] = _broken(topics, watched)
+            trouble = "; ".join(filter(None, found))
+            if trouble and trouble != self.trouble:
+                log.error("not safe: %s", trouble)
+            self.trouble = trouble
+
+
+def _broken(topics: Topics, watched: Mapping[str, tuple[Role, int | None]]) -> str:
+    try:
+        guard(topics, watched, record_bytes=0)  # for what size there is room each epoch looks
+    except UnsafeTopic as error:
+        return str(error)
+    return ""
 
 
 def _record_bytes(message_bytes: int) -> int:

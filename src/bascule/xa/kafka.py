@@ -28,10 +28,11 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.topics import XA_PREFIX
 from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, Stored, TooLarge, trim
 from bascule.kafka.history import TopicHistory
+from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import Refused
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
-from bascule.xa.kafka_clients import PARTITIONS, Clients, partition_of
+from bascule.xa.kafka_clients import Clients, partition_of
 from bascule.xa.log import Outcome
 from bascule.xa.resource import Branches, Call, State, Vote
 from bascule.xa.xid import Xid
@@ -405,7 +406,7 @@ class KafkaResource:
             elif json.loads(stored.value)["at_ms"] < old_ms:
                 self._open().appender.append(Outgoing(self._log, key, None, partition=stored.partition))
         with suppress(Unavailable):
-            young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(PARTITIONS)}
+            young = {at: TopicHistory(self._kafka, self._side, at).at_time(old_ms) for at in range(BRANCH_PARTITIONS)}
             trim(self._kafka, self._side, {at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
 
     def _xid_of(self, key: bytes, stored: Stored) -> Xid:

@@ -9,22 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from bascule.core.errors import InvalidInput
-from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import TABLE_CONFIG, Appender, Outgoing, Stored, TableReader, TooLarge
-from bascule.kafka.guards import Role, ensure
+from bascule.kafka.compacted import Appender, Outgoing, Stored, TableReader, TooLarge
+from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import Slot
 
-#: Each process writes to one of each, mostly: few of them wait for another one's open transaction.
-PARTITIONS = 16
-#: It takes whatever the branches' own topics may take.
-SIDE_CONFIG = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "unclean.leader.election.enable": "false",
-    "max.message.bytes": str(RECORD_BYTES_MAX),
-}
 #: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
 RECORD_OVERHEAD_BYTES = 200
 
@@ -35,10 +25,9 @@ class Clients:
     def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
         self._kafka, self._log, self._held_up = kafka, log, held_up
         self._topics = Topics(kafka)
-        ensure(kafka, side, Role.LOG, PARTITIONS, SIDE_CONFIG)
-        ensure(kafka, log, Role.TABLE, PARTITIONS, TABLE_CONFIG)
+        own_topics.prepare(kafka, {side: own_topics.SIDE, log: own_topics.BRANCHES})
         self.appender = Appender(kafka)
-        self.reader = TableReader(kafka, log, range(PARTITIONS))
+        self.reader = TableReader(kafka, log, range(BRANCH_PARTITIONS))
         self._limits: dict[str, int] = {}
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, threading.Lock] = {}
@@ -94,4 +83,4 @@ class Clients:
 
 def partition_of(name: str) -> int:
     """Of both topics: the one for a process, or a transactional id."""
-    return zlib.crc32(name.encode()) % PARTITIONS
+    return zlib.crc32(name.encode()) % BRANCH_PARTITIONS

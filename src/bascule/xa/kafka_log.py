@@ -14,8 +14,8 @@ from typing import Any
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.topics import DECISIONS
-from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored, TableReader
-from bascule.kafka.guards import Role, ensure
+from bascule.kafka import own_topics
+from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, Outgoing, Stored, TableReader
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
 
@@ -96,7 +96,7 @@ class KafkaLog:
     def _clients(self) -> tuple[Appender, TableReader]:
         with self._lock:
             if self._open is None:
-                ensure(self._kafka, self._topic, Role.TABLE, 1, TABLE_CONFIG)
+                own_topics.prepare(self._kafka, {self._topic: own_topics.DECISIONS})
                 self._open = Appender(self._kafka), TableReader(self._kafka, self._topic, [0])
             return self._open
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bascule.adapter.inbound.log import LOG_CONFIG, PARTITIONS
-from bascule.kafka.guards import Facts, Role, findings, too_few_in_sync
+from bascule.kafka.admin import Facts
+from bascule.kafka.guards import Role, findings, too_few_in_sync
 
 INBOUND = dict(LOG_CONFIG)
 WAITING = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": "1064960"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.core.topics import SHARED
 from bascule.kafka import own_topics
-from bascule.kafka.guards import Facts, findings
+from bascule.kafka.admin import Facts
+from bascule.kafka.guards import findings
 from bascule.kafka.own_topics import OwnTopic
 
 #: What a cluster may have as defaults for new topics; the guards refuse each of these where it matters.
@@ -24,3 +26,7 @@ OWN = [each for each in vars(own_topics).values() if isinstance(each, OwnTopic)]
 def test_what_is_made_is_right_whatever_the_clusters_defaults_are(own: OwnTopic) -> None:
     facts = Facts(CARELESS | own.settings, own.partitions or 1, replicas=3, brokers=3)
     assert [str(each) for each in findings("t", own.role, facts, own.partitions)] == []
+
+
+def test_what_programs_share_is_known_by_the_names_that_no_message_may_mean() -> None:
+    assert own_topics.SHARED.keys() == SHARED

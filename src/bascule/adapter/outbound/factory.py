@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.topics import OUTBOUND
+from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, TABLE_CONFIG, Appender, Outgoing, Stored
-from bascule.kafka.guards import Role, ensure
+from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, Outgoing, Stored
+from bascule.kafka.own_topics import COMMITTED_PARTITIONS
 from bascule.kafka.slot import Refused, Slot
 from bascule.xa.errors import OutOfOrder
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 #: Marks of transactions that are committed, and when (ms since the epoch): they tell what became of one whose commit was not answered. Each
 #: has a key of its own, so that nobody overwrites another's, whoever else has the same transactional id.
 COMMITTED_TOPIC = OUTBOUND
-COMMITTED_PARTITIONS = 8
 #: A connection deletes its last mark by the next one; what is as old was left by one that is gone.
 MARKS_KEPT_MS = 7 * 24 * 3_600_000
 
@@ -351,7 +351,7 @@ class ConnectionFactory:
                 return _Plain(self._kafka)
             case KafkaTransactions() as transactions:
                 if not self._ensured:
-                    ensure(self._kafka, COMMITTED_TOPIC, Role.TABLE, COMMITTED_PARTITIONS, TABLE_CONFIG)
+                    own_topics.prepare(self._kafka, {COMMITTED_TOPIC: own_topics.COMMITTED})
                     self._ensured = True
                 instance = transactions.instance or f"{socket.gethostname()}.{os.getpid()}"
                 return _InKafkaTransaction(self._kafka, f"{transactions.id}.{instance}.{number}")
