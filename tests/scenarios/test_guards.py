@@ -30,6 +30,7 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.journal import text_message
 from bascule.testing.system import WAIT_S, System, paused, wait_for
+from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, ResourceError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
@@ -280,6 +281,22 @@ def test_transactions_refuse_topics_of_their_own_that_break_a_promise(
     hand.add_partitions("decisions", 2)
     with pytest.raises(UnsafeTopic, match=r"decisions' has partitions=2"):
         begin()
+
+
+def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_manager_works(
+    kafka: EmbeddedKafka, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand = Hand(kafka.bootstrap, topic_prefix)
+
+    def manager() -> TransactionManager:
+        return TransactionManager("shop", KafkaLog(hand.kafka, topic=f"{topic_prefix}.decisions"), [], recovery_interval_s=0.1)
+
+    unsafe = f"topic '{topic_prefix}.decisions' has cleanup.policy=delete: Kafka deletes by age what is still needed; set compact"
+    with manager():
+        hand.set("decisions", "cleanup.policy", "delete")
+        wait_for(lambda: f"recovery waits for the decision log: {unsafe}" in caplog.text, "the recovery to say so")
+    with pytest.raises(UnsafeTopic, match=unsafe), manager():
+        pass
 
 
 def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kafka: EmbeddedKafka, topic_prefix: str) -> None:

@@ -15,7 +15,9 @@ from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.topics import DECISIONS
 from bascule.kafka import own_topics
+from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, Outgoing, Stored, TableReader
+from bascule.kafka.guards import guard
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
 
@@ -23,7 +25,8 @@ from bascule.xa.xid import Xid
 class KafkaLog:
     """A decision log for managers on any number of machines.
 
-    The first call creates the topic, and looks whether its settings keep what is decided; any call raises UnsafeTopic where they do not.
+    The first call creates the topic, and looks whether its settings keep what is decided, as does each ``read``, by which a manager begins,
+    and each recovery: UnsafeTopic is raised where they do not. Of a log that may have lost decisions nothing may be presumed.
     """
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = DECISIONS) -> None:
@@ -46,6 +49,7 @@ class KafkaLog:
     def read(self) -> LogState:
         """See DecisionLog."""
         _, reader = self._clients()
+        guard(Topics(self._kafka), own_topics.expected({self._topic: own_topics.DECISIONS}))
         state = LogState()
         for key, stored in sorted(reader.read().items(), key=lambda each: each[1].offset):
             state.add(self._entry(key, stored))

@@ -87,7 +87,7 @@ class TransactionManager:
     def open(self) -> Pass:
         """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
 
-        Returns what was found. Raises Unavailable when the log does not answer.
+        Returns what was found. Raises Unavailable when the log does not answer, UnsafeTopic when its topic would lose what is decided.
         """
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is open")
@@ -234,7 +234,7 @@ class TransactionManager:
             try:
                 finished = recoverer.run(self._at_work).finished
             except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
-                _log.warning("recovery: the decision log does not answer: %s", said_of(error))
+                _log.warning("recovery waits for the decision log: %s", said_of(error))
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s
