@@ -40,6 +40,8 @@ ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")
 #: Of a message: longer than a busy machine takes from its send to the next step.
 LIFE_S = 6.0
+#: Of a transaction: as long as any machine needs to look at it twice.
+OPEN_MS = 600_000
 
 
 def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
@@ -438,6 +440,21 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
         hand.put(b"somebody's own")
     said = ended_at_work(system) if at_work else refused(system)
     assert f"error: journal {system.prefix}.journal was deleted and created again" in said
+
+
+def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
+    topic = f"{system.prefix}.ingress"
+    producer = Producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
+    producer.init_transactions(ADMIN_TIMEOUT_S)
+    producer.begin_transaction()
+    for text in ("one", "two"):
+        send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message(text))
+        producer.produce(topic, ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
+    assert producer.flush(ADMIN_TIMEOUT_S) == 0
+    waits = f"ingress {topic}-0 waits: a transaction that begins at offset 0 is not ended"
+    wait_for(lambda: system.status()["reason"] == waits, "the status to say so")
+    producer.commit_transaction(ADMIN_TIMEOUT_S)
+    wait_for(lambda: (system.depth("orders"), system.status()["reason"]) == (2, ""), "what waited")
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown"])

@@ -44,11 +44,14 @@ _PASSING = frozenset(
 
 
 class PartitionOffsets:
-    """Asks for offsets of partitions of one topic, whatever transactions are open."""
+    """Asks for offsets of partitions of one topic, whatever transactions are open. Raises Unavailable where no client can be made."""
 
     def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition]) -> None:
         # Half of it is how long a new client waits between its first two connections.
-        self._admin = AdminClient({"reconnect.backoff.ms": 10, **kafka})
+        try:
+            self._admin = AdminClient({"reconnect.backoff.ms": 10, **kafka})
+        except KafkaException as error:
+            raise Unavailable(f"no client to ask for offsets: {error}") from error
         self._at = list(at)
         self._looked = False
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from bascule.broker.engine import Engine
@@ -52,6 +52,8 @@ class IngressTail:
         self._loop = loop
         self._failure = ""
         self._waits = ""
+        self._held_up = ""
+        self._open_at = -1  # where an open transaction was seen to begin, by the last look
         self._read: deque[Chunk] = deque()  # and not taken yet
         self._ending = threading.Event()
         self._room = threading.Semaphore(CHUNKS_MAX)
@@ -67,7 +69,7 @@ class IngressTail:
     @property
     def failure(self) -> str:
         """Why it stands still, or waits; "" while all is well."""
-        return self._failure or self._waits
+        return self._failure or self._waits or self._held_up
 
     async def begin_anew(self) -> None:
         """Go on with all that the topic has, where it stands still at one that was created again. Raises InvalidInput, Unavailable."""
@@ -89,11 +91,12 @@ class IngressTail:
             try:
                 with closing(PartitionReader(self._kafka, self._topic, self._partition, committed_only=True)) as reader:
                     topics = Topics(self._kafka)
+                    history = TopicHistory(self._kafka, self._topic, self._partition, ANSWER_S)
                     self._recognise(topics)
                     reader.seek(position)
                     while not self._ending.is_set():
                         self._failure = ""
-                        for next_offset, sends in self._chunks(reader, topics):
+                        for next_offset, sends in self._chunks(reader, topics, history):
                             self._hand_over(next_offset, sends)
                             position = next_offset
             except Exception as error:
@@ -120,7 +123,7 @@ class IngressTail:
                 " `bascule ingress begin-anew` goes on with what it has now"
             )
 
-    def _messages(self, reader: PartitionReader, topics: Topics) -> list[Any]:
+    def _messages(self, reader: PartitionReader, topics: Topics, history: TopicHistory) -> list[Any]:
         try:
             messages = reader.read(1000, READ_S)
         except CutOff:
@@ -130,15 +133,26 @@ class IngressTail:
         # neither the client nor their leader epochs tell. It takes 0.6 ms for up to 1,000 records; few come together ten times a second.
         if messages or time.monotonic() - self._looked_s > LOOK_S:
             self._recognise(topics)
+            self._see_what_is_open(None if messages else history)
         return messages
 
-    def _chunks(self, reader: PartitionReader, topics: Topics) -> Iterator[Chunk]:
+    def _see_what_is_open(self, idle: TopicHistory | None) -> None:
+        """Where nothing comes: whether it is for somebody's transaction, open since the last look at least."""
+        before, self._open_at = self._open_at, -1
+        with suppress(Unavailable):  # the next look tells it
+            if idle is not None and (stable := idle.stable()) < idle.latest():
+                self._open_at = stable
+        self._held_up = ""
+        if self._open_at == before >= 0:
+            self._held_up = f"ingress {self._topic}-{self._partition} waits: a transaction that begins at offset {before} is not ended"
+
+    def _chunks(self, reader: PartitionReader, topics: Topics, history: TopicHistory) -> Iterator[Chunk]:
         """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
         sends: list[tuple[Send, bool]] = []
         size_bytes = 0
         next_offset = -1
         fault: BasculeError | None = None
-        for message in self._messages(reader, topics):
+        for message in self._messages(reader, topics, history):
             offset = message.offset()
             assert offset is not None
             keep = dict(message.headers() or ()).get("unbound") == b"keep"

@@ -92,6 +92,7 @@ def run(
 ) -> None:
     monkeypatch.setattr(ingress, "PartitionReader", reader)
     monkeypatch.setattr(ingress, "Topics", Topics)
+    monkeypatch.setattr(ingress, "TopicHistory", lambda *_: SimpleNamespace(earliest=lambda: 0, stable=lambda: SENDS, latest=lambda: SENDS))
 
     async def tailed() -> None:
         broker = BrokerInMemory(policy=policy)
@@ -238,7 +239,6 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
         assert (broker.engine.ingress_topic_id, tail.failure) == ("second", "")
 
     monkeypatch.setattr(ingress, "LOOK_S", 0.0)
-    monkeypatch.setattr(ingress, "TopicHistory", lambda *_: SimpleNamespace(earliest=lambda: 0))
     run(Policy(AddressSettings(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 
