@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
@@ -20,6 +20,12 @@ from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender,
 from bascule.kafka.guards import guard
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
+
+
+class _Clients(NamedTuple):
+    topics: Topics
+    appender: Appender
+    reader: TableReader
 
 
 class KafkaLog:
@@ -34,7 +40,7 @@ class KafkaLog:
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._topic = topic
         self._lock = threading.Lock()
-        self._open: tuple[Appender, TableReader] | None = None
+        self._open: _Clients | None = None
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog."""
@@ -48,10 +54,10 @@ class KafkaLog:
 
     def read(self) -> LogState:
         """See DecisionLog."""
-        _, reader = self._clients()
-        guard(Topics(self._kafka), own_topics.expected({self._topic: own_topics.DECISIONS}))
+        clients = self._clients()
+        guard(clients.topics, own_topics.expected({self._topic: own_topics.DECISIONS}))
         state = LogState()
-        for key, stored in sorted(reader.read().items(), key=lambda each: each[1].offset):
+        for key, stored in sorted(clients.reader.read().items(), key=lambda each: each[1].offset):
             state.add(self._entry(key, stored))
         return state
 
@@ -75,8 +81,8 @@ class KafkaLog:
         with self._lock:
             opened, self._open = self._open, None
         if opened is not None:
-            for client in opened:
-                client.close()
+            opened.appender.close()
+            opened.reader.close()
 
     def _entry(self, key: bytes, stored: Stored) -> Entry:
         try:
@@ -86,22 +92,22 @@ class KafkaLog:
 
     def _append(self, entry: Entry) -> dict[bytes, Stored]:
         """The table as it is once the entry is in it."""
-        appender, reader = self._clients()
+        clients = self._clients()
         key = _prefix(entry) + uuid.uuid4().hex.encode()
-        offset = appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
+        offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
         crash.point("xa.log.append.after")
-        return reader.reach(0, offset, APPEND_TIMEOUT_S)
+        return clients.reader.reach(0, offset, APPEND_TIMEOUT_S)
 
     def _delete(self, prefixes: list[bytes]) -> None:
-        appender, reader = self._clients()
-        for key in [key for key in reader.known() if key.startswith(tuple(prefixes))]:
-            appender.append(Outgoing(self._topic, key, None, partition=0))
+        clients = self._clients()
+        for key in [key for key in clients.reader.known() if key.startswith(tuple(prefixes))]:
+            clients.appender.append(Outgoing(self._topic, key, None, partition=0))
 
-    def _clients(self) -> tuple[Appender, TableReader]:
+    def _clients(self) -> _Clients:
         with self._lock:
             if self._open is None:
                 own_topics.prepare(self._kafka, {self._topic: own_topics.DECISIONS})
-                self._open = Appender(self._kafka), TableReader(self._kafka, self._topic, [0])
+                self._open = _Clients(Topics(self._kafka), Appender(self._kafka), TableReader(self._kafka, self._topic, [0]))
             return self._open
 
 
