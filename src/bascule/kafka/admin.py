@@ -74,10 +74,8 @@ class Topics:
         deadline_s = time.monotonic() + REACH_TIMEOUT_S
         while True:
             try:
-                # One that has just stood still knows no broker at first, not even itself; the client would wait for its controller in vain.
-                if self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic())).brokers:
-                    return
-                raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
+                self._listed(deadline_s)
+                return
             except KafkaException as error:
                 # A connection that breaks is reported at once.
                 if time.monotonic() < deadline_s:
@@ -92,7 +90,7 @@ class Topics:
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""
         try:
-            listed = self._listed()
+            listed = self._listed(time.monotonic() + ADMIN_TIMEOUT_S)
         except KafkaException as error:
             raise Unavailable(f"Kafka does not answer: {error}") from error
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
@@ -103,15 +101,15 @@ class Topics:
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         while True:
             try:
-                return self._facts(names)
+                return self._facts(names, deadline_s)
             except KafkaException as error:
                 # Of several nodes one may not know yet of a topic that has just been created.
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline_s:
                     raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
                 time.sleep(VISIBLE_PAUSE_S)
 
-    def _facts(self, names: list[str]) -> dict[str, Facts]:
-        cluster = self._listed()
+    def _facts(self, names: list[str], deadline_s: float) -> dict[str, Facts]:
+        cluster = self._listed(deadline_s)
         there = {name: cluster.topics[name].partitions for name in names if name in cluster.topics}
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in there]
         answers = self._admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
@@ -122,9 +120,17 @@ class Topics:
             if partitions
         }
 
-    def _listed(self) -> ClusterMetadata:
+    def _listed(self, deadline_s: float) -> ClusterMetadata:
         self._admin.poll(0)  # what went wrong with connections gathers in a client that is kept, until somebody asks for it
-        return self._admin.list_topics(timeout=ADMIN_TIMEOUT_S)
+        while True:
+            listed = self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic()))
+            # One that has just started, or stood still, knows no broker at first, not even itself. For the controller that it does not name
+            # the client would wait in vain, whatever it is asked next.
+            if listed.brokers:
+                return listed
+            if time.monotonic() > deadline_s:
+                raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
+            time.sleep(VISIBLE_PAUSE_S)
 
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
         """The id of a topic. Raises Unavailable, also where there is none."""
