@@ -15,7 +15,7 @@ TEST_JAR_SETS := qpid-jms-javax spring artemis
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
 # Test processes at once, each with services of its own: many tests wait for a time to pass.
-WORKERS ?= 3
+WORKERS ?= 4
 # Of a soak.
 SECONDS ?= 1800
 

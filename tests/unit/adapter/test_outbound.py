@@ -38,8 +38,8 @@ class Kafka:
                 self.table[record.key or b""] = Stored(record.value, record.partition, 0)
         self.fail(make)
 
-    def ensure(self, _settings: object, topic: str, *_: object) -> None:
-        self.looked_at.append(topic)
+    def look(self, _settings: object, topics: Mapping[str, object]) -> None:
+        self.looked_at += topics
 
     def prepare(self) -> None: ...
 
@@ -51,7 +51,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     kafka = Kafka()
     monkeypatch.setattr("bascule.adapter.outbound.factory.Slot", lambda *_: kafka)
     monkeypatch.setattr("bascule.adapter.outbound.factory.Topics", lambda _: kafka)
-    monkeypatch.setattr("bascule.adapter.outbound.factory.ensure", kafka.ensure)
+    monkeypatch.setattr("bascule.kafka.own_topics.prepare", kafka.look)
     return kafka
 
 
