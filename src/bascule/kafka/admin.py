@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.kafka.history import PROMPT
 
 ADMIN_TIMEOUT_S = 30.0
 #: A Kafka that is there answers in milliseconds, one that is just starting in seconds.
@@ -63,7 +64,7 @@ class Topics:
         # Not a method: a client that refers to its owner would keep its threads until somebody looks for cycles, and a broker seldom does.
         self._refusals: list[str] = []
         # Each failed connection is a line below that level.
-        settings: dict[str, Any] = {"log_level": 2, **kafka, "error_cb": partial(_note, self._refusals)}
+        settings: dict[str, Any] = {"log_level": 2, **PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
             self._admin = AdminClient(settings)
         except KafkaException as error:

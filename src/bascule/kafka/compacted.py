@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import InvalidInput, Unavailable
-from bascule.kafka.history import READ_AHEAD, PartitionOffsets, passing
-from bascule.kafka.log import APPEND_SETTINGS, POLL_S, patient
+from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
+from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 
 #: After this time an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
@@ -112,7 +112,7 @@ class Appender:
             else:
                 future.set_exception(_failure(record, error))
 
-        producer = self._client()
+        producer = self._client(record.topic)
         try:
             hand_over(patient(producer), record, delivered)
         except KafkaException as error:
@@ -129,11 +129,11 @@ class Appender:
         if (producer := self._producer) is not None:
             self._drop(producer)
 
-    def _client(self) -> Producer:
+    def _client(self, topic: str) -> Producer:
         with self._lock:
             if self._producer is None:
                 self._producer = Producer(self._settings)
-                threading.Thread(target=self._poll, args=(self._producer,), name="bascule-appender", daemon=True).start()
+                threading.Thread(target=self._poll, args=(self._producer, topic), name="bascule-appender", daemon=True).start()
             return self._producer
 
     def _drop(self, producer: Producer) -> None:
@@ -142,7 +142,9 @@ class Appender:
                 self._producer = None
         _answer_all(producer)
 
-    def _poll(self, producer: Producer) -> None:
+    def _poll(self, producer: Producer, topic: str) -> None:
+        with suppress(KafkaException):
+            introduce(producer, topic, POLL_S)
         while self._producer is producer:
             producer.poll(POLL_S)
 
@@ -287,7 +289,7 @@ class TableReader:
 
 def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
     """Deletes a topic's records before an offset of each partition; what fails is done by the next one."""
-    admin = AdminClient(dict(kafka))  # kept: without it the futures never end
+    admin = AdminClient({**PROMPT, **kafka})  # kept: without it the futures never end
     asked = admin.delete_records(
         [TopicPartition(topic, partition, end) for partition, end in ends.items()], request_timeout=APPEND_TIMEOUT_S
     )

@@ -79,6 +79,17 @@ def patient(producer: Producer) -> Callable[..., None]:
     return produce
 
 
+def introduce(producer: Producer, topic: str, timeout_s: float) -> None:
+    """To be called when a client is new: before its first transaction, or at the time of its first record. Raises KafkaException.
+
+    One that asks for the coordinator of its transactions, or for its number as an idempotent producer, before it has a connection waits
+    500 ms before it asks again. The bootstrap connection answers the first request and is then replaced by the broker's own, which answers
+    the second: 20 ms instead of 60 or 510.
+    """
+    for _ in range(2):
+        producer.list_topics(topic, timeout=timeout_s)
+
+
 class JournalWriter:
     """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
 

@@ -17,7 +17,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, Outgoing, TooLarge, hand_over
 from bascule.kafka.consumer import Received, received_of
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.log import patient
+from bascule.kafka.log import introduce, patient
 
 COORDINATOR_TIMEOUT_S = 30.0
 
@@ -66,8 +66,7 @@ class Mover:
         producer = Producer(settings)
         consumer = Consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
         try:
-            for _ in range(2):  # else the client waits for half a second before it asks for the coordinator again
-                producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
+            introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)
             # What another one has committed is to be seen from here on, and it commits no more.
             records = list(islice(self._each(), count))

@@ -18,7 +18,8 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
 from bascule.kafka.guards import no_transaction
-from bascule.kafka.log import patient
+from bascule.kafka.history import PROMPT
+from bascule.kafka.log import introduce, patient
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -75,7 +76,7 @@ class Slot:
             "partitioner": "murmur2_random",
             "linger.ms": 0,
             "message.max.bytes": RECORD_BYTES_MAX,
-            "reconnect.backoff.ms": 10,
+            **PROMPT,
             "socket.nagle.disable": True,
             **kafka,
             "transactional.id": transactional_id,
@@ -194,10 +195,7 @@ class Slot:
             self._spent = None
             time.sleep(SETTLE_S)
         producer = Producer(self._settings, logger=_log)
-        # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again: twice, since the bootstrap
-        # connection is replaced after the first answer.
-        for _ in range(2):
-            producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
+        introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
         crash.point("slot.init.after")
         return producer

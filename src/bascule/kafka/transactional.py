@@ -21,8 +21,9 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.background import in_background
-from bascule.kafka.guards import no_transaction
-from bascule.kafka.log import patient
+from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
+from bascule.kafka.history import PROMPT
+from bascule.kafka.log import introduce, patient
 from bascule.kafka.positions import Position, PositionReader, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
@@ -132,8 +133,7 @@ class TransactionalWriter:
             "linger.ms": 5,
             "queue.buffering.max.messages": 1_000_000,
             "message.max.bytes": RECORD_BYTES_MAX,
-            # Half of it is how long a new client waits between its first two connections.
-            "reconnect.backoff.ms": 10,
+            **PROMPT,
             **kafka,
             "transactional.id": transactional_id,
             "enable.idempotence": True,
@@ -320,10 +320,7 @@ class TransactionalWriter:
         # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
         settings = {**self._producer_settings, "transaction.timeout.ms": self._timeout_ms}
         producer = Producer({**settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=_log)
-        # A client that asks for the coordinator before it has a connection waits 500 ms before it asks again. The bootstrap connection
-        # answers the first request and is then replaced by the broker's own, which answers the second: 20 ms instead of 60 or 510.
-        for _ in range(2):
-            producer.list_topics(self._topic, timeout=COORDINATOR_TIMEOUT_S)
+        introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
         crash.point("writer.init.before")
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
         crash.point("writer.init.after")
@@ -354,7 +351,8 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
         left_s = deadline - time.monotonic()
         if left_s > 0:
             with suppress(KafkaException):
-                producer = Producer({**kafka, "reconnect.backoff.ms": 10, "transactional.id": transactional_id}, logger=_log)
+                producer = Producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=_log)
+                introduce(producer, TRANSACTION_STATE, min(END_TIMEOUT_S, left_s))
                 producer.init_transactions(min(END_TIMEOUT_S, left_s))
 
     with ThreadPoolExecutor(ENDED_AT_ONCE) as pool:

@@ -71,7 +71,9 @@ class Silent:
     def __init__(self, waits_s: list[float]) -> None:
         self._waits_s = waits_s
 
-    def list_topics(self, *_: object, **__: object) -> None:
+    def list_topics(self, _topic: str, timeout: float) -> None:
+        self._waits_s.append(timeout)
+        time.sleep(min(timeout, 0.1))
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def init_transactions(self, timeout_s: float) -> None:
