@@ -21,7 +21,7 @@ ROW_SCHEMA = (
 )
 #: Rows in one Arrow batch: beyond some hundreds larger batches are no faster, and a batch is held in memory three times.
 ARROW_ROWS = 2_000
-#: Bytes of bodies after which one ends, too: the bytes of a column of Arrow's end at 2 GiB, and a message may have 64 MiB.
+#: Bytes of bodies and headers after which one ends, too: the bytes of a column of Arrow's end at 2 GiB, and a message may have 64 MiB.
 ARROW_BYTES = 16 << 20
 #: What names a message in a row; a transformation must hand it on.
 IDENTITY = ("offset", "epoch", "sequence", "index")
@@ -53,7 +53,7 @@ ARROW_SCHEMA = pa.schema(
         ("value", pa.binary()),
     ]
 )
-_BODY = ARROW_SCHEMA.get_field_index("body")
+_BODY, _HEADERS = map(ARROW_SCHEMA.get_field_index, ("body", "headers"))
 
 
 def message_row(send: Send, offset: int, epoch: int, sequence: int, index: int, key: str = "message-id") -> tuple[Any, ...]:
@@ -90,7 +90,8 @@ def arrow_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     size = 0
     for row in rows:
         some.append(row)
-        size += len(row[_BODY])
+        # Headers repeat the properties, and all else of a message that can be large.
+        size += len(row[_BODY]) + sum(len(name) + len(text) for name, text in row[_HEADERS].items())
         if len(some) >= ARROW_ROWS or size >= ARROW_BYTES:
             yield arrow_batch(some)
             some, size = [], 0

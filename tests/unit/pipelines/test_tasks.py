@@ -107,10 +107,20 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
 
 
-@pytest.mark.parametrize("bound", ["ARROW_ROWS", "ARROW_BYTES"])  # each has a body of one byte
-def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(row_batches, bound, 2)
-    found = rows(journal(*(text(str(number)) for number in range(5))))
+@pytest.mark.parametrize(
+    ("bound", "most", "message"),
+    [
+        ("ARROW_ROWS", 2, text("small")),
+        ("ARROW_BYTES", 15_000, encode_message(JmsMessage(body_kind="bytes", body=bytes(10_000)))),
+        ("ARROW_BYTES", 15_000, encode_message(JmsMessage(properties={"large": 10_000 * "x"}))),
+    ],
+    ids=["rows", "bodies", "properties"],
+)
+def test_message_rows_come_in_batches_however_many_messages_a_journal_record_holds(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: bytes
+) -> None:
+    monkeypatch.setattr(row_batches, bound, most)
+    found = rows(journal(*[message] * 5))
     assert [batch.num_rows for batch in found.to_batches()] == [2, 2, 1]
     assert found["index"].to_pylist() == list(range(5))
 
