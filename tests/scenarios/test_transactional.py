@@ -13,6 +13,7 @@ from tests.scenarios.topics import Reader
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import (
     COORDINATOR_TIMEOUT_S,
@@ -25,6 +26,7 @@ from bascule.kafka.transactional import (
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.testing.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
+from bascule.testing.system import wait_for
 
 KEY = "divert:a/journal/0"
 BEGIN, MIDDLE, END = (Position("journal", "id", 0, offset) for offset in (0, 5, 9))
@@ -102,6 +104,8 @@ def test_a_record_that_kafka_refuses_is_named_though_it_was_handed_over_ahead(pl
     with pytest.raises(Unwritable) as refused:
         writer.write(outputs, BEGIN, MIDDLE)
     assert {at: fault.code() for at, fault in refused.value.faults.items()} == {1: KafkaError.MSG_SIZE_TOO_LARGE}
+    history = TopicHistory(place.pipelines.kafka, place.topic, 0)
+    wait_for(lambda: 0 < history.latest() == history.stable(), "what was begun to be ended, though nobody tries again")
     writer.write(place.outputs("1", "2", "3"), BEGIN, MIDDLE)
     assert place.values("3") == ["1", "2", "3"]
 

@@ -212,14 +212,14 @@ class TransactionalWriter:
                 self._transact(incarnation.producer, outputs, positions, faults if self._careful else None)
                 break
             except KafkaException as error:
-                self._drop()
                 if faults:
-                    self._at_ease()
+                    self._give_up()
                     raise Unwritable(faults) from error
                 if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     # Said before anything is committed, and to all tries alike until somebody gives the right.
-                    self._at_ease()
+                    self._give_up()
                     raise WriteDenied(f"Kafka does not allow a topic to be written: {error}") from error
+                self._drop()
                 if time.monotonic() + pause_s > deadline:
                     raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {error}") from error
                 tried = True
@@ -326,6 +326,12 @@ class TransactionalWriter:
         crash.point("writer.init.after")
         # Only now: what an earlier incarnation had open is aborted, what it had committed is there to read.
         return _Incarnation(producer, self._reader.read())
+
+    def _give_up(self) -> None:
+        """What was begun is aborted: the next try, if there is one, may write something else, and others wait for the end of this."""
+        self.abandon()
+        self._drop()
+        self._at_ease()
 
     def _at_ease(self) -> None:
         self._careful = False

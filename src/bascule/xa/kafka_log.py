@@ -32,7 +32,8 @@ class KafkaLog:
     """A decision log for managers on any number of machines.
 
     The first call creates the topic, and looks whether its settings keep what is decided, as does each ``read``, by which a manager begins,
-    and each recovery: UnsafeTopic is raised where they do not. Of a log that may have lost decisions nothing may be presumed.
+    and each recovery: UnsafeTopic is raised where they do not, and nothing is recovered until they do. What Kafka has deleted by
+    then nobody knows: a branch prepared under it has its outcome at the other resources.
     """
 
     def __init__(self, kafka: Mapping[str, Any], *, topic: str = DECISIONS) -> None:
