@@ -62,7 +62,6 @@ class NotAllowed(InvalidInput):
 class Election:
     """Stands for election until it is closed. ``on_change(elected)``, ``on_doubt`` and ``on_error`` are called from another thread.
 
-    ``on_change`` is called first when Kafka has decided, whichever way.
     ``instance`` names this broker over restarts: one that was killed and is started again is what it was, at once. While Kafka does not
     answer nothing changes: a lost election is one that Kafka has given to somebody else. Whether it has is in doubt (``on_doubt(why)``)
     from the end of the session, by this side's clock, until Kafka answers again (``on_doubt("")``).
@@ -90,7 +89,7 @@ class Election:
         self._on_change = on_change
         self._on_doubt = on_doubt
         self._on_error = on_error
-        self._elected: bool | None = None
+        self._elected = False
         self._asked: SimpleQueue[Future[bool]] = SimpleQueue()
         self._closing = threading.Event()
         self._resigning = False

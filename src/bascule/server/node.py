@@ -62,7 +62,7 @@ SWITCH_INTERVAL_S = 0.0002
 GC_THRESHOLDS = (50_000, 20, 50)
 #: Between two tries to start an epoch while Kafka is away.
 RETRY_S = 1.0
-#: A broker says that it stands by when Kafka has chosen another one, or none for so long.
+#: Without an election for so long a broker says that it stands by: one that is alone is elected sooner.
 STANDBY_AFTER_S = 4.0
 #: A hand-over waits so long for its snapshot. One of a million messages takes a few seconds to store.
 HANDOVER_SNAPSHOT_S = 6.0
@@ -94,7 +94,7 @@ class Node:
         self._tls = amqp_tls(settings.broker.tls)
         self._spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
-        self._elected, self._passed_over = asyncio.Event(), asyncio.Event()
+        self._elected = asyncio.Event()
         self._has_served = False
         self._stopping: asyncio.Future[Any]
         self._election: Election
@@ -224,11 +224,9 @@ class Node:
     def _election_changed(self, elected: bool) -> None:
         if elected:
             crash.point("election.won")
-            self._passed_over.clear()
             self._elected.set()
             return
         self._elected.clear()
-        self._passed_over.set()
         if self._epoch is not None and self._has_served:
             self._epoch.end(SteppedDown("another broker has been elected"))
 
@@ -243,20 +241,20 @@ class Node:
 
     async def _wait_for_election(self, epoch: Epoch, on_standby: Callable[[], None]) -> bool:
         """Whether this broker is to serve; not when it is told to stop, or cannot follow any more. Raises BasculeError."""
-        elected, passed_over = (asyncio.ensure_future(event.wait()) for event in (self._elected, self._passed_over))
+        elected = asyncio.ensure_future(self._elected.wait())
         waiting = [elected, self._stopping, epoch.following.loader]
         try:
-            done, _ = await asyncio.wait([*waiting, passed_over], timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-            if done <= {passed_over}:
+            done, _ = await asyncio.wait(waiting, timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
                 self.reason = "standing by"
                 on_standby()
                 log.info("standing by: another broker serves, or Kafka has not decided yet")
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             elected.cancel()
-            passed_over.cancel()
         if self._stopping.done():
-            if (error := self._stopping.result()) is not None:
+            error = self._stopping.result()
+            if error is not None:
                 raise error
             return False
         if epoch.following.loader.done():
