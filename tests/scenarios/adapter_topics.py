@@ -8,8 +8,6 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import PROMPT
-from bascule.kafka.log import introduce
 from bascule.testing.system import wait_for
 
 PARTITIONS = 2
@@ -24,8 +22,7 @@ def create(bootstrap: str, *topics: str, partitions: int = PARTITIONS) -> None:
 
 def produce(bootstrap: str, topic: str, values: Iterable[str], *, keys: Sequence[str] | None = None, partition: int = -1) -> None:
     """Records, stored when this returns. The key is the value, unless keys are given."""
-    producer = Producer({**PROMPT, "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
-    introduce(producer, topic, 60)
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
     for number, value in enumerate(values):
         key = keys[number % len(keys)] if keys else value
         producer.produce(topic, value.encode(), key.encode(), partition)

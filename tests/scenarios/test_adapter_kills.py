@@ -83,10 +83,12 @@ class Group:
     def check(self, *dead: str) -> None:
         """Each in both places once, and those that are dead in none."""
         alive = [value for value in self.sent if value not in dead]
+        receipts = Watcher(self.bootstrap, self.where.receipts)
+        # Of what is decided the database and the log may have their part, and Kafka not yet.
+        receipts.wait(len(alive))
         ends = [f"end-{next(self._numbers)}" for _ in range(2)]
         for partition, end in enumerate(ends):
             produce(self.bootstrap, self.where.receipts, [end], partition=partition)
-        receipts = Watcher(self.bootstrap, self.where.receipts)
         wait_for(lambda: set(ends) <= set(receipts.look()), "the ends of the receipts", 90)
         receipts.close()
         assert Counter(value for value in receipts.values if not value.startswith("end-")) == Counter(alive)

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import PROMPT
-from bascule.kafka.log import introduce
 from bascule.testing.system import wait_for
 
 READ_S = 0.1
@@ -25,8 +23,7 @@ def create(bootstrap: str, *topics: str) -> None:
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
     """Records, stored when this returns. Each has its value in the header ``storm_id``, too."""
-    producer = Producer({**PROMPT, "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
-    introduce(producer, topic, WAIT_S)
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
     for value in values:
         producer.produce(topic, value.encode(), headers={"storm_id": value.encode()})
     assert producer.flush(30) == 0

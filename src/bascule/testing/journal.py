@@ -11,10 +11,7 @@ from confluent_kafka import Producer
 from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
-from bascule.kafka.history import PROMPT
-from bascule.kafka.log import introduce, patient
-
-FLUSH_S = 30.0
+from bascule.kafka.log import patient
 
 
 def text_message(text: str, **fields: Any) -> bytes:
@@ -26,9 +23,7 @@ class SyntheticJournal:
     """Writes one journal partition as a broker does: epochs, contiguous sequences, one record for each JMS action."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        settings = {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1}
-        self._producer = Producer({**PROMPT, **settings})
-        introduce(self._producer, topic, FLUSH_S)
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1})
         self._topic = topic
         self.epoch = -1
         self.sequence = 0
@@ -60,7 +55,7 @@ class SyntheticJournal:
 
     def flush(self) -> None:
         """Waits until all is stored."""
-        assert self._producer.flush(FLUSH_S) == 0
+        assert self._producer.flush(30) == 0
 
     def _produce(self, kind: Kind, body: bytes, epoch: int, sequence: int, offsets: list[int] | None = None) -> None:
         def stored(error: object, message: Any) -> None:
