@@ -10,7 +10,7 @@ from tests.scenarios.bridge import eventually
 from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.admin import Denied, Topics
+from bascule.kafka.admin import Denied
 from bascule.pipelines.spec import Divert
 from bascule.testing.journal import text_message
 
@@ -42,13 +42,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
         yield running
 
 
+@pytest.fixture
+def bridge(guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    without_spark(monkeypatch)
+    return Bridge(guarded, topic_prefix)
+
+
 def deny(kafka: GuardedKafka, bridge: Bridge, prefix: str, seen: str) -> None:
     """Returns when Kafka knows it of a topic."""
     kafka.deny(prefix)
 
     def denied() -> bool:
         try:
-            Topics(bridge.pipelines.kafka).check_writable(seen)
+            bridge.topics.check_writable(seen)
         except Denied:
             return True
         return False
@@ -63,10 +69,8 @@ def send(bridge: Bridge, *sent: tuple[str, str]) -> None:
 
 
 def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_nothing_up(
-    guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:
-    without_spark(monkeypatch)
-    bridge = Bridge(guarded, topic_prefix)
     seen, new = f"{topic_prefix}.closed.seen", f"{topic_prefix}.closed.new"
     bridge.topics.create(seen, 1, {})
     deny(guarded, bridge, f"{topic_prefix}.closed.", seen)
@@ -88,10 +92,8 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
 
 
 def test_a_right_that_is_taken_away_from_a_pipeline_at_work_holds_nothing_up(
-    guarded: GuardedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:
-    without_spark(monkeypatch)
-    bridge = Bridge(guarded, topic_prefix)
     shut, fixed = f"{topic_prefix}.shut", f"{topic_prefix}.fixed"
     with bridge.running(Divert("by-address", "#", f"{topic_prefix}.${{address}}"), Divert("fixed", "named", fixed)) as running:
         bridge.journal.start_epoch()

@@ -18,6 +18,8 @@ ORIGIN_HEADER = "bascule.origin"
 ID_HEADER = "bascule.id"
 DIVERT_HEADER = "bascule.divert"
 _PROPERTY = "property:"
+#: How the headers begin that say what is wrong with a record or message, as in Kafka Connect.
+ERRORS = "__connect.errors."
 #: Names that begin with two underscores are Kafka's own.
 _LEGAL_TOPIC = re.compile(r"(?!__)[A-Za-z0-9._-]{1,249}")
 
@@ -109,7 +111,7 @@ def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage:
         "exception.class.name": type(error).__name__,
         "exception.message": said_by(error),
     }
-    return [(f"__connect.errors.{name}", value.encode()) for name, value in facts.items()]
+    return [(f"{ERRORS}{name}", value.encode()) for name, value in facts.items()]
 
 
 def said_by(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from bascule.jms.message import decode_message
 from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import Send
-from bascule.pipelines.mapping import record_key, said_by, text_of
+from bascule.pipelines.mapping import ERRORS, record_key, said_by, text_of
 
 ROW_SCHEMA = (
     "address string, offset long, epoch long, sequence long, index int, message_id string, correlation_id string, type string,"
@@ -26,7 +26,7 @@ ARROW_BYTES = 16 << 20
 #: What names a message in a row; a transformation must hand it on.
 IDENTITY = ("offset", "epoch", "sequence", "index")
 #: Why a message has no more of a row, under the name that it has in a dead letter.
-REASON = "__connect.errors.exception.message"
+REASON = f"{ERRORS}exception.message"
 _MOMENT = pa.timestamp("us", "UTC")
 _TEXTS = pa.map_(pa.string(), pa.string())
 ARROW_SCHEMA = pa.schema(
