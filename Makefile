@@ -50,7 +50,7 @@ up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
 demo: setup ## 336,776 flights there and back again, with kills on the way (DEMO_ROWS=N for fewer)
-	$(BIN)/python demo/run.py $(ARGS)
+	$(BIN)/python -m demo.run $(ARGS)
 
 test: setup $(VENV)/.proton ## every test except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
@@ -69,13 +69,13 @@ format: setup ## put the code into its form
 	$(BIN)/ruff format .
 
 bench: setup ## load against Bascule and against Artemis, in one run
-	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python -m bench.run $(ARGS)
 
 bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
-	$(BIN)/python bench/pipelines.py $(ARGS)
+	$(BIN)/python -m bench.pipelines $(ARGS)
 
 soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
-	$(BIN)/python -m bascule.testing.soak --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)

@@ -1,6 +1,6 @@
 """Apache Artemis, as it comes out of its box: the broker that Bascule is measured against, and the twin of its tests.
 
-    python bench/artemis.py DIR        # runs until Ctrl-C
+    python -m bench.artemis DIR        # runs until Ctrl-C
 
 The journal is the one ``artemis create`` chooses: NIO files with fdatasync, the buffer's timeout tuned to the disk.
 """

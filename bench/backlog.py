@@ -1,7 +1,7 @@
 """A deep queue: the broker's memory with N messages of 1 KiB waiting, how long a broker that was killed takes to serve them again,
 and how fast they are drained, against a short queue.
 
-    python bench/backlog.py [--messages 1000000]
+    python -m bench.backlog [--messages 1000000]
 
 Messages are sent by the blocking Python client, persistent, on one connection. Results go to bench/results/backlog-*.json and .md; the exit
 code tells whether the broker served in time.
@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bascule_up import BasculeUp
-from run import RESULTS, machine, rss_mb
-
 from bascule.client import Acknowledge, Context, Queue, connect
+from bench.bascule_up import BasculeUp
+from bench.run import RESULTS, machine, rss_mb
 
 QUEUE = "backlog"
 BODY_BYTES = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bascule.testing.up import Up
+from tests.support.up import Up
 
 
 class BasculeUp(Up):

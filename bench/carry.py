@@ -1,6 +1,6 @@
 """What bench/pipelines.py measures, each in a process of its own: Bascule's pipelines with one plain divert, or Spark's own Kafka sink.
 
-    python bench/carry.py divert|sink|copy SERVERS PREFIX TARGET CHECKPOINTS
+    python -m bench.carry divert|sink|copy SERVERS PREFIX TARGET CHECKPOINTS
 
 All read the journal PREFIX.journal with the same Spark settings, in batches of the same size. The sink maps messages by the divert's
 code in a mapInArrow and writes by Spark's at-least-once Kafka sink: no fence, no position, no transaction. A copy is that sink alone,

@@ -1,7 +1,7 @@
 """What one persistent message costs in the broker engine alone: send, journal entry, confirmation, dispatch, acknowledgement.
 
-.venv/bin/python bench/engine.py            # microseconds per message, by messages in a turn
-.venv/bin/python bench/engine.py --profile  # where they go
+.venv/bin/python -m bench.engine            # microseconds per message, by messages in a turn
+.venv/bin/python -m bench.engine --profile  # where they go
 """
 
 from __future__ import annotations

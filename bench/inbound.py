@@ -1,6 +1,6 @@
 """Records a second through endpoints of the Kafka resource adapter, against a plain consumer loop in the same run.
 
-    python bench/inbound.py [--records 20000] [--transactions 1000]
+    python -m bench.inbound [--records 20000] [--transactions 1000]
 
 Prints a line for each: a plain loop and endpoints that do nothing; the same with 1 ms of waiting a record; and a row in PostgreSQL with a
 receipt in Kafka, by a plain loop (not atomic: an autocommit and an asynchronous send) and each record in a transaction.

@@ -1,6 +1,6 @@
 """Bascule's exactly-once divert and Spark's own at-least-once Kafka sink: the same journal, the same mapping, in turns, on one machine.
 
-    python bench/pipelines.py [--records 100000] [--rounds 2] [--rate 100] [--seconds 20]
+    python -m bench.pipelines [--records 100000] [--rounds 2] [--rate 100] [--seconds 20]
 
 See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
 """
@@ -22,18 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from carry import ADDRESS
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from run import RESULTS, machine
 
 from bascule.amqp.types import Int
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
-from bascule.testing.journal import SyntheticJournal, text_message
-from bascule.testing.system import descendants
-from bascule.testing.usage import cpu_s
+from bench.carry import ADDRESS
+from bench.run import RESULTS, machine
+from tests.support.journal import SyntheticJournal, text_message
+from tests.support.system import descendants
+from tests.support.usage import cpu_s
 
 DIVERT, SINK, COPY = "divert", "sink", "copy"
 TITLES = {
@@ -199,7 +199,7 @@ def measure(what: str, kafka: EmbeddedKafka, directory: Path, name: str, options
     log = directory / f"{prefix}.log"
     checkpoints = directory / f"{prefix}.checkpoints"
     checkpoints.mkdir()
-    command: list[str | Path] = [sys.executable, Path(__file__).with_name("carry.py"), what, kafka.bootstrap, prefix, topic, checkpoints]
+    command: list[str | Path] = [sys.executable, "-m", "bench.carry", what, kafka.bootstrap, prefix, topic, checkpoints]
     child = Child(command, log_file=log, name=what)
     child.start()
     try:

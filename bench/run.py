@@ -1,6 +1,6 @@
 """The same load on Bascule and on Apache Artemis, in turns, on this machine: rates, latencies, memory and processor time side by side.
 
-    python bench/run.py [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule]
+    python -m bench.run [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule]
 
 See README.md for what the figures mean. Results go to bench/results/ as JSON and as a table.
 """
@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from artemis import Artemis
-from bascule_up import BasculeUp
-
-from bascule.testing.java import java_command
-from bascule.testing.usage import cpu_s, memory_mib
+from bench.artemis import Artemis
+from bench.bascule_up import BasculeUp
+from tests.support.java import java_command
+from tests.support.usage import cpu_s, memory_mib
 
 RESULTS = Path(os.environ.get("BASCULE_BENCH_RESULTS") or Path(__file__).with_name("results"))
 #: The client shares the processors with the brokers: the first compiler alone is fast at once and keeps its threads off them.

@@ -1,6 +1,6 @@
 """Steady traffic for an hour: whether journal, memory and start time stay as they are, minute by minute.
 
-    python bench/steady.py [--seconds 3600] [--rate 200] [--body-bytes 1024]
+    python -m bench.steady [--seconds 3600] [--rate 200] [--body-bytes 1024]
 
 A Python client sends persistent messages to one queue at a fixed rate, another one takes them; the journal is kept no longer than needed
 (`journal.retention_s = 0`). The broker is killed a few times while the run is young and again at the end: how long until it serves is
@@ -23,14 +23,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bascule_up import BasculeUp
-from run import RESULTS, machine, rss_mb
-
 from bascule.client import Acknowledge, Message, Queue, connect
 from bascule.kafka.history import TopicHistory
-from bascule.testing.soak.figures import quantile
-from bascule.testing.system import wait_for
-from bascule.testing.usage import cpu_s, disk_mib
+from bench.bascule_up import BasculeUp
+from bench.run import RESULTS, machine, rss_mb
+from tests.soak.figures import quantile
+from tests.support.system import wait_for
+from tests.support.usage import cpu_s, disk_mib
 
 QUEUE = Queue("steady")
 CONFIG = "[journal]\nretention_s = 0\n"

@@ -1,6 +1,6 @@
 """Two brokers on one Kafka and a deep queue: how long a client waits when the one that serves is killed, or told to stop.
 
-    python bench/takeover.py [--messages 100000] [--rounds 3]
+    python -m bench.takeover [--messages 100000] [--rounds 3]
 
 A round: the queue is full, the standby has read the journal, an unmodified Qpid JMS client is connected by a `failover:` URL. From the
 signal (SIGKILL, or SIGTERM for a hand-over in order) until that client, which noticed by itself, has been given a message by the other
@@ -21,13 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from backlog import BODY_BYTES, DEADLINE_S, QUEUE, fill
-from run import RESULTS, machine
-
 from bascule.client import connect
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import QpidPeer
-from bascule.testing.system import FAILOVER, System, wait_for
+from bench.backlog import BODY_BYTES, DEADLINE_S, QUEUE, fill
+from bench.run import RESULTS, machine
+from tests.support.qpid import QpidPeer
+from tests.support.system import FAILOVER, System, wait_for
 
 #: How it ends -> the signal, and within how many seconds the next broker has to serve.
 WAYS = {"kill": (signal.SIGKILL, 10.0), "hand-over": (signal.SIGTERM, 2.0)}

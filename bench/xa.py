@@ -1,6 +1,6 @@
 """What a transaction over several resources costs: against each resource alone, and against doing the same without any atomicity.
 
-    python bench/xa.py [--seconds 5] [--rounds 2] [--threads 1 --threads 8]
+    python -m bench.xa [--seconds 5] [--rounds 2] [--threads 1 --threads 8]
 
 One Bascule (broker and Kafka) and one PostgreSQL, which syncs its commits. See README.md for what the figures mean. Results go to
 bench/results/ as JSON and as a table.
@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from bascule_up import BasculeUp
 from confluent_kafka import Producer
-from run import RESULTS, machine
 
 from bascule.client import Acknowledge, Queue, connect
 from bascule.embedded.postgres import EmbeddedPostgres
@@ -33,6 +31,8 @@ from bascule.xa import FileLog, TransactionManager
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
+from bench.bascule_up import BasculeUp
+from bench.run import RESULTS, machine
 
 BODY = "x" * 200
 INSERT = "INSERT INTO payments (body) VALUES (%s)"

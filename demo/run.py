@@ -25,12 +25,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
-from tally import Tally
 
 from bascule.core.errors import BasculeError
-from bascule.testing.java import java_command
-from bascule.testing.system import wait_for
-from bascule.testing.up import Up
+from demo.tally import Tally
+from tests.support.java import java_command
+from tests.support.system import wait_for
+from tests.support.up import Up
 
 HERE = Path(__file__).parent
 # Not imported: it asks for a module that setuptools no longer has.

@@ -23,9 +23,11 @@ from bascule.embedded import process
 from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.qpid import Connection, JmsError, QpidPeer
+from tests.support.qpid import Connection, JmsError, QpidPeer
 
 TESTS = Path(__file__).parent
+#: Where child processes import the product and the tests' own packages from.
+IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent)
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 SERVICE_TIMEOUT_S = 300
@@ -98,6 +100,7 @@ def _processes_of_run(run: str) -> dict[int, str]:
 def _no_process_left_behind() -> Iterator[None]:
     run = uuid.uuid4().hex
     os.environ[RUN_VARIABLE] = run
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, IMPORT_PATHS))
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
     # Hundreds of short processes: each would compile the sources again, for a third of its start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

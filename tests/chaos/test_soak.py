@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bascule.testing.history import ANOMALIES, Operation
-from bascule.testing.soak import KINDS, Plan, Result, soak
-from bascule.testing.soak.plan import MOVED, PAYMENTS, REGIONAL
-from bascule.testing.soak.report import write_report
-from bascule.testing.soak.run import Evidence
+from tests.soak import KINDS, Plan, Result, soak
+from tests.soak.plan import MOVED, PAYMENTS, REGIONAL
+from tests.soak.report import write_report
+from tests.soak.run import Evidence
+from tests.support.history import ANOMALIES, Operation
 
 FAULTS = 15
 SECONDS = 50.0

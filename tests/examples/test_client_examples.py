@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.examples.pages import ROOT, Block, blocks, missing
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System
+from tests.examples.pages import ROOT, Block, blocks, missing
+from tests.support.system import System
 
 GUIDE = ROOT / "docs" / "guides" / "python-client.md"
 SHOWN_URL = "amqp://127.0.0.1:5672"

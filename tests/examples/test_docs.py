@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.examples.pages import ROOT, Block, blocks, missing, pages
 
 from bascule.config import load
 from bascule.embedded.java import find_jdk
 from bascule.embedded.process import free_port
+from tests.examples.pages import ROOT, Block, blocks, missing, pages
 
 START = ROOT / "docs" / "start.md"
 #: Kafka, broker and Spark on a loaded machine.

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.examples.pages import ROOT
 
 from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
-from bascule.testing.client import all_in
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.examples.pages import ROOT
+from tests.support.client import all_in
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 ORDERS = 60

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.examples.pages import ROOT
-from tests.scenarios.adapter_topics import Watcher, create, produce
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import wait_for
+from tests.examples.pages import ROOT
+from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.support.system import wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 PAYMENTS = 60

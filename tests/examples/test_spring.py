@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.examples.pages import ROOT
 
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.java import JARS, SMALL_JVM, compiled_sources
-from bascule.testing.system import System, failover
+from tests.examples.pages import ROOT
+from tests.support.java import JARS, SMALL_JVM, compiled_sources
+from tests.support.system import System, failover
 
 SOURCE = ROOT / "examples" / "spring" / "Shop.java"
 SPRING = "spring"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.examples.pages import ROOT
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System, wait_for
+from tests.examples.pages import ROOT
+from tests.support.system import System, wait_for
 
 EXAMPLES = ROOT / "examples"
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

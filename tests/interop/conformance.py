@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bascule.testing.java import sources_of
+from tests.support.java import sources_of
 
 PROGRAM = "Conformance"
 #: The line that adds a case has its id as first argument.

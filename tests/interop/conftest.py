@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import Connection
-from bascule.testing.system import System
+from tests.support.qpid import Connection
+from tests.support.system import System
 
 Connect = Callable[..., Connection]
 MAX_MESSAGE_BYTES = 3 << 20

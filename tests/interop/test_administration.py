@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.interop.conftest import Connect
 
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import JmsError
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import Connect
+from tests.support.qpid import JmsError
+from tests.support.system import System, wait_for
 
 #: Of a message of 60 MiB, on a busy machine.
 SEND_S = 200.0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from bench.artemis import Artemis
 
 from bascule.client import (
     Acknowledge,
@@ -32,8 +31,9 @@ from bascule.client import (
     Topic,
     connect_async,
 )
-from bascule.testing.client import all_bodies, all_bodies_async
-from bascule.testing.system import System, wait_for
+from bench.artemis import Artemis
+from tests.support.client import all_bodies, all_bodies_async
+from tests.support.system import System, wait_for
 
 #: Within this a message that is there arrives.
 SOON_S = 30.0

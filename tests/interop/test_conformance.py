@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from bench.artemis import PASSWORD, USER, Artemis
-from tests.interop.conformance import PROGRAM, case_ids
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.java import JARS, JAVAX_JARS, java_command
-from bascule.testing.system import System
+from bench.artemis import PASSWORD, USER, Artemis
+from tests.interop.conformance import PROGRAM, case_ids
+from tests.support.java import JARS, JAVAX_JARS, java_command
+from tests.support.system import System
 
 #: The two lines of Qpid JMS: Jakarta Messaging 3.1 and JMS 2.0.
 LINES = {"jakarta": JARS, "javax": JAVAX_JARS}

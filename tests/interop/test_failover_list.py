@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.interop.conftest import Connect
-
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import Connect
+from tests.support.system import System, wait_for
 
 
 def test_a_client_that_was_given_one_broker_finds_the_standby_by_the_list_it_is_offered(

@@ -1,6 +1,6 @@
 import pytest
 
-from bascule.testing.java import SOURCE_DIR, compiled
+from tests.support.java import SOURCE_DIR, compiled
 
 
 @pytest.mark.parametrize("program", sorted(path.stem for path in SOURCE_DIR.glob("*.java")))

@@ -7,15 +7,15 @@ import ssl
 from collections.abc import Iterator
 
 import pytest
-from tests.interop.conftest import Connect
 
 from bascule.amqp.scram import Verifier
 from bascule.client import Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
-from bascule.testing.qpid import JmsError
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import Connect
+from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
+from tests.support.qpid import JmsError
+from tests.support.system import System, wait_for
 
 HASH = Verifier.of("hush", b"0123456789abcdef", 4096)
 

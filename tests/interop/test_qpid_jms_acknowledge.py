@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.interop.conftest import MAX_DELIVERY_ATTEMPTS, Connect
 
-from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import Mode, Received
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import MAX_DELIVERY_ATTEMPTS, Connect
+from tests.support.proxy import Proxy
+from tests.support.qpid import Mode, Received
+from tests.support.system import System, wait_for
 
 
 def facts(messages: list[Received]) -> list[tuple[str, bool, int]]:

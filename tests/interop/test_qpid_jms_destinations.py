@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.interop.conftest import Connect
 
-from bascule.testing.qpid import Consumer, JmsError
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import Connect
+from tests.support.qpid import Consumer, JmsError
+from tests.support.system import System, wait_for
 
 
 def bodies(consumer: Consumer, count: int) -> list[str]:

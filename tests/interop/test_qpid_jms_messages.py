@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import pytest
-from tests.interop.conftest import MAX_MESSAGE_BYTES, Connect
 
-from bascule.testing.qpid import JmsError, MessageType, Received, Session
-from bascule.testing.system import System, wait_for
+from tests.interop.conftest import MAX_MESSAGE_BYTES, Connect
+from tests.support.qpid import JmsError, MessageType, Received, Session
+from tests.support.system import System, wait_for
 
 EVERY_TYPE: dict[str, Any] = {
     "a_boolean": True,

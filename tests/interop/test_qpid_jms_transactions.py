@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.interop.conftest import Connect
 
-from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import Consumer
-from bascule.testing.system import System
+from tests.interop.conftest import Connect
+from tests.support.proxy import Proxy
+from tests.support.qpid import Consumer
+from tests.support.system import System
 
 
 def bodies(consumer: Consumer, count: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bascule.testing.qpid import JmsError, PeerDied, QpidPeer
+from tests.support.qpid import JmsError, PeerDied, QpidPeer
 
 
 def test_what_jms_throws_arrives_with_its_class_and_causes(qpid_peer: QpidPeer, free_port: int) -> None:

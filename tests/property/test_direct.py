@@ -11,7 +11,7 @@ from bascule.jms.record import kafka_headers, record_value
 from bascule.jms.sections import MESSAGE_ANNOTATIONS, section_bytes
 from bascule.pipelines import direct as direct_module
 from bascule.pipelines.direct import direct
-from bascule.testing.journal import text_message
+from tests.support.journal import text_message
 
 texts = st.text(max_size=20) | st.sampled_from(["ID:1", "ID:AMQP_UUID:x", "grüße", "JMSType", "long.x"])
 times = st.integers(0, 2**50)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.xa.crashes import ENDINGS, VOTES, Crash, World, run, verdict
 
 from bascule.core.errors import Unavailable
 from bascule.xa import file_log
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.file_log import FileLog
 from bascule.xa.log import Decision, Outcome
+from tests.unit.xa.crashes import ENDINGS, VOTES, Crash, World, run, verdict
 
 #: A transaction over four resources comes by about so many points, a pass of recovery by fewer.
 POINTS = 60

@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bascule.kafka.admin import Topics
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 PARTITIONS = 2
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Start, Xa
-from bascule.testing.system import wait_for
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
+from tests.support.system import wait_for
 
 ROOT = Path(__file__).parents[2]
 END_S = 90.0

@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, Message
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
-from bascule.testing.journal import SyntheticJournal
-from bascule.testing.system import descendants
-from bascule.testing.usage import memory_mib
+from tests.support.journal import SyntheticJournal
+from tests.support.system import descendants
+from tests.support.usage import memory_mib
 
 START_TIMEOUT_S = 180.0
 #: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.scenarios.sparkless import workers_end
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import Connection
-from bascule.testing.system import System
+from tests.scenarios.sparkless import workers_end
+from tests.support.qpid import Connection
+from tests.support.system import System
 
 Connect = Callable[..., Connection]
 #: Nobody stands by: a session may be longer than a busy machine ever leaves broker or Kafka without a turn.

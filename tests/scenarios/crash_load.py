@@ -16,8 +16,8 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.pipelines.ingress import UNBOUND_HEADER
-from bascule.testing.journal import text_message
-from bascule.testing.system import PYTHON_FAILOVER, System
+from tests.support.journal import text_message
+from tests.support.system import PYTHON_FAILOVER, System
 
 #: A broker's death and its next start lie well within.
 CALL_S = 90.0

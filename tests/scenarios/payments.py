@@ -14,10 +14,10 @@ from pathlib import Path
 import psycopg
 
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
-from bascule.testing.system import PYTHON_FAILOVER
 from bascule.xa import FileLog, TransactionManager, TransactionRolledBack
 from bascule.xa.jms import JmsResource
 from bascule.xa.postgres import PostgresResource
+from tests.support.system import PYTHON_FAILOVER
 
 END = "end"
 #: Far beyond the next start of a broker.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bascule.embedded.kafka import HOST, EmbeddedKafka
 from bascule.embedded.process import free_port
-from bascule.testing.certificates import STORE_PASSWORD, Authority, Certificate
+from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
 
 USER, PASSWORD = "bascule", "balanced"
 

@@ -25,8 +25,8 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
 from bascule.server.pins import Pins
-from bascule.testing.journal import SyntheticJournal, text_message
-from bascule.testing.system import wait_for
+from tests.support.journal import SyntheticJournal, text_message
+from tests.support.system import wait_for
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.adapter_topics import Watcher, create, produce
-from tests.scenarios.test_guards import set_topic
-from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter, Start
 from bascule.adapter.inbound import activation as module
@@ -26,8 +23,11 @@ from bascule.adapter.inbound.state import LogUnreadable
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
-from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
-from bascule.testing.system import wait_for
+from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.scenarios.test_guards import set_topic
+from tests.support.kafka_proxy import Action, Api, KafkaProxy
+from tests.support.system import wait_for
+from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 QUICK = Backoff(0.05, 2.0, 0.2)
 

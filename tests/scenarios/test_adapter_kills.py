@@ -14,15 +14,15 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
-from tests.scenarios.adapter_topics import Watcher, create, produce
-from tests.scenarios.adapter_victim import Member, Where, await_file
 
 from bascule.adapter.inbound import InboundLog
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.kafka.history import committed_offset
-from bascule.testing.system import Late, wait_for
+from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.scenarios.adapter_victim import Member, Where, await_file
+from tests.support.system import Late, wait_for
 
 INBOUND = [name for name in POINTS if name.startswith("inbound.")]
 

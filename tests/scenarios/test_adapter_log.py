@@ -16,7 +16,7 @@ from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import DELETIONS_KEPT_S
 from bascule.kafka.history import TopicHistory
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)
 

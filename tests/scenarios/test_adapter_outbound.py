@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from tests.scenarios.adapter_topics import Watcher, create
 
 from bascule.adapter.outbound import ConnectionFactory, KafkaTransactions, PoolExhausted, PoolLimits, XaSends
 from bascule.client import Message, Queue, Topic
@@ -22,6 +21,7 @@ from bascule.xa import FileLog, TransactionManager
 from bascule.xa.errors import NoTransaction, OutOfOrder
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
+from tests.scenarios.adapter_topics import Watcher, create
 
 
 @pytest.fixture

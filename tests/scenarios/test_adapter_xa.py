@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.scenarios.adapter_topics import Watcher, create, produce
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Record, Xa
 from bascule.client import Queue, connect
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.resource import Resource
+from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 #: The second try, which asks Kafka for this and that, is not to be taken for one that hangs as well.
 HANGS_S = 10.0

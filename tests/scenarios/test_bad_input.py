@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.scenarios.conftest import Connect
 
-from bascule.testing.system import System
+from tests.scenarios.conftest import Connect
+from tests.support.system import System
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"

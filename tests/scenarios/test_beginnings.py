@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.scenarios.sparkless import Bridge, without_spark
-from tests.scenarios.test_owners import MESSAGES, Run, carry
-from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
@@ -24,7 +21,10 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import Position, PositionLost, PositionTaken, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
-from bascule.testing.system import wait_for
+from tests.scenarios.sparkless import Bridge, without_spark
+from tests.scenarios.test_owners import MESSAGES, Run, carry
+from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
+from tests.support.system import wait_for
 
 RECORDS = 3
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.conftest import Connect
-from tests.scenarios.crash_load import from_kafka
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
@@ -22,8 +20,10 @@ from bascule.kafka.positions import BEGUN, POSITION_PARTITIONS, Position, positi
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
 from bascule.server.pins import DISABLED
-from bascule.testing.qpid import Session
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.scenarios.conftest import Connect
+from tests.scenarios.crash_load import from_kafka
+from tests.support.qpid import Session
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 PREFIX = "bounded"
 CONFIG = """

@@ -26,9 +26,9 @@ from bascule.client import (
     connect_async,
 )
 from bascule.core.errors import BasculeError
-from bascule.testing.client import SOON_S, all_bodies_async, all_in
-from bascule.testing.proxy import Proxy
-from bascule.testing.system import PYTHON_FAILOVER, System, paused, wait_for
+from tests.support.client import SOON_S, all_bodies_async, all_in
+from tests.support.proxy import Proxy
+from tests.support.system import PYTHON_FAILOVER, System, paused, wait_for
 
 #: Of one test: each ends in the middle of the sends.
 KILLS = 3

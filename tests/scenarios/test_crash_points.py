@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.scenarios.crash_load import Load
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System, wait_for
+from tests.scenarios.crash_load import Load
+from tests.support.system import System, wait_for
 
 PARTS = ("election", "epoch", "handover", "journal", "queue", "transaction", "ingress.take", "snapshot", "store")
 BROKER = [name for name in POINTS if name.startswith(PARTS)]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.bridge import Bridge, Reader, eventually
-from tests.scenarios.test_pipelines import EXAMPLE
-from tests.scenarios.test_pipelines import sent as sent_in
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
-from bascule.testing.journal import text_message
+from tests.scenarios.bridge import Bridge, Reader, eventually
+from tests.scenarios.test_pipelines import EXAMPLE
+from tests.scenarios.test_pipelines import sent as sent_in
+from tests.support.journal import text_message
 
 #: In a worker, which Spark replaces.
 WORKER = [name for name in POINTS if name.startswith(("writer.", "task.", "divert.", "ingress.dead"))]

@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.scenarios.test_xa_kills import check, made, recover
-from tests.scenarios.xa_victim import Case
 
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
+from tests.scenarios.test_xa_kills import check, made, recover
+from tests.scenarios.xa_victim import Case
 
 NAMES = [name for name in POINTS if name.startswith(("xa.", "slot."))]
 #: Of a short run.

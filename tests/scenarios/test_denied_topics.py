@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
-from tests.scenarios.bridge import eventually
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Denied
 from bascule.pipelines.spec import Divert
-from bascule.testing.journal import text_message
+from tests.scenarios.bridge import eventually
+from tests.scenarios.sparkless import Bridge, without_spark
+from tests.support.journal import text_message
 
 AUTHORIZER = """
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer

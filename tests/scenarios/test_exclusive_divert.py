@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import Producer
-from tests.scenarios.topics import Reader, create
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.scenarios.topics import Reader, create
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 ORDERS = Queue("orders")
 CONFIG = """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import COMMON
 from bascule.pipelines.spec import EARLIEST, Start
 from bascule.pipelines.tasks import UnknownDivert
+from tests.scenarios.sparkless import Bridge, without_spark
 
 
 @pytest.fixture

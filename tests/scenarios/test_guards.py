@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
@@ -28,13 +27,14 @@ from bascule.kafka.positions import PositionLost
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
-from bascule.testing.journal import text_message
-from bascule.testing.system import WAIT_S, System, paused, wait_for
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, ResourceError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import LogDamaged
+from tests.scenarios.sparkless import Bridge, without_spark
+from tests.support.journal import text_message
+from tests.support.system import WAIT_S, System, paused, wait_for
 
 ADMIN_TIMEOUT_S = 30
 ORDERS = Queue("orders")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import OFFSET_END, Producer, TopicPartition
-from tests.scenarios.test_positions import delete, delete_records
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -19,7 +18,8 @@ from bascule.pipelines import positions as module
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
-from bascule.testing.system import wait_for
+from tests.scenarios.test_positions import delete, delete_records
+from tests.support.system import wait_for
 
 PIPELINE = "ingress:in"
 RECORDS = 3

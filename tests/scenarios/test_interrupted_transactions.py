@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from tests.scenarios.conftest import Connect
 
-from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
-from bascule.testing.system import System, failover, wait_for
+from tests.scenarios.conftest import Connect
+from tests.support.proxy import Proxy
+from tests.support.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
+from tests.support.system import System, failover, wait_for
 
 COUNT = 60
 BATCH = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -13,6 +12,7 @@ from bascule.kafka.positions import COMMON, Position
 from bascule.pipelines import driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Start
+from tests.scenarios.sparkless import Bridge, without_spark
 
 
 def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, PartitionMetadata
-from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
 
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka.admin import Topics
@@ -17,9 +16,10 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import POSITION_PARTITIONS
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
-from bascule.testing.history import Operation, check
-from bascule.testing.storm import Storm
-from bascule.testing.system import Late, System, wait_for
+from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
+from tests.support.history import Operation, check
+from tests.support.storm import Storm
+from tests.support.system import Late, System, wait_for
 
 PREFIX = "cluster"
 CONFIG = """

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 
 import pytest
-from tests.scenarios.conftest import Connect
-from tests.scenarios.test_guards import set_topic
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.qpid import JmsError
-from bascule.testing.system import System, paused, wait_for
+from tests.scenarios.conftest import Connect
+from tests.scenarios.test_guards import set_topic
+from tests.support.qpid import JmsError
+from tests.support.system import System, paused, wait_for
 
 #: Kafka, stopped for a moment, has the rest of it to wake up and to store what waits.
 APPEND_TIMEOUT_S = 7

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from tests.scenarios.topics import Reader, create
 
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
@@ -19,9 +18,10 @@ from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
-from bascule.testing.client import all_in
-from bascule.testing.kafka_proxy import Action, Api, Injection, KafkaProxy
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.scenarios.topics import Reader, create
+from tests.support.client import all_in
+from tests.support.kafka_proxy import Action, Api, Injection, KafkaProxy
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 #: A client repeats a request after this time. Kafka's clients want it 1 s above the time that a fetch waits.
 REQUEST_TIMEOUT_MS = 1500

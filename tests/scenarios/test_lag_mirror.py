@@ -9,8 +9,8 @@ import pytest
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import LagMirror, committed_note
-from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
-from bascule.testing.system import wait_for
+from tests.support.kafka_proxy import Action, Api, KafkaProxy
+from tests.support.system import wait_for
 
 NOTE = "stopped"
 ROUNDS = 30

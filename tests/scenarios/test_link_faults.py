@@ -10,9 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.scenarios.bridge import Bridge
-from tests.scenarios.test_pipelines import sent as sent_in
-from tests.scenarios.topics import Reader, create, produce
 
 from bascule.client import Context, Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
@@ -21,10 +18,13 @@ from bascule.kafka.positions import Position
 from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
-from bascule.testing.journal import text_message
-from bascule.testing.kafka_proxy import KafkaProxy
-from bascule.testing.link_faults import FAULTS, BadLink, Break, Fault
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.scenarios.bridge import Bridge
+from tests.scenarios.test_pipelines import sent as sent_in
+from tests.scenarios.topics import Reader, create, produce
+from tests.support.journal import text_message
+from tests.support.kafka_proxy import KafkaProxy
+from tests.support.link_faults import FAULTS, BadLink, Break, Fault
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 REQUEST_TIMEOUT_MS = 1500
 SOON_S = 60.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import COMMON
 from bascule.pipelines.spec import Divert, Ingress
+from tests.scenarios.sparkless import Bridge, without_spark
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.scenarios.test_positions import Journal
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
@@ -16,6 +15,7 @@ from bascule.kafka.positions import Position, PositionTaken
 from bascule.kafka.transactional import PositionMoved, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from tests.scenarios.test_positions import Journal
 
 MESSAGES = 10
 START = Start(EARLIEST)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.sparkless import Bridge, without_spark
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import COMMON, ENDED
 from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
-from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
-from bascule.testing.system import wait_for
+from tests.scenarios.sparkless import Bridge, without_spark
+from tests.support.kafka_proxy import Action, Api, KafkaProxy
+from tests.support.system import wait_for
 
 
 @pytest.fixture

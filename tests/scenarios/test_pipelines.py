@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer
-from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
 
 from bascule.core.destination import Routing
 from bascule.embedded.kafka import EmbeddedKafka
@@ -24,8 +23,9 @@ from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entri
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.transforming import BAD_AT_ONCE
-from bascule.testing.journal import text_message
-from bascule.testing.system import descendants
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
+from tests.support.journal import text_message
+from tests.support.system import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from tests.scenarios.bridge import Bridge, await_end, eventually
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
@@ -21,9 +20,10 @@ from bascule.kafka.log import PartitionReader
 from bascule.kafka.positions import Position, PositionLost, position_key, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
-from bascule.testing.journal import SyntheticJournal, text_message
-from bascule.testing.system import paused
-from bascule.testing.usage import MIB, memory_mib
+from tests.scenarios.bridge import Bridge, await_end, eventually
+from tests.support.journal import SyntheticJournal, text_message
+from tests.support.system import paused
+from tests.support.usage import MIB, memory_mib
 
 pytestmark = pytest.mark.timeout(900)
 ADMIN_TIMEOUT_S = 30

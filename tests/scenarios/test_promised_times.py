@@ -12,27 +12,27 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
 #: Of steady traffic. The promise is about an hour: BASCULE_STEADY_S=3600.
 STEADY_S = float(os.environ.get("BASCULE_STEADY_S", "600"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(STEADY_S + 3600)]
 
 
-def run(script: str, results: Path, *arguments: str) -> None:
+def run(bench: str, results: Path, *arguments: str) -> None:
     environment = os.environ | {"BASCULE_BENCH_RESULTS": str(results)}
-    done = subprocess.run([sys.executable, BENCH / script, *arguments], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", bench, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(results.glob("*.json")) != []
 
 
 def test_a_standby_serves_100_000_messages_within_10_s_of_a_kill_and_2_s_of_a_stop(tmp_path: Path) -> None:
-    run("takeover.py", tmp_path, "--messages", "100000", "--rounds", "2")
+    run("bench.takeover", tmp_path, "--messages", "100000", "--rounds", "2")
 
 
 def test_a_broker_that_was_killed_serves_a_million_messages_within_30_s(tmp_path: Path) -> None:
-    run("backlog.py", tmp_path, "--messages", "1000000")
+    run("bench.backlog", tmp_path, "--messages", "1000000")
 
 
 def test_steady_traffic_leaves_journal_memory_and_the_time_of_a_start_as_they_are(tmp_path: Path) -> None:
-    run("steady.py", tmp_path, "--seconds", str(STEADY_S))
+    run("bench.steady", tmp_path, "--seconds", str(STEADY_S))

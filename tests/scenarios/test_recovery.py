@@ -7,12 +7,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.scenarios.conftest import Connect
 
 from bascule.client import Queue, connect
-from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import JmsError, Mode
-from bascule.testing.system import PYTHON_FAILOVER, WAIT_S, System, failover, paused, wait_for
+from tests.scenarios.conftest import Connect
+from tests.support.proxy import Proxy
+from tests.support.qpid import JmsError, Mode
+from tests.support.system import PYTHON_FAILOVER, WAIT_S, System, failover, paused, wait_for
 
 
 def stored(connect_to: Connect, system: System) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.conftest import Connect
-from tests.scenarios.topics import Reader, create
 
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System
+from tests.scenarios.conftest import Connect
+from tests.scenarios.topics import Reader, create
+from tests.support.system import System
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWERS = "rates.answers.desk-1"

@@ -7,12 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from bascule.embedded.process import NotStarted
 from tests.scenarios.conftest import Connect
 from tests.scenarios.secured import PASSWORD, USER, SecuredKafka
 from tests.scenarios.topics import Reader, create, produce
-
-from bascule.embedded.process import NotStarted
-from bascule.testing.system import System
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,14 +14,14 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.scenarios.conftest import Connect
-from tests.scenarios.topics import Reader, create, produce
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
-from bascule.testing.proxy import Proxy
-from bascule.testing.system import FAILOVER, WAIT_S, System, descendants, paused, stands_still, wait_for
+from tests.scenarios.conftest import Connect
+from tests.scenarios.topics import Reader, create, produce
+from tests.support.proxy import Proxy
+from tests.support.system import FAILOVER, WAIT_S, System, descendants, paused, stands_still, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 PREFIX = "seed-000"

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from tests.scenarios.conftest import Connect
-
-from bascule.testing.storm import Storm
-from bascule.testing.system import System, paused, wait_for
+from tests.support.storm import Storm
+from tests.support.system import System, paused, wait_for
 
 MESSAGES = 40
 ROUNDS = 8

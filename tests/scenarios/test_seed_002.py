@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from tests.scenarios.payments import END, WAYS, Application
 
 from bascule.client import Queue, connect
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import System, wait_for
+from tests.scenarios.payments import END, WAYS, Application
+from tests.support.system import System, wait_for
 
 PROGRAM = Path(__file__).with_name("payments.py")
 END_TIMEOUT_S = 120.0

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.scenarios.bridge import Reader as RawReader
-from tests.scenarios.conftest import Connect
-from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
-from bascule.testing.qpid import MessageType
-from bascule.testing.system import System, wait_for
+from tests.scenarios.bridge import Reader as RawReader
+from tests.scenarios.conftest import Connect
+from tests.scenarios.topics import Reader
+from tests.support.qpid import MessageType
+from tests.support.system import System, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 LARGE = str(8 << 20)

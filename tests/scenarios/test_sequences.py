@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
-from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
@@ -41,8 +40,9 @@ from bascule.server import housekeeping, topics
 from bascule.server.epoch import Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
-from bascule.testing.kafka_proxy import Action, Api, KafkaProxy
-from bascule.testing.system import wait_for
+from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
+from tests.support.kafka_proxy import Action, Api, KafkaProxy
+from tests.support.system import wait_for
 
 MESSAGES = {name: message_bytes(name, message_id=f"ID:{name}") for name in ("first", "failed", "third", "fourth")}
 

@@ -6,8 +6,6 @@ from contextlib import closing
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
-from tests.scenarios.test_guards import set_topic
-from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
@@ -15,6 +13,8 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import PositionLost
 from bascule.kafka.transactional import Unwritable
 from bascule.pipelines.sink import DestinationWriter, Encoded
+from tests.scenarios.test_guards import set_topic
+from tests.scenarios.topics import Reader
 
 TEXTS = StructType([StructField("value", StringType())])
 

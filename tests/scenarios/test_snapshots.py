@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from tests.scenarios.conftest import Connect
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import CHUNK_BYTES, SnapshotStore
-from bascule.testing.system import System, wait_for
+from tests.scenarios.conftest import Connect
+from tests.support.system import System, wait_for
 
 SENT = 400
 TAKEN = 150

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.scenarios.sparkless import Bridge
 
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
@@ -15,7 +14,8 @@ from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, VALUE
 from bascule.kafka.positions import PositionLost
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.source import JournalStreamReader
-from bascule.testing.journal import text_message
+from tests.scenarios.sparkless import Bridge
+from tests.support.journal import text_message
 
 Offset = dict[str, Any]
 #: What the broker takes, and JMS does not know: a text that is not in its charset, a property that is a list, a map with a broken text.

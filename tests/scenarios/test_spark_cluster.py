@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
 
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, free_port
-from bascule.testing.journal import text_message
-from bascule.testing.system import descendants
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
+from tests.support.journal import text_message
+from tests.support.system import descendants
 
 HOST = "127.0.0.1"
 SPARK_HOME = Path(pyspark.__path__[0])

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
-from tests.scenarios.conftest import Connect
-from tests.scenarios.test_zombies import stands
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
-from bascule.testing.proxy import Proxy
-from bascule.testing.qpid import JmsError
-from bascule.testing.system import FAILOVER, WAIT_S, System, paused, wait_for
+from tests.scenarios.conftest import Connect
+from tests.scenarios.test_zombies import stands
+from tests.support.proxy import Proxy
+from tests.support.qpid import JmsError
+from tests.support.system import FAILOVER, WAIT_S, System, paused, wait_for
 
 #: As long as it may be: who waits for its end is not taken for one that is only slow.
 LONG_SESSION_S = 60.0

@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.scenarios.topics import Reader
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
@@ -25,8 +24,9 @@ from bascule.kafka.transactional import (
 )  # fmt: skip
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
-from bascule.testing.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
-from bascule.testing.system import wait_for
+from tests.scenarios.topics import Reader
+from tests.support.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
+from tests.support.system import wait_for
 
 KEY = "divert:a/journal/0"
 BEGIN, MIDDLE, END = (Position("journal", "id", 0, offset) for offset in (0, 5, 9))

@@ -11,7 +11,6 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.scenarios.sparkless import Bridge
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.positions import Position
@@ -19,7 +18,8 @@ from bascule.pipelines.spark import journal_rows, kafka_range, spark_session
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import BatchFailed, TransformingBatch
-from bascule.testing.journal import text_message
+from tests.scenarios.sparkless import Bridge
+from tests.support.journal import text_message
 
 #: Names the file that ``priced`` joins messages with.
 PRICES = "BASCULE_TEST_PRICES"

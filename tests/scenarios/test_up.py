@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bascule.client import Context, InvalidSelector, Queue, Topic, connect
-from bascule.testing.system import PYTHON_FAILOVER
+from tests.support.system import PYTHON_FAILOVER
 
 COMMAND = [sys.executable, "-m", "bascule.cli"]
 

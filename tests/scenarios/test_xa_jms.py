@@ -7,14 +7,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.scenarios.conftest import Connect
 
 from bascule.client import IllegalState, Message, Queue, Refused, TransactionRolledBack, connect
 from bascule.core.errors import InvalidInput
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
 from bascule.xa import FileLog, TransactionManager, Vote
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -28,6 +26,8 @@ from bascule.xa.errors import (
 )
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.scenarios.conftest import Connect
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 #: Times to wait for a message that is to come; none where none is to come.
 SOON_S = 20.0

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.scenarios.test_xa_kills import IN_RECOVERY, Keeper, Victims, check, made, recover
-from tests.scenarios.xa_victim import Case
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import PYTHON_FAILOVER, System, wait_for
+from tests.scenarios.test_xa_kills import IN_RECOVERY, Keeper, Victims, check, made, recover
+from tests.scenarios.xa_victim import Case
+from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 #: The broker has the only branch with work, and commits it in one phase.
 ONE_PHASE = Case("", parts=("db", "jms"), votes=("read-only", "yes"))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
-from tests.scenarios.topics import Reader, create, produce
 
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
@@ -17,12 +16,13 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import slot
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Stored
-from bascule.testing.system import wait_for
 from bascule.xa import Vote, Xid
 from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.scenarios.topics import Reader, create, produce
+from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
 Make = Callable[..., KafkaResource]

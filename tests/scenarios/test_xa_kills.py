@@ -23,15 +23,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.scenarios.topics import Reader, create, produce
-from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
 
 from bascule.client import Message, connect
 from bascule.embedded.kafka import EmbeddedKafka, serves
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import Command, wait_for
 from bascule.xa.log import Outcome
 from bascule.xa.recovery import Pass, Recoverer
+from tests.scenarios.topics import Reader, create, produce
+from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
+from tests.support.system import Command, wait_for
 
 ROOT = Path(__file__).parents[2]
 KILLS_MIN = 128

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.scenarios.topics import Reader, create, produce
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from bascule.testing.system import paused, wait_for
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.errors import Code
 from bascule.xa.kafka import KafkaResource
@@ -21,6 +19,8 @@ from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import Decision, DecisionLog, Heuristic, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.xid import branch
+from tests.scenarios.topics import Reader, create, produce
+from tests.support.system import paused, wait_for
 
 Make = Callable[[], KafkaLog]
 

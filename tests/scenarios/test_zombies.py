@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.scenarios.crash_load import Load
 
 from bascule.client import core
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.testing.system import System, stands_still, wait_for
+from tests.scenarios.crash_load import Load
+from tests.support.system import System, stands_still, wait_for
 
 CONFIG = """
 [journal]

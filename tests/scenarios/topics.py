@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bascule.kafka.admin import Topics
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 READ_S = 0.1
 WAIT_S = 240.0  # a first trip through Spark, on a loaded machine

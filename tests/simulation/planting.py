@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bascule.testing.sim.simulation import Parts, Simulation
+from tests.sim.simulation import Parts, Simulation
 
 #: A planted fault must show within so many runs.
 PLANTED_SEEDS = 150

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite, Weather
-from bascule.testing.sim.world import Process, Promise, World
+from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite, Weather
+from tests.sim.world import Process, Promise, World
 
 
 class Stage:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.simulation.planting import Plant, not_found
 
 from bascule.broker import branches
 from bascule.broker import engine as engine_module
@@ -16,12 +15,13 @@ from bascule.broker.loading import Loader
 from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending
-from bascule.testing.history import BRANCH_ANOMALIES
-from bascule.testing.sim import requests
-from bascule.testing.sim.managers import Manager
-from bascule.testing.sim.simulation import Parts
 from bascule.xa.log import Outcome
 from bascule.xa.recovery import Action, Step
+from tests.sim import requests
+from tests.sim.managers import Manager
+from tests.sim.simulation import Parts
+from tests.simulation.planting import Plant, not_found
+from tests.support.history import BRANCH_ANOMALIES
 
 TIMEOUT_S = 120
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.simulation.planting import Plant, not_found
 
 from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.positions import Position
-from bascule.testing.sim import keeping
-from bascule.testing.sim.kafka import INGRESS
-from bascule.testing.sim.keeping import Housekeeping
-from bascule.testing.sim.simulation import Parts
-from bascule.testing.sim.writer import PositionReader, decoded
+from tests.sim import keeping
+from tests.sim.kafka import INGRESS
+from tests.sim.keeping import Housekeeping
+from tests.sim.simulation import Parts
+from tests.sim.writer import PositionReader, decoded
+from tests.simulation.planting import Plant, not_found
 
 TIMEOUT_S = 120
 

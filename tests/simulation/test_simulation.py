@@ -1,6 +1,6 @@
 """The whole system under many seeds: no anomaly in any; and each planted fault is found, by its name.
 
-BASCULE_SIM_SEEDS asks for more seeds, BASCULE_SIM_SEED says where they begin. `python -m bascule.testing.sim SEED` repeats one and tells
+BASCULE_SIM_SEEDS asks for more seeds, BASCULE_SIM_SEED says where they begin. `python -m tests.sim SEED` repeats one and tells
 what happened in it.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.simulation.planting import Plant, not_found
 
 from bascule.broker import loading as loading_module
 from bascule.broker.duplicates import DuplicateWindow
@@ -22,15 +21,16 @@ from bascule.journal.fence import Fence
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.ingress import IngressEngine
-from bascule.testing.history import Tally
-from bascule.testing.sim import kafka, pipelines
-from bascule.testing.sim.broker import Broker
-from bascule.testing.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
-from bascule.testing.sim.ledger import Mishaps
-from bascule.testing.sim.office import Office
-from bascule.testing.sim.simulation import TROUBLES, Parts, Simulation
-from bascule.testing.sim.world import TROUBLE, Process
-from bascule.testing.sim.writer import Incarnation, PositionReader, Writer
+from tests.sim import kafka, pipelines
+from tests.sim.broker import Broker
+from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
+from tests.sim.ledger import Mishaps
+from tests.sim.office import Office
+from tests.sim.simulation import TROUBLES, Parts, Simulation
+from tests.sim.world import TROUBLE, Process
+from tests.sim.writer import Incarnation, PositionReader, Writer
+from tests.simulation.planting import Plant, not_found
+from tests.support.history import Tally
 
 SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "2000"))
 FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
@@ -60,7 +60,7 @@ def runs() -> Runs:
         if not tally.sent:
             runs.idle.append(seed)
         if tally.anomalies:
-            runs.anomaly = f"`python -m bascule.testing.sim {seed}` tells how: {tally}"
+            runs.anomaly = f"`python -m tests.sim {seed}` tells how: {tally}"
             break
     return runs
 
@@ -228,7 +228,7 @@ def readers_without_fence(monkeypatch: pytest.MonkeyPatch) -> Parts:
 
 
 def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    from bascule.testing.sim import broker
+    from tests.sim import broker
 
     monkeypatch.setattr(broker, "Appender", GapAppender)
     return Parts()

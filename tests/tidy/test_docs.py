@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import typer.main
-from tests.examples.pages import ROOT, pages
 
 from bascule.cli.main import app
+from tests.examples.pages import ROOT, pages
 
 DOCS = ROOT / "docs"
 #: Places on somebody's machine, and pages that are not in this repository.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from tests.examples.pages import ROOT
 from tests.interop.conformance import case_ids
 from tests.tidy.test_docs import functions

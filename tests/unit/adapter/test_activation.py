@@ -20,7 +20,7 @@ from bascule.adapter.inbound.workers import Delivery
 from bascule.core.errors import Unavailable
 from bascule.kafka.background import in_background
 from bascule.kafka.consumer import Received
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)
 SPEC = ActivationSpec(topics=(PLACE.topic,), group="shop")

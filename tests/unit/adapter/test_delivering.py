@@ -17,7 +17,7 @@ from bascule.adapter.inbound.delivering import Deliverer
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.kafka.compacted import Outgoing, TooLarge
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)
 LONG_S = 40.0

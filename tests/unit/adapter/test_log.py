@@ -17,11 +17,11 @@ from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.core.errors import Unavailable
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import Outgoing, TooLarge
-from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed
 from bascule.xa.resource import Vote
+from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)
 FIRST, SECOND = Xid(7, b"first", b"inbound"), Xid(7, b"second", b"inbound")

@@ -13,7 +13,7 @@ from bascule.adapter.inbound import ActivationSpec, Order, Record, workers
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.kafka.background import in_background
-from bascule.testing.system import wait_for
+from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)
 SOON_S = 0.3

@@ -1,5 +1,4 @@
 import pytest
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 from bascule.amqp.composite import Composite, encode_composite
 from bascule.amqp.connection import Connection
@@ -19,6 +18,7 @@ from bascule.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_HEADER, TLS_HEADE
 from bascule.amqp.limits import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, PRE_OPEN_FRAME_SIZE_BYTES_MAX, Limits
 from bascule.amqp.performatives import Attach, Begin, Close, Declare, End, Error, Flow, Open, Role, Source, Target, Transfer
 from bascule.amqp.sasl import AnonymousServer, SaslServer
+from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 
 def server(**options: object) -> Connection:

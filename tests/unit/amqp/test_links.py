@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 from bascule.amqp.composite import Composite
 from bascule.amqp.errors import (
@@ -42,6 +41,7 @@ from bascule.amqp.performatives import (
     Transfer,
 )  # fmt: skip
 from bascule.amqp.types import Described, Symbol, ULong
+from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 
 def test_a_message_goes_up_and_its_outcome_comes_back() -> None:

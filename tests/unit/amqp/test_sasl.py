@@ -1,5 +1,4 @@
 import pytest
-from tests.unit.amqp.pair import Pair, of
 
 from bascule.amqp.composite import Composite, decode_composite, encode_composite
 from bascule.amqp.connection import Connection
@@ -18,6 +17,7 @@ from bascule.amqp.sasl import (
     SaslServer,
     password_check,
 )  # fmt: skip
+from tests.unit.amqp.pair import Pair, of
 
 
 def plain() -> PlainServer:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
-from tests.unit.amqp.pair import Pair, of
 
 from bascule.amqp.events import ConnectionClosed
 from bascule.amqp.sasl import AuthenticationFailed, ExternalClient, ExternalServer, PlainClient, PlainServer, SaslClient, SaslServer
 from bascule.amqp.scram import ITERATIONS_MAX, ScramClient, ScramServer, Verifier, Verifiers
+from tests.unit.amqp.pair import Pair, of
 
 # RFC 7677, section 3.
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"

@@ -1,5 +1,4 @@
 import pytest
-from tests.unit.amqp.pair import Pair, of
 
 from bascule.amqp import performatives as p
 from bascule.amqp.codec import encode
@@ -8,6 +7,7 @@ from bascule.amqp.events import Declared, Discharged, Dispositioned, Transferred
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Discharge, Error, Rejected, TransactionalState
 from bascule.amqp.transactions import decode_control, encode_control
 from bascule.amqp.types import Described, ULong
+from tests.unit.amqp.pair import Pair, of
 
 
 def test_a_transaction_is_declared_used_and_discharged() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.broker import administration
 from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
@@ -18,6 +17,7 @@ from bascule.core.destination import address_matches
 from bascule.core.errors import InvalidInput
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import Op, decode_send, entries
+from tests.unit.broker.conftest import START_MS, Bench
 
 
 def done(bench: Bench, steps: Iterator[Progress]) -> Progress:

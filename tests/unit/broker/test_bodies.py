@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.message import Bodies, Message
+from tests.unit.broker.conftest import Bench
 
 
 class Store:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
@@ -25,6 +24,7 @@ from bascule.kafka.positions import Position
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.spec import Divert
 from bascule.testing.broker import Receiver
+from tests.unit.broker.conftest import Bench
 
 XID = Xid(7, b"gtrid", b"bqual")
 OTHER = Xid(7, b"gtrid", b"other")

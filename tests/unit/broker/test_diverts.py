@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.matching import wants
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import Op, Send, SendFlag, decode_send, entries
+from tests.unit.broker.conftest import Bench
 
 
 def sends(bench: Bench) -> list[Send]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.policy import AddressSettings, Policy
+from tests.unit.broker.conftest import Bench
 
 
 def test_a_repeat_is_answered_only_when_the_first_is_stored_and_stored_once(bench: Bench) -> None:

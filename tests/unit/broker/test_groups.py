@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.broker.ready import Ready
 from bascule.testing.broker import Receiver
+from tests.unit.broker.conftest import Bench
 
 
 def groups_of(bench: Bench, receiver: Receiver) -> list[str]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts, ExclusiveDivert
@@ -13,6 +12,7 @@ from bascule.broker.policy import DROP as DROP_OLDEST
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag, Source
+from tests.unit.broker.conftest import START_MS, Bench
 
 KEEP, DROP = True, False
 

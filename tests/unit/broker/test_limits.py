@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from tests.unit.broker.conftest import Bench
 
 
 def bench_with(**settings: Any) -> Bench:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker import delivery
 from bascule.broker.message import Message
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
+from tests.unit.broker.conftest import Bench
 
 
 def test_messages_come_in_the_order_they_were_sent(bench: Bench) -> None:

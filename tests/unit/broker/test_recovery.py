@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker import delivery as delivery_module
 from bascule.broker import queue as queue_module
@@ -12,6 +11,7 @@ from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
 from bascule.jms.sections import VALUE, scan, section_bytes
 from bascule.journal.records import DamagedRecord, Kind, NewerRecord, encode_record
+from tests.unit.broker.conftest import Bench
 
 
 def test_messages_come_back_in_order_after_a_crash(bench: Bench) -> None:

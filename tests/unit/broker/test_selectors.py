@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.message import Message
 from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, section_bytes
 from bascule.jms.selector import compile_selector
+from tests.unit.broker.conftest import Bench
 
 
 def fill_with_colours(bench: Bench, *contents: int) -> None:

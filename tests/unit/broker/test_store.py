@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
@@ -13,6 +12,7 @@ from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import DamagedRecord
+from tests.unit.broker.conftest import Bench
 
 
 def traffic(bench: Bench, count: int) -> None:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from tests.unit.broker.conftest import Bench
-
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.journal.records import HEADER_SIZE, Op, decode_ack, decode_header, entries
+from tests.unit.broker.conftest import Bench
 
 
 def ops_of(value: bytes) -> list[str]:

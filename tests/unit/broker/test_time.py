@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import START_MS, Bench
 
 from bascule.amqp.types import Timestamp, ULong
 from bascule.broker import delivery
@@ -17,6 +16,7 @@ from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, message_annotation, scan, section_bytes
 from bascule.testing.broker import Receiver, message_bytes
+from tests.unit.broker.conftest import START_MS, Bench
 
 SECOND = 1_000
 

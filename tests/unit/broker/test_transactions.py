@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.errors import BrokerFault, JournalUnavailable, TransactionRolledBack
 from bascule.broker.policy import Policy
 from bascule.broker.transactions import Draft
+from tests.unit.broker.conftest import Bench
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Which topic messages are journaled (docs/adr/0002)."""
 
 import pytest
-from tests.unit.broker.conftest import Bench
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.administration import move, return_dead_letters
 from bascule.broker.policy import DROP, AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+from tests.unit.broker.conftest import Bench
 
 
 def broker(*replayable: str, patterns: tuple[str, ...] = ()) -> BrokerInMemory:

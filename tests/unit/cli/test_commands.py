@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import typer
-from tests.unit.cli.conftest import Bascule
 
 from bascule.amqp.scram import Verifier
 from bascule.cli.main import app
+from tests.unit.cli.conftest import Bascule
 
 COMMANDS = [
     ["up"], ["broker"], ["pipelines"], ["kafka"], ["send"], ["receive"], ["browse"], ["status"], ["verify"], ["config", "check"],

@@ -7,7 +7,6 @@ import sys
 from types import ModuleType
 
 import pytest
-from tests.unit.cli.conftest import Bascule
 
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager, Xid
@@ -15,6 +14,7 @@ from bascule.xa.errors import Code, ResourceFailed
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
 from bascule.xa.recovery import now_ms
 from bascule.xa.xid import branch, new_gtrid
+from tests.unit.cli.conftest import Bascule
 
 
 class Shop:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Detached, Discharged, Dispositioned, Flowed, Transferred
@@ -32,6 +31,7 @@ from bascule.client import (
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
+from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 QUEUE = Queue("q")
 

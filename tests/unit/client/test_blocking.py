@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
@@ -45,7 +44,8 @@ from bascule.client.url import Address, Endpoint, Plan, Reconnect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.message import JmsMessage
 from bascule.jms.sections import SEQUENCE, VALUE, section_bytes
-from bascule.testing.client import SOON_S, all_bodies
+from tests.support.client import SOON_S, all_bodies
+from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server, serving
 
 QUEUE = Queue("q")
 

@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.unit.client.server import obliging, server
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INTERNAL_ERROR, AmqpError
@@ -14,6 +13,7 @@ from bascule.amqp.events import Transferred
 from bascule.amqp.performatives import Error, Rejected
 from bascule.client import ConnectionLost, Message, MessageRefused, connect
 from bascule.client.branch import Workplace, ended
+from tests.unit.client.server import obliging, server
 
 
 def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_the_reason() -> None:

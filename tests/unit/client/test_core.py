@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from tests.unit.client.server import obliging
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
@@ -22,6 +21,7 @@ from bascule.client.session import SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
 from bascule.jms.message import decode_message
+from tests.unit.client.server import obliging
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.unit.client.server import obliging, server
 
 from bascule.client import Queue, connect
 from bascule.core.errors import Unavailable
+from tests.unit.client.server import obliging, server
 
 
 @pytest.fixture

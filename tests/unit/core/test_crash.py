@@ -12,6 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from bascule.core import crash
 from tests.scenarios.test_adapter_kills import INBOUND
 from tests.scenarios.test_adapter_kills import SHORT as SHORT_INBOUND
 from tests.scenarios.test_crash_points import BROKER
@@ -21,8 +23,6 @@ from tests.scenarios.test_crash_points_pipelines import SHORT as SHORT_PIPELINES
 from tests.scenarios.test_crash_points_xa import NAMES as XA
 from tests.scenarios.test_crash_points_xa import SHORT as SHORT_XA
 from tests.scenarios.test_xa_jms_kills import BRANCH_POINTS
-
-from bascule.core import crash
 
 SOURCE = Path(__file__).parents[3] / "src" / "bascule"
 POINTS_MIN = 40

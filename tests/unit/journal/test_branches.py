@@ -3,11 +3,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from tests.unit.journal.samples import BRANCH, ENDS, PLAIN, XID
 
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending, Prepared, decode_ended, decode_prepared, ended_entry, prepared_entry
 from bascule.journal.records import DamagedRecord, Op, ack_entry, entries, entry
+from tests.unit.journal.samples import BRANCH, ENDS, PLAIN, XID
 
 
 def payload(encoded: bytes) -> tuple[bytes, int, int]:

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.journal.samples import BRANCH, ENDS, FULL, PIPELINES_ONLY, PLAIN, RECORDS
 
 from bascule.journal.branches import decode_ended, decode_prepared
 from bascule.journal.records import Kind, Op, decode_ack, decode_header, decode_json, decode_send, entries
+from tests.unit.journal.samples import BRANCH, ENDS, FULL, PIPELINES_ONLY, PLAIN, RECORDS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "journal-v1"
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.journal.samples import PLAIN, RECORDS
 
 from bascule.journal.records import (
     HEADER,
@@ -18,6 +17,7 @@ from bascule.journal.records import (
     entries,
     entry,
 )
+from tests.unit.journal.samples import PLAIN, RECORDS
 
 DATA = RECORDS["data"]
 

@@ -19,7 +19,7 @@ from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_posit
 from bascule.pipelines.divert import DivertEngine, Taken
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
-from bascule.testing.journal import text_message
+from tests.support.journal import text_message
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 

@@ -14,7 +14,7 @@ from bascule.kafka.positions import Position
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.registry import joined, journal_position, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Start
-from bascule.testing.journal import text_message
+from tests.support.journal import text_message
 
 AT = Position("journal", "id", 0, 100, epoch=5, sequence=90)
 

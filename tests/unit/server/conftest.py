@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bascule.testing.certificates import Authority
+from tests.support.certificates import Authority
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
 from bascule.server.status import ConnectionStatus, PinStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
 from bascule.server.tls import client_context, server_context
-from bascule.testing.certificates import Authority
+from tests.support.certificates import Authority
 
 QUEUE = QueueStatus(
     name="q", address="a", routing="anycast", messages=3, bytes=30, delivering=1, delayed=0, consumers=2, durable=True

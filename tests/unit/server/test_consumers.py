@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 from bascule.amqp import hot
 from bascule.amqp.events import Detached, Dispositioned, SessionEnded
@@ -15,6 +14,7 @@ from bascule.amqp.performatives import Source, Target
 from bascule.server.actions import ACTIONS
 from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
 from bascule.testing.broker import message_bytes
+from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 BODY = "x" * 100_000
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.amqp.pair import Pair, of
 
 from bascule.amqp.events import Event, Flowed, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.server.connection import ClientConnection
 from bascule.server.links import BrowserLink, ConsumerLink
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.unit.amqp.pair import Pair, of
 
 
 def broker_with(messages: int) -> tuple[BrokerInMemory, ClientConnection]:

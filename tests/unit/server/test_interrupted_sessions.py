@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.server.served import Client, Served, run_async
 
 from bascule.amqp.events import ConnectionClosed, Dispositioned
 from bascule.amqp.link import ReceiverLink, SenderLink
@@ -13,6 +12,7 @@ from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared,
 from bascule.amqp.transactions import encode_control
 from bascule.server import coordinator
 from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, REMEMBERED_S, RETURN_S, Interruptions, Past
+from tests.unit.server.served import Client, Served, run_async
 
 PREFETCH = 10
 

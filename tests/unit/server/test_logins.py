@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from tests.unit.amqp.pair import Pair
 
 from bascule.amqp.sasl import AnonymousClient, ClientMechanism, PlainClient, SaslClient, SaslServer
 from bascule.amqp.scram import ScramClient, Verifier
 from bascule.config.settings import Broker
 from bascule.server.logins import sasl_mechanisms
+from tests.unit.amqp.pair import Pair
 
 HASH = str(Verifier.of("hush", b"salt", 1000))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.server.served import Client, Served, run_async
 
 from bascule.amqp.events import Transferred
 from bascule.amqp.types import Int
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.server import management
 from bascule.xa.errors import Code
+from tests.unit.server.served import Client, Served, run_async
 
 FIELDS = {"type": management.TYPE, "formatId": Int(7), "gtrid": "67", "bqual": "62"}
 ASKED = [

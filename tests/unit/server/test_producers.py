@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests.unit.server.served import Client, Served, run_async
-
 from bascule.amqp.frames import frame_head
 from bascule.amqp.performatives import Transfer
 from bascule.server.links import PRODUCER_CREDIT
+from tests.unit.server.served import Client, Served, run_async
 
 
 @run_async

@@ -7,8 +7,6 @@ import heapq
 import random
 
 import pytest
-from tests.unit.server.served import Client, Served, run_async
-from tests.unit.server.test_interrupted_sessions import PREFETCH, served_with
 
 from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Flowed
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, Target, TransactionalState
@@ -17,6 +15,8 @@ from bascule.server import lost_track
 from bascule.server.connection import HANDLERS
 from bascule.server.interruptions import PRODUCT, RETURN_S, Past
 from bascule.testing.broker import Sender, message_bytes
+from tests.unit.server.served import Client, Served, run_async
+from tests.unit.server.test_interrupted_sessions import PREFETCH, served_with
 
 
 class Member:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.limits import Limits
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, SaslClient
+from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 BODY = "x" * 100_000
 

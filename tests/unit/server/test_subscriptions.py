@@ -7,7 +7,6 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.server.served import TOPIC, Client, Served, run_async
 
 from bascule.amqp.events import Detached
 from bascule.amqp.link import ReceiverLink
@@ -15,6 +14,7 @@ from bascule.amqp.performatives import Source, Target
 from bascule.amqp.types import Symbol
 from bascule.core.destination import Routing
 from bascule.server.attach import subscription_queue
+from tests.unit.server.served import TOPIC, Client, Served, run_async
 
 SHARED = (*TOPIC, Symbol("shared"))
 TEXT = st.text(alphabet="ab.\\", max_size=6)

@@ -11,7 +11,7 @@ import pytest
 from bascule.config.settings import BrokerTls, Tls
 from bascule.core.errors import InvalidInput
 from bascule.server.tls import amqp_tls, certified_name, client_context, server_context
-from bascule.testing.certificates import Authority, Certificate
+from tests.support.certificates import Authority, Certificate
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from itertools import product
 
 import pytest
-from tests.unit.xa.crashes import ENDINGS, VOTES, Case, Crash, Fault, World, cases, points, run, verdict
 
 from bascule.testing.xa import ModelLog
 from bascule.xa.errors import Code
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.xid import Xid
+from tests.unit.xa.crashes import ENDINGS, VOTES, Case, Crash, Fault, World, cases, points, run, verdict
 
 #: What the matrix must have at least, over two and three resources.
 CASES_MIN = 600

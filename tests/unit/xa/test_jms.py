@@ -9,19 +9,19 @@ from threading import Event, Lock
 from typing import Any, cast
 
 import pytest
-from tests.unit.client.server import obliging, server
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import SessionBegun
 from bascule.client import Message
 from bascule.core.errors import Unavailable
-from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog
 from bascule.xa import TransactionManager, jms
 from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.system import wait_for
+from tests.unit.client.server import obliging, server
 
 THREADS = 4
 WAIT_S = 30.0

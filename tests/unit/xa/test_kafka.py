@@ -14,7 +14,6 @@ import pytest
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.compacted import Outgoing, Stored, TooLarge
-from bascule.testing.system import wait_for
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
@@ -22,6 +21,7 @@ from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid, branch, new_gtrid
+from tests.support.system import wait_for
 
 
 class Clients:

@@ -1,0 +1,249 @@
+"""The pipelines of the simulation: the real engines for diverts and ingress, under Spark's contract for batches.
+
+A batch may be run again, whole or in part, by the same driver or the next one; a task may be tried again while the first try still runs;
+the checkpoint may be lost. None of that decides anything: the position does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from bascule.core.errors import BasculeError
+from bascule.kafka.positions import Position, PositionTaken, position_key
+from bascule.kafka.transactional import Output
+from bascule.pipelines.carry import Claim
+from bascule.pipelines.divert import DivertEngine, JournalReader
+from bascule.pipelines.ingress import IngressEngine, KafkaRecord
+from bascule.pipelines.spec import Divert, Ingress
+from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
+from tests.sim.world import Process, Promise, TimeOut, World
+from tests.sim.writer import DIVERTS, Writer
+
+BRIDGE: Final = "sim"
+#: Records of one batch, and outputs of one transaction, at most: small, so that there are many.
+BATCH_MAX: Final = 30
+TRANSACTION_MAX: Final = 6
+#: Tries of a task before its query fails, as Spark's default.
+TRIES_MAX: Final = 4
+TRIGGER_MS: Final = 25.0
+#: How often a driver looks whether a worker still lives.
+LOOK_MS: Final = 15.0
+#: Drivers that may believe at one time that they are the one. (Many would fence one another for ever.)
+DRIVERS_MAX: Final = 2
+#: How long a worker may go on after its driver's death.
+ORPHANED_MS: Final = 150.0
+
+MakeWriter = Callable[[Kafka, Process, str], Writer]
+
+
+class QueryFailed(Exception):
+    """A task failed too often."""
+
+
+class Worker:
+    """A Python worker of Spark: it keeps its writers, with their next incarnation, from task to task."""
+
+    def __init__(self, world: World, name: str, make_writer: MakeWriter, kafka: Kafka) -> None:
+        self.process = Process(world, name)
+        self._kafka, self._make_writer = kafka, make_writer
+        self._writers: dict[str, Writer] = {}
+        self.busy = False  # it runs one task at a time
+
+    def writer(self, key: str) -> Writer:
+        """Of a position."""
+        if key not in self._writers:
+            self._writers[key] = self._make_writer(self._kafka, self.process, key)
+        return self._writers[key]
+
+
+class Pipelines:
+    """What is configured, and the driver runs that carry it out. ``launch`` starts one more driver."""
+
+    def __init__(
+        self, world: World, kafka: Kafka, diverts: Sequence[Divert], ingresses: Sequence[Ingress], make_writer: MakeWriter
+    ) -> None:
+        self.world, self.kafka, self.diverts, self.ingresses = world, kafka, tuple(diverts), tuple(ingresses)
+        self.make_writer = make_writer
+        self.reruns = 0.0  # how often a batch begins before what is done already
+        self.zombies = 0.0  # how often a task that still runs is taken for dead
+        self.restlessness = 0.0  # how often a task goes to a new worker though another one is idle
+        self.drivers: list[Driver] = []
+
+    def launch(self) -> None:
+        """A driver, whatever became of the one before."""
+        alive = [driver for driver in self.drivers if driver.process.alive and not driver.taken_over]
+        if len(alive) >= DRIVERS_MAX:
+            alive[0].kill()
+        self.drivers.append(Driver(self, len(self.drivers)))
+
+    def sources(self) -> list[tuple[Ingress | None, Partition]]:
+        """What there is to read: the journal for all diverts, and each ingress's topics."""
+        found: list[tuple[Ingress | None, Partition]] = [(None, self.kafka.partition(JOURNAL))]
+        return found + [(ingress, self.kafka.partition(topic)) for ingress in self.ingresses for topic in ingress.topics]
+
+    def key(self, ingress: Ingress | None, partition: Partition) -> str:
+        """Of a source's position."""
+        return position_key(ingress.name if ingress is not None else DIVERTS, partition.topic, partition.index)
+
+
+class Driver:
+    """One driver run with its workers. It works on a position as long as its name stands in it."""
+
+    def __init__(self, pipelines: Pipelines, number: int) -> None:
+        self.pipelines = pipelines
+        self.world, self.kafka = pipelines.world, pipelines.kafka
+        self.name = f"driver{number}"
+        self.process = Process(self.world, self.name)
+        self.taken_over = False
+        self.workers: list[Worker] = []
+        self._runs = 0
+        self._held: set[str] = set()
+        for ingress, partition in pipelines.sources():
+            self.process.spawn(self._keep_running(ingress, partition))
+
+    def kill(self) -> None:
+        """kill -9; its workers end when they find out."""
+        self.process.kill()
+        for worker in self.workers:
+            self.world.after(self.world.random.random() * ORPHANED_MS, worker.process.kill)
+
+    async def _keep_running(self, ingress: Ingress | None, source: Partition) -> None:
+        """A query, started anew with a fresh checkpoint when it fails."""
+        while not self.taken_over:
+            self._runs += 1
+            owner = f"{self.name}.{self._runs}"
+            try:
+                await self._query(ingress, source, owner)
+            except PositionTaken as error:
+                self.world.note("PositionTaken", f"{owner}, {error}")
+                self.taken_over = True
+            except (BasculeError, KafkaFault, QueryFailed) as error:
+                self.world.note("fail query", f"{owner}, {type(error).__name__} {error}")
+            await self.process.sleep(TRIGGER_MS * 4 * self.world.random.random())
+
+    async def _take(self, key: str, source: Partition, owner: str) -> Position:
+        """Writes the driver's name into a position. What a driver has had once it does not take from its successor."""
+        writer = self.pipelines.make_writer(self.kafka, self.process, key)
+        found = await writer.current()
+        if key in self._held and found is not None and not found.owner.startswith(f"{self.name}."):
+            raise PositionTaken(f"{found.owner} has taken over {key!r}")
+        fence = (-1, 0) if source.topic == JOURNAL else (-1, -1)
+        position = replace(found or Position(source.topic, "id", source.index, 0, *fence), owner=owner)
+        await writer.write([], found, position)
+        self._held.add(key)
+        return position
+
+    async def _query(self, ingress: Ingress | None, source: Partition, owner: str) -> None:
+        pipelines, pick = self.pipelines, self.world.random
+        key = pipelines.key(ingress, source)
+        position = await self._take(key, source, owner)
+        if position.offset:
+            self.world.note("lose checkpoint", owner)
+        claim = Claim(key, source.topic, "id", source.index, owner)
+        start = position.offset
+        while True:
+            end = min(await self.kafka.end_of(self.process, source, committed=ingress is not None), start + BATCH_MAX)
+            if end > start:
+                again = pick.randint(min(source.start, start), start) if self.world.chance(pipelines.reruns) else start
+                if again < start:
+                    self.world.note("rerun batch", owner)
+                await self._batch(ingress, source, claim, again, end)
+                start = end
+            await self.process.sleep(pick.random() * TRIGGER_MS)
+
+    async def _batch(self, ingress: Ingress | None, source: Partition, claim: Claim, start: int, end: int) -> None:
+        for _ in range(TRIES_MAX):
+            worker = self._worker()
+            self.world.say(f"{claim.owner}: {claim.key} from {start} to {end} in {worker.process.name}")
+            worker.busy = True
+            task = worker.process.spawn(carry(self.pipelines, worker, ingress, source, claim, start, end))
+            task.then(partial(setattr, worker, "busy", False))
+            patience_ms = self.world.random.random() * 60 if self.world.chance(self.pipelines.zombies) else float("inf")
+            if await self._ended(worker, task, self.world.now_ms + patience_ms):
+                if task.error is None:
+                    return
+                self.world.say(f"{claim.owner}: task fails: {type(task.error).__name__} {task.error}")
+                if isinstance(task.error, PositionTaken):
+                    raise task.error
+            else:
+                self.world.note("zombie task" if worker.process.alive else "lose task", f"{claim.owner} in {worker.process.name}")
+        raise QueryFailed(f"{TRIES_MAX} tries")
+
+    async def _ended(self, worker: Worker, task: Promise[None], deadline_ms: float) -> bool:
+        """Whether the task has ended, and not its worker or the driver's patience."""
+        ended: Promise[None] = Promise()
+        task.then(partial(ended.keep, None))
+        while not task.done and worker.process.alive and self.world.now_ms < deadline_ms:
+            with suppress(TimeOut):
+                await self.process.within(LOOK_MS, ended)
+        return task.done
+
+    def _worker(self) -> Worker:
+        idle = [worker for worker in self.workers if worker.process.alive and not worker.busy]
+        if not idle or self.world.chance(self.pipelines.restlessness):
+            name = f"{self.name}.worker{len(self.workers)}"
+            idle = [Worker(self.world, name, self.pipelines.make_writer, self.kafka)]
+            self.workers += idle
+        return self.world.random.choice(idle)
+
+
+async def carry(
+    pipelines: Pipelines, worker: Worker, ingress: Ingress | None, source: Partition, claim: Claim, start: int, end: int
+) -> None:
+    """A task: the records of a range in order, in transactions of bounded size, each with the position after it."""
+    writer = worker.writer(claim.key)
+    position = claim.check(await writer.current())
+    begin = begin_of(position, start)
+    records, _ = await pipelines.kafka.fetch(worker.process, source, start, committed=ingress is not None)
+    outputs_of, state = _mapping(pipelines, ingress, source, begin)
+    outputs: list[Output] = []
+    reached, size = begin.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
+    ahead = pipelines.world.chance(0.3)
+    try:
+        for record in records:
+            if not reached <= record.offset < end:
+                continue
+            outputs += outputs_of(record)
+            reached = record.offset + 1
+            if len(outputs) >= size:
+                after = replace(position, offset=reached, **state())
+                await writer.write(outputs, position, after)
+                position, outputs = after, []
+            elif ahead and outputs:
+                await writer.ahead(outputs, position)
+        if reached > position.offset:
+            await writer.write(outputs, position, replace(position, offset=reached, **state()))
+    except Exception:
+        await writer.abandon()
+        raise
+
+
+def begin_of(position: Position, start: int) -> Position:
+    """Where a task begins."""
+    return position
+
+
+def _mapping(
+    pipelines: Pipelines, ingress: Ingress | None, source: Partition, position: Position
+) -> tuple[Callable[[Record], list[Output]], Callable[[], dict[str, Any]]]:
+    """What becomes of a record, and what the position keeps beside the offset."""
+    if ingress is None:
+        reader = JournalReader(position, pipelines.diverts)
+        diverting = DivertEngine(BRIDGE, (source.topic, source.index), "dead-letter")
+
+        def diverted(record: Record) -> list[Output]:
+            return [output for taken in reader.take(record.offset, record.key, record.value) for _, output in diverting.outputs(taken)]
+
+        return diverted, reader.state
+    taking_in = IngressEngine(ingress, BRIDGE, INGRESS, "dead-letter")
+
+    def taken_in(record: Record) -> list[Output]:
+        headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in record.headers]
+        output = taking_in.output(KafkaRecord(source.topic, source.index, record.offset, 1, record.key, record.value, headers))
+        return [] if output is None else [output]
+
+    return taken_in, dict

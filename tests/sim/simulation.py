@@ -1,0 +1,493 @@
+"""One simulated run: a seed draws the clients, the faults and their times; first safety, then all is healed and liveness is demanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.matching import wants
+from bascule.broker.policy import AddressSettings, Policy
+from bascule.core.destination import Routing
+from bascule.jms.selector import compile_selector
+from bascule.pipelines.spec import Divert, Ingress
+from tests.sim.broker import Broker
+from tests.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
+from tests.sim.kafka import JOURNAL, SNAPSHOTS, STORE, Kafka, ToWrite, Weather
+from tests.sim.ledger import Mishaps
+from tests.sim.office import Office
+from tests.sim.pipelines import MakeWriter, Pipelines
+from tests.sim.witness import Witness
+from tests.sim.world import Process, World
+from tests.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, committed_offset
+from tests.support.history import Divert as Diverted
+from tests.support.history import Tally, check
+from tests.support.history_audit import JournalAudit
+
+#: How long things go wrong, and how soon after that all must have arrived.
+TROUBLE_MS: Final = 550.0
+HEALED_MS: Final = 12_000.0
+#: How long a broker may not know that another one has been elected.
+ELECTION_MS: Final = 250.0
+#: What was broken when all was healed may still end badly for so long.
+AFTERMATH_MS: Final = 600.0
+#: Nothing has happened for so long: nothing more will.
+QUIET_MS: Final = 200.0
+LOOK_MS: Final = 25.0
+#: One kill of a broker more, when all else is well: what it has kept is what counts then.
+LAST_KILL: Final = 0.4
+LAST_KILL_MS: Final = 300.0
+#: How soon a broker that has begun an epoch is replaced while it still reads.
+OVERTAKE_MS: Final = 25.0
+#: As long as a step of housekeeping takes, or two.
+STEP_MS: Final = 8.0
+#: Long enough for what waits to be old: as long as some rounds of housekeeping.
+NAP_MS: Final = 400.0
+DEAD_LETTERS: Final = "DLQ"
+ODD: Final = "kind = 1"
+
+DIVERTS: Final = (
+    Divert("orders", "orders", "t.orders"),
+    Divert("odd", "orders", "t.odd", selector=ODD),
+    Divert("moved", "moved", "t.moved"),
+    Divert("news", "news", "t.news"),
+    Divert("away", "away", "t.away", selector=ODD, exclusive=True),
+    Divert("back", "alerts", "t.alerts"),
+)
+#: The topic of a divert is among the sources: what this bridge wrote must not come in again.
+INGRESSES: Final = (Ingress("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a run is made of; a test plants its faults here."""
+
+    make_broker: Callable[[World, Kafka, str, Policy, Diverts], Broker] = Broker
+    make_writer: MakeWriter = Writer
+    #: What is done to the run before it begins.
+    prepare: Callable[[Simulation], None] = field(default=lambda _: None)
+
+
+class Simulation:
+    """A run. ``tally`` is what the checker says of it."""
+
+    def __init__(self, seed: int, parts: Parts | None = None, *, trace: bool = False) -> None:
+        parts = parts or Parts()
+        self.seed = seed
+        world = self.world = World(seed)
+        world.trace = [] if trace else None
+        self.random = world.random
+        self.kafka = Kafka(world)
+        exclusive = [divert for divert in DIVERTS if divert.exclusive]
+        diverts = Diverts(
+            tuple(ExclusiveDivert(each.name, each.source, _matcher(each.selector)) for each in exclusive),
+            tuple(each.source for each in DIVERTS),
+        )
+        policy = Policy(AddressSettings(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
+        self.brokers = [parts.make_broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
+        self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES, parts.make_writer)
+        self.stage = Stage(world, self.brokers)
+        self.clients: list[Client] = []
+        self.ingested: list[str] = []
+        self.healed_ms = float("inf")
+        self.witness = Witness(self.kafka, self.brokers[0].fresh_engine)
+        parts.prepare(self)
+
+    # -- the course of a run -----------------------------------------------------------------------------------------
+
+    def run(self) -> Tally:
+        """Trouble, healing, and the verdict."""
+        self._draw_weather()
+        self.brokers[0].launch()
+        if self.brokers[1].stands_by:
+            self.brokers[1].launch(elected=False)
+        self.pipelines.launch()
+        self._people()
+        self.world.after(self.random.random() * 40, self._trouble)
+        self.world.after(0, self._feed, 0, self.random.randint(0, 12))
+        self.world.run(self.world.now_ms + TROUBLE_MS)
+        self._heal()
+        self._look()
+        self.world.run(self.world.now_ms + HEALED_MS)
+        return self._judge()
+
+    def _draw_weather(self) -> None:
+        """Each seed has its own mixture of faults: many seeds have some of them alone."""
+        pick = self.random
+
+        def some(most: float) -> float:
+            return pick.random() * most if pick.random() < 0.5 else 0.0
+
+        self.kafka.weather = Weather(
+            some(0.04), some(0.06), some(0.25), some(0.1), some(0.03), pick.choice((0.5, 2.0, 6.0)), pick.choice((150.0, 900.0))
+        )
+        self.pipelines.reruns = some(0.4)
+        self.pipelines.zombies = some(0.4)
+        self.pipelines.restlessness = some(0.4)
+        stand_by, slowness = pick.random() < 0.3, some(0.6)
+        self.frailty, self.hesitation = some(0.1), some(0.8)
+        for broker in self.brokers:
+            broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self._housekeeping
+            broker.on_delivery = self.witness.handed_out
+            broker.snapshot_records = pick.choice((5, 12, 25, 1000))
+        self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2))
+        self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
+        self.pause_ms = pick.choice((15.0, 60.0, 200.0))
+
+    def _people(self) -> None:
+        stage, pick = self.stage, self.random
+        stage.nap_ms = pick.choice((0.0, NAP_MS))
+        pause_ms = pick.choice((8.0, 25.0, 60.0))
+        self.senders = [
+            Sender(stage, "s1", "orders", pick.randint(3, 14), pause_ms),
+            Sender(stage, "s2", "away", pick.randint(0, 6), pause_ms),
+            Sender(stage, "s3", "topic:news", pick.randint(0, 8), pause_ms),
+            TransactedSender(stage, "x1", ("orders", "topic:news"), pick.randint(0, 7), pause_ms),
+            TransactedSender(stage, "x2", ("orders", "alerts"), pick.randint(0, 3), pause_ms),
+        ]
+        self.takers = [
+            Taker(stage, "m1", "orders", to="moved"),
+            *([Taker(stage, "m2", "orders", to="moved")] if pick.random() < 0.4 else []),
+            Taker(stage, "t1", "moved", transacted=pick.random() < 0.5),
+            Taker(stage, "t2", "away", naps=True),
+            Taker(stage, "t3", "alerts", transacted=pick.random() < 0.5),
+            Taker(stage, "d1", "topic:news", subscription="all"),
+            Taker(stage, "d2", "topic:news", subscription="some", selector=ODD, naps=True),
+            Taker(stage, "undertaker", DEAD_LETTERS),
+        ]
+        self.office = Office(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
+
+    def _feed(self, number: int, count: int) -> None:
+        """A Kafka application writes what the ingress takes in; its aborted records do not count."""
+        if number < count:
+            id = f"k-{number}"
+            aborted = self.random.random() < 0.2
+            partition = self.kafka.partition("in.alerts")
+            transactional_id = f"application{number}"
+            producer, epoch = self.kafka.init(transactional_id)
+            self.kafka.add_partition(transactional_id, producer, epoch, partition)
+            self.kafka.produce(transactional_id, producer, epoch, partition, 0, [ToWrite(None, id.encode())])
+            self.world.after(self.random.random() * 30, lambda: self.kafka.end(transactional_id, producer, epoch, commit=not aborted))
+            if aborted:
+                self.world.note("abort input")
+            else:
+                self.ingested.append(id)
+            self.world.after(self.random.random() * 80, self._feed, number + 1, count)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        if self.world.now_ms < self.healed_ms:
+            if self.troubles:
+                name = self.random.choices(list(self.troubles), list(self.troubles.values()))[0]
+                TROUBLES[name](self)
+            self.world.after(self.random.random() * self.pause_ms * 2, self._trouble)
+
+    def kill_broker(self) -> None:
+        """kill -9 of a broker; the same or the other one starts."""
+        broker = self.random.choice(self.brokers)
+        if broker.serving:
+            self.world.note("kill broker", broker.process.name)
+        self._kill(broker, broker.process)
+
+    def take_over(self) -> None:
+        """The one that does not serve begins an epoch, as if the other were dead."""
+        for broker in self.random.sample(self.brokers, len(self.brokers)):
+            if not broker.serving:
+                if not broker.process.alive or not broker.process.stopped:
+                    if any(other.serving for other in self.brokers):
+                        self.world.note("take over", broker.name)
+                    if broker.standing_by:
+                        self.world.note("elect standby", broker.name)
+                        broker.elected.keep(None)
+                    else:
+                        broker.kill()
+                        broker.hesitates = self.world.chance(self.hesitation)
+                        broker.launch()
+                        if broker.hesitates:
+                            self.world.after(self.random.random() * OVERTAKE_MS, self._overtake, broker, broker.process)
+                    self._elected(broker)
+                return
+
+    def _overtake(self, late: Broker, process: Process) -> None:
+        """Another one is elected while one that has begun an epoch still reads."""
+        if late.process is process and process.alive and not late.serving and self.world.now_ms < self.healed_ms:
+            for broker in self.brokers:
+                if broker is not late:
+                    self.world.note("overtake", late.process.name)
+                    broker.kill()
+                    broker.launch()
+                    self._elected(broker)
+
+    def _elected(self, winner: Broker) -> None:
+        """The others hear of it some time; what they do until then must not count."""
+        for broker in self.brokers:
+            if broker is not winner and broker.process.alive:
+                broker.process.after(self.random.random() * ELECTION_MS, broker.lose_election, broker.epoch)
+
+    def ensure_broker(self) -> None:
+        """Somebody has to serve: what the election is for."""
+        if not any(broker.serving and broker.process.alive for broker in self.brokers):
+            self.take_over()
+        for broker in self.brokers:
+            if broker.stands_by and not broker.process.alive:
+                broker.launch(elected=False)
+
+    def stop_broker(self) -> None:
+        """SIGSTOP for a while, and perhaps a takeover meanwhile."""
+        process = self.random.choice(self.brokers).process
+        self._note_if_alive("stop broker", process)
+        process.stop()
+        self.world.after(self.random.random() * 300, process.go_on)
+        if self.random.random() < 0.7:
+            self.world.after(self.random.random() * 100, self.take_over)
+
+    def _housekeeping(self, broker: Broker) -> None:
+        """kill -9 at a step of a round, or soon after."""
+        if self.world.chance(self.frailty):
+            self.world.note("kill housekeeper", broker.process.name)
+            self.world.after(self.random.random() * STEP_MS, self._kill, broker, broker.process)
+
+    def _kill(self, broker: Broker, process: Process) -> None:
+        if broker.process is process:
+            broker.kill()
+            self.world.after(self.random.random() * 40, self.ensure_broker)
+
+    def restart_standby(self) -> None:
+        """It reads anew, while who serves goes on with its housekeeping."""
+        for broker in self.brokers:
+            if broker.standing_by:
+                self.world.note("restart standby", broker.process.name)
+                broker.kill()
+                broker.launch(elected=False)
+
+    def cut_clients(self) -> None:
+        """Connections break."""
+        for broker in self.brokers:
+            for connection in list(broker.connections):
+                if self.random.random() < 0.6:
+                    self.world.note("cut clients", connection.name)
+                    connection.drop()
+
+    def kill_manager(self) -> None:
+        """kill -9 of a process of the transaction manager; where that was the last one, another one starts."""
+        for manager in self.office.one():
+            self.world.note("kill manager", manager.name)
+            manager.kill()
+            self.world.after(self.random.random() * 60, self.office.supervise)
+
+    def stop_manager(self) -> None:
+        """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
+        for manager in self.office.one():
+            self.world.note("stop manager", manager.name)
+            manager.process.stop()
+            self.world.after(self.random.random() * 300, manager.process.go_on)
+            if self.random.random() < 0.7:
+                self.office.launch()
+
+    def force_branch(self) -> None:
+        """An administrator ends a prepared branch."""
+        self.office.administrator.force()
+
+    def kill_driver(self) -> None:
+        """kill -9 of the newest driver, or only one more beside it."""
+        if self.random.random() < 0.8:
+            driver = self.pipelines.drivers[-1]
+            self._note_if_alive("kill driver", driver.process)
+            driver.kill()
+        self.pipelines.launch()
+
+    def stop_driver(self) -> None:
+        """SIGSTOP of the driver with its workers, and another one takes over."""
+        driver = self.pipelines.drivers[-1]
+        self._note_if_alive("stop driver", driver.process)
+        stopped = [driver.process, *(worker.process for worker in driver.workers)]
+        for process in stopped:
+            process.stop()
+        for process in stopped:
+            self.world.after(self.random.random() * 400, process.go_on)
+        if self.random.random() < 0.7:
+            self.pipelines.launch()
+
+    def kill_worker(self) -> None:
+        """kill -9 of a Spark worker."""
+        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
+        if workers:
+            process = self.random.choice(workers).process
+            self.world.note("kill worker", process.name)
+            process.kill()
+
+    def stop_worker(self) -> None:
+        """A worker stands still; Spark may try its task elsewhere."""
+        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
+        if workers:
+            process = self.random.choice(workers).process
+            self.world.note("stop worker", process.name)
+            process.stop()
+            self.world.after(self.random.random() * 300, process.go_on)
+
+    def change_leader(self) -> None:
+        """Kafka carries nothing out for a while."""
+        self.kafka.away_until_ms = self.world.now_ms + self.random.random() * 150
+
+    def compact(self) -> None:
+        """The log cleaner has been there."""
+        for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0)):
+            partition = self.kafka.partition(topic, index)
+            if partition.compact(self.random.randint(0, partition.end)):
+                self.world.note("compact", f"{topic}-{index}")
+
+    def _note_if_alive(self, trouble: str, process: Process) -> None:
+        if process.alive:
+            self.world.note(trouble, process.name)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        """No more faults, and every part runs."""
+        self.healed_ms = self.world.now_ms
+        self.world.say("healed")
+        self.kafka.weather = Weather()
+        self.kafka.away_until_ms = 0.0
+        if self.world.chance(LAST_KILL):
+            self.world.after(self.random.random() * LAST_KILL_MS, self._kill_newest)
+        self.pipelines.reruns = self.pipelines.zombies = 0.0
+        self.office.calm()
+        self.stage.nap_ms = 0.0
+        for broker in self.brokers:
+            broker.slowness = self.frailty = 0.0
+        drivers = self.pipelines.drivers
+        managers = self.office.processes
+        for process in (
+            *(each.process for each in self.brokers),
+            *(each.process for each in managers),
+            *(each.process for each in drivers),
+        ):
+            if process.stopped:
+                process.go_on()
+        for driver in drivers:
+            for worker in driver.workers:
+                if worker.process.stopped:
+                    worker.process.go_on()
+        self._supervise()
+
+    def _kill_newest(self) -> None:
+        for broker in self._newest():
+            self.world.note("kill broker", broker.process.name)
+            self._kill(broker, broker.process)
+
+    def _supervise(self) -> None:
+        """What is dead is started again, and who has been replaced hears of it: it may have begun when the others were told."""
+        for broker in self.brokers:
+            if broker.serving and broker.superseded:
+                broker.lose_election(broker.epoch)
+        drivers = self.pipelines.drivers
+        if not any(driver.process.alive and not driver.taken_over for driver in drivers):
+            self.pipelines.launch()
+        up = [broker for broker in self.brokers if broker.process.alive and not broker.standing_by]
+        if not any(broker.serving or broker.world.now_ms - self.healed_ms < 500 for broker in up):
+            self.take_over()
+        self.office.supervise()
+        self.world.after(100, self._supervise)
+
+    def _look(self) -> None:
+        """Whether it is over."""
+        if self._drained():
+            self.world.stop()
+        self.world.after(LOOK_MS, self._look)
+
+    def _drained(self) -> bool:
+        """Senders are done, pipelines at their ends, and nothing has come to anybody for a while."""
+        serving = [broker for broker in self.brokers if broker.serving]
+        since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
+        if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
+            return False
+        if any(self.office.in_doubt(self._newest())):
+            return False
+        return not self.kafka.unfinished and all(committed_offset(self.kafka, key) >= end for key, end in self._ends())
+
+    def _newest(self) -> list[Broker]:
+        """Of the brokers that serve, the one that counts: another one has not heard of its end yet, if nobody has asked it for anything."""
+        return sorted((broker for broker in self.brokers if broker.serving), key=lambda broker: broker.epoch)[-1:]
+
+    def _ends(self) -> Iterator[tuple[str, int]]:
+        for ingress, partition in self.pipelines.sources():
+            records, _ = partition.read(partition.start, committed=True)
+            yield self.pipelines.key(ingress, partition), records[-1].offset + 1 if records else 0
+
+    def _judge(self) -> Tally:
+        def found(topic: str) -> list[str]:
+            return [(record.value or b"").decode() for record in self.kafka.partition(topic).read(0, committed=True)[0]]
+
+        diverted = {
+            divert.target: Diverted(
+                f"topic:{divert.source}" if divert.source == "news" else divert.source, found(divert.target),
+                divert.selector, divert.exclusive, ordered=not divert.selector,
+            )
+            for divert in DIVERTS
+        }  # fmt: skip
+        self.office.note()
+        audit = self._audit()
+        tally = check(
+            self.stage.operations,
+            diverted=diverted,
+            ingested={"alerts": self.ingested},
+            journal=audit.result(),
+            spills=dict.fromkeys(("orders", "moved", "away", "alerts", "topic:news"), (DEAD_LETTERS,)),
+            left=dict(self._left()),
+            healed_ms=self.healed_ms + AFTERMATH_MS,
+            clock_ms=0,
+        )
+        self.office.judge(tally, self._newest())
+        self.witness.judge(tally, audit.counts)
+        tally.report("stuck", "records that could not be carried", found("dead-letter"))
+        return tally
+
+    def _left(self) -> Iterator[tuple[str, list[str]]]:
+        for sender in self.senders:
+            if not sender.done.done:
+                yield f"{sender.name}, a sender", [sender.name]
+        for broker in self.brokers:
+            if broker.failure is not None:
+                yield f"{broker.name}, which cannot load its journal: {broker.failure}", [broker.name]
+        serving = self._newest()
+        for broker in serving:
+            for queue in broker.engine.addresses.queues.values():
+                yield queue.name, [id_of(message.body or b"") for message in (*queue.untouched(), *queue.unacked())]
+        if not serving:
+            yield "front of brokers that do not serve", ["all"]
+        for key, end in self._ends():
+            if committed_offset(self.kafka, key) < end:
+                yield f"front of {key}, at {committed_offset(self.kafka, key)} of {end}", [key]
+
+    def _audit(self) -> JournalAudit:
+        """What the journal says to a reader of its own: records that are not of the newest epoch begun before them do not count."""
+        audit = JournalAudit(id_of)
+        for record in self.kafka.partition(JOURNAL).records:
+            assert record.value is not None
+            audit.take(record.offset, record.value)
+        return audit
+
+
+def _matcher(selector: str) -> Callable[[bytes], bool]:
+    compiled = compile_selector(selector)
+    return lambda body: wants(compiled, body)
+
+
+TROUBLES: Final[dict[str, Callable[[Simulation], None]]] = {
+    "kill broker": Simulation.kill_broker,
+    "take over": Simulation.take_over,
+    "stop broker": Simulation.stop_broker,
+    "restart standby": Simulation.restart_standby,
+    "cut clients": Simulation.cut_clients,
+    "kill manager": Simulation.kill_manager,
+    "stop manager": Simulation.stop_manager,
+    "force branch": Simulation.force_branch,
+    "kill driver": Simulation.kill_driver,
+    "stop driver": Simulation.stop_driver,
+    "kill worker": Simulation.kill_worker,
+    "stop worker": Simulation.stop_worker,
+    "change leader": Simulation.change_leader,
+    "compact": Simulation.compact,
+}

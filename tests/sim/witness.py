@@ -1,0 +1,93 @@
+"""Judges what no client of the simulation can tell: it sees every topic as it is at the moment.
+
+What is deleted must not be needed by anybody, whether or not somebody comes for it in this run. And how often a message was handed out
+before is what the journal says at least, and never goes down while one broker serves. (Over the end of an epoch it may: nobody waits for
+a count to be stored.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from bascule.broker.engine import Engine
+from bascule.journal.records import RecordError
+from bascule.kafka.positions import position_key
+from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault
+from tests.sim.keeping import Following
+from tests.sim.world import Process, Promise, World
+from tests.sim.writer import DIVERTS, committed_offset
+from tests.support.history import Tally
+
+T = TypeVar("T")
+
+
+class _AtOnce(Kafka):
+    """The same topics, without the network."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        super().__init__(World(0))
+        self._partitions = kafka._partitions
+
+    def request(self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS) -> Promise[T]:
+        promise: Promise[T] = Promise()
+        try:
+            promise.keep(carry_out())
+        except KafkaFault as fault:
+            promise.fail(fault)
+        return promise
+
+
+class Witness:
+    """Of one run, from its beginning."""
+
+    def __init__(self, kafka: Kafka, fresh_engine: Callable[[], Engine]) -> None:
+        self._kafka = _AtOnce(kafka)
+        self._fresh_engine = fresh_engine
+        self._unread: list[str] = []
+        self._unloadable: list[str] = []
+        self._first: dict[tuple[int, int, int], int] = {}  # epoch, queue and mid: the first delivery count there
+        self._newest: dict[tuple[int, int, int], int] = {}
+        self._lowered: list[str] = []
+        kafka.partition(JOURNAL).on_delete = self._trimmed
+        kafka.partition(STORE).on_delete = self._forgotten
+
+    def handed_out(self, epoch: int, queue: int, mid: int, count: int) -> None:
+        """A broker gives a message to a consumer."""
+        key = epoch, queue, mid
+        if mid >= 0:
+            self._first.setdefault(key, count)
+            if count < self._newest.get(key, 0):
+                self._lowered.append(f"{mid} of queue {queue}")
+            self._newest[key] = count
+
+    def _trimmed(self) -> None:
+        """Positions that are not committed may never be."""
+        start, read = self._kafka.partition(JOURNAL).start, committed_offset(self._kafka, position_key(DIVERTS, JOURNAL, 0))
+        if start > read:
+            self._unread.append(f"from {read} to {start}")
+
+    def _forgotten(self) -> None:
+        """Whoever starts now has to come up."""
+        following = Following(self._kafka, Process(self._kafka.world, "witness"), self._fresh_engine, 0.0)
+        following.end = self._kafka.partition(JOURNAL).end
+        try:
+            following.run().send(None)
+        except StopIteration:
+            return
+        except RecordError as error:
+            self._unloadable.append(str(error))
+        else:
+            raise AssertionError("it waits for something")
+
+    def judge(self, tally: Tally, counts: Mapping[tuple[int, int], Sequence[tuple[int, int]]]) -> None:
+        """Adds to a tally what is found; ``counts`` are those of the journal: (epoch, count) by queue and mid."""
+        tally.report("divert-loss", "parts of the journal were trimmed before diverts had read them", self._unread)
+        tally.report("stuck", "times no broker could have started, for the store had forgotten what it needs", self._unloadable)
+        tally.report("redelivered-unmarked", "handed out with a lower delivery count than before", self._lowered)
+        lost = (
+            f"{mid} of queue {queue}"
+            for (epoch, queue, mid), first in self._first.items()
+            if first < max((count for began, count in counts.get((queue, mid), ()) if began < epoch), default=0)
+        )
+        tally.report("redelivered-unmarked", "handed out with a lower delivery count than the journal has", lost)

@@ -1,0 +1,54 @@
+"""What can be seen from outside while a soak goes on, every second: depth of the queues, memory, size of the journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from tests.soak.site import Site
+from tests.support.usage import disk_mib, memory_mib
+
+INTERVAL_S = 1.0
+
+
+class Sample(NamedTuple):
+    """One look: when (s since the epoch), and what was to be seen; a broker that does not answer tells nothing of its queues."""
+
+    at_s: float
+    backlog: int | None  # messages in all queues, of whoever serves
+    rss_mib: Mapping[str, float]  # by part that runs
+    journal_mib: float
+
+
+class Measures(threading.Thread):
+    """Looks until it is stopped."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(name="measures", daemon=True)
+        self.samples: list[Sample] = []
+        self._site = site
+        self._journal = site.kafka.data_dir / "data" / f"{site.plan.prefix}.journal-0"
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """No more looks."""
+        self._stopping.set()
+        self.join()
+
+    def run(self) -> None:
+        """Look, and look again."""
+        while not self._stopping.wait(INTERVAL_S):
+            pids = {name: part.pid() for name, part in self._site.parts.items()}
+            rss: dict[str, float] = {}
+            for name, pid in pids.items():
+                with suppress(OSError):  # it has just ended
+                    if pid is not None:
+                        rss[name] = memory_mib(pid)
+            self.samples.append(Sample(time.time(), self._backlog(), rss, disk_mib(self._journal)))
+
+    def _backlog(self) -> int | None:
+        depths = self._site.depths()
+        return None if depths is None else sum(depths.values())

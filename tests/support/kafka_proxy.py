@@ -1,0 +1,219 @@
+"""A proxy that knows Kafka's requests: it holds, delays or duplicates those of one kind, or loses the answer.
+
+    with KafkaProxy(kafka.port) as proxy:
+        producer = Producer({"bootstrap.servers": proxy.bootstrap, ...})
+        late = proxy.inject(Api.END_TXN, Action.HOLD)
+        producer.commit_transaction()  # repeated by the client after its request timeout
+        late.release()                 # now Kafka gets the first one
+
+Clients stay behind it: where an answer names the node's port, it names the proxy's. For a node on 127.0.0.1 without TLS or SASL.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import Counter, deque
+from contextlib import suppress
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from bascule.core.errors import Unavailable
+from tests.support.proxy import HOST, Relay
+
+#: For an answer to a request that was let go; an idle Kafka takes milliseconds.
+ANSWER_S = 30.0
+#: Shorter than any request timeout of the tests: the client only waits.
+DELAY_S = 0.3
+
+_HEADER = struct.Struct(">hhi")  # API key, API version, correlation id
+_INT32 = struct.Struct(">i")
+
+
+class Api(IntEnum):
+    """API keys of Kafka's protocol."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    SYNC_GROUP = 14
+    API_VERSIONS = 18
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    END_TXN = 26
+    DESCRIBE_CLUSTER = 60
+
+
+class Action(StrEnum):
+    """What happens to a request."""
+
+    HOLD = "hold"  # Kafka gets it when it is released, whether the client still waits or not; what follows on the connection waits, too
+    DELAY = "delay"
+    DROP_REPLY = "drop-reply"  # Kafka does it, and the connection breaks before the answer
+    MUTE_REPLY = "mute-reply"  # Kafka does it, and no answer comes: the client finds out by time
+    DUPLICATE = "duplicate"  # Kafka gets it twice, the client one answer
+
+
+#: Answers that name nodes. Host and port stand side by side in each, whatever the version.
+_NAMING = frozenset({Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER})
+
+
+class Injection:
+    """A fault for the next requests of one kind. ``answer`` is what Kafka said to the last of them, without length and correlation id."""
+
+    def __init__(self, api: Api, action: Action, times: int) -> None:
+        self.api = api
+        self.action = action
+        self.left = times
+        self.answer = b""
+        self._hit = threading.Event()
+        self._released = threading.Event()
+        self._answered = threading.Event()
+
+    @property
+    def hit(self) -> bool:
+        """Whether a request has met it."""
+        return self._hit.is_set()
+
+    def release(self) -> None:
+        """Let what is held go on, and return when Kafka has answered it; a no-op when nothing is held. Raises Unavailable."""
+        self._released.set()
+        if self.action is Action.HOLD and self.hit and not self._answered.wait(ANSWER_S):
+            raise Unavailable(f"Kafka does not answer a late {self.api.name}")
+
+    def _let_go(self) -> None:
+        self._released.set()
+
+    def _hold(self) -> None:
+        self._hit.set()
+        self._released.wait()
+
+    def _note(self, answer: bytes) -> None:
+        self.answer = answer
+        self._answered.set()
+
+
+class _Expected(NamedTuple):
+    """An answer that is to come; Kafka answers a connection's requests in their order."""
+
+    api: int
+    injection: Injection | None = None
+    second: bool = False  # of a duplicate
+
+
+class KafkaProxy(Relay):
+    """``passed`` counts the requests by API key."""
+
+    def __init__(self, port: int, *, advertised_port: int | None = None) -> None:
+        """``port`` is Kafka's; ``advertised_port`` is where clients are to come, if not here but through something in front."""
+        self.passed: Counter[int] = Counter()
+        self._injections: list[Injection] = []
+        self._kafka_port = port
+        self._advertised_port = advertised_port
+        super().__init__(port)
+
+    def advertise(self, port: int) -> None:
+        """Clients that ask from now on are sent there."""
+        self._advertised_port = port
+
+    def inject(self, api: Api, action: Action, *, times: int = 1) -> Injection:
+        """The next ``times`` requests of a kind, on whatever connection, meet the fault."""
+        injection = Injection(api, action, times)
+        with self._lock:
+            self._injections.append(injection)
+        return injection
+
+    def heal(self) -> None:
+        """No fault from now on; what is held is let go."""
+        with self._lock:
+            injections, self._injections = self._injections, []
+        for each in injections:
+            each._let_go()
+
+    def cut(self) -> None:
+        """End every connection, with what is held on it."""
+        super().cut()
+        self.heal()
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        expected: deque[_Expected] = deque()
+        for pump in (self._carry_requests, self._carry_answers):
+            threading.Thread(target=pump, args=(client, server, expected), name="kafka-proxy", daemon=True).start()
+
+    def _carry_requests(self, client: socket.socket, kafka: socket.socket, expected: deque[_Expected]) -> None:
+        with suppress(OSError):
+            while frame := read_frame(client):
+                api, _, _ = _HEADER.unpack_from(frame, _INT32.size)
+                self._request(frame, api, kafka, expected)
+        self._end(client, kafka)
+
+    def _request(self, frame: bytes, api: int, kafka: socket.socket, expected: deque[_Expected]) -> None:
+        injection = self._meet(api)
+        action = None if injection is None else injection.action
+        if injection is not None and action is Action.HOLD:
+            injection._hold()
+        elif injection is not None:
+            injection._hit.set()
+            if action is Action.DELAY:
+                injection._released.wait(DELAY_S)
+        expected.append(_Expected(api, injection))
+        if action is Action.DUPLICATE:
+            expected.append(_Expected(api, injection, second=True))
+            frame += frame
+        kafka.sendall(frame)
+        if injection is not None and action is Action.HOLD:
+            # The client may have gone: the connection to Kafka stays until Kafka has done it.
+            injection._answered.wait(ANSWER_S)
+
+    def _meet(self, api: int) -> Injection | None:
+        with self._lock:
+            self.passed[api] += 1
+            for each in self._injections:
+                if each.api == api and each.left:
+                    each.left -= 1
+                    return each
+        return None
+
+    def _carry_answers(self, client: socket.socket, kafka: socket.socket, expected: deque[_Expected]) -> None:
+        with suppress(OSError):
+            while frame := read_frame(kafka):
+                api, injection, second = expected.popleft()
+                if injection is not None:
+                    injection._note(frame[2 * _INT32.size :])
+                    if injection.action is Action.DROP_REPLY:
+                        break
+                    if injection.action is Action.MUTE_REPLY or second:
+                        continue
+                client.sendall(self._renamed(frame) if api in _NAMING else frame)
+        self._end(client, kafka)
+
+    def _renamed(self, frame: bytes) -> bytes:
+        """With this side's port for Kafka's. The length stays, so nothing else of the answer needs to be understood."""
+        host = HOST.encode()
+        return frame.replace(host + _INT32.pack(self._kafka_port), host + _INT32.pack(self._advertised_port or self.port))
+
+
+def read_frame(connection: socket.socket) -> bytes:
+    """A request or an answer, its length before it; nothing where the connection has ended."""
+    length = _read(connection, _INT32.size)
+    if not length:
+        return b""
+    body = _read(connection, _INT32.unpack(length)[0])
+    return length + body if body else b""
+
+
+def _read(connection: socket.socket, size_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < size_bytes:
+        part = connection.recv(size_bytes - len(data))
+        if not part:
+            return b""
+        data += part
+    return bytes(data)

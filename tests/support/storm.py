@@ -1,0 +1,71 @@
+"""Java clients that work on through crashes (java/Storm.java), and the history they write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+from bascule.core.errors import Unavailable
+from tests.support.history import Operation, read_history
+from tests.support.java import java_command
+
+END_TIMEOUT_S = 120.0
+
+
+class Storm:
+    """A JVM with one or more clients: ``send:A``, ``send-tx:A``, ``move:A>B``, ``take:B``; they begin at once."""
+
+    def __init__(self, url: str, directory: Path, *clients: str, name: str = "storm", **options: object) -> None:
+        """Options as of Storm.java, ``quiet_s`` for --quiet-s. Returns when all clients are connected."""
+        self.history_file = directory / f"{name}.history"
+        arguments = ["--url", url, "--history", str(self.history_file), "--clients", " ".join(clients), "--name", name]
+        for option, value in options.items():
+            arguments += [f"--{option.replace('_', '-')}", str(value)]
+        with (directory / f"{name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                java_command("Storm", *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self._read("ready")
+
+    def __enter__(self) -> Self:
+        """The storm, which blows already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, if it has not ended."""
+        if self._process.poll() is None:
+            self.kill()
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the JVM."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it by SIGKILL, clients and all."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> dict[str, Any]:
+        """Senders stop; returns, once the others have emptied their sources, how many messages had which outcome. Raises Unavailable."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("stop\n")
+        self._process.stdin.flush()
+        counts = self._read("end")
+        self._process.wait(END_TIMEOUT_S)
+        return counts
+
+    def history(self) -> list[Operation]:
+        """What was done so far."""
+        return read_history(self.history_file)
+
+    def _read(self, event: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Unavailable(f"the storm ended with {self._process.wait()} before its {event!r}")
+        said: dict[str, Any] = json.loads(line)
+        return said

@@ -1,0 +1,119 @@
+"""What becomes of a request, seen from a client and from a Kafka that are two sockets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scenarios.test_kafka_faults import ELECTION_APIS, FAULTS, START_APIS, STEADY_APIS, WRITER_CASES
+from tests.support.kafka_proxy import Action, Api, KafkaProxy, read_frame
+from tests.support.system import wait_for
+
+SOON_S = 10.0
+#: Requests that meet a fault in every run.
+FAULTS_MIN = 40
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def request(api: Api, number: int) -> bytes:
+    return frame(struct.pack(">hhi", api, 0, number))
+
+
+def answer(number: int, body: bytes = b"") -> bytes:
+    return frame(struct.pack(">i", number) + body)
+
+
+class Ends:
+    """A proxy, the client's end of a connection over it, and Kafka's."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.kafka_port: int = listener.getsockname()[1]
+        self.proxy = KafkaProxy(self.kafka_port)
+        self.client = socket.create_connection(("127.0.0.1", self.proxy.port), SOON_S)
+        self.kafka, _ = listener.accept()
+        self.kafka.settimeout(SOON_S)
+        listener.close()
+
+    def ask(self, api: Api, number: int) -> None:
+        """A request that Kafka gets and answers."""
+        self.client.sendall(request(api, number))
+        self.serve(api, number)
+
+    def serve(self, api: Api, number: int) -> None:
+        assert read_frame(self.kafka) == request(api, number)
+        self.kafka.sendall(answer(number))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    with ends.proxy, ends.client, ends.kafka:
+        yield ends
+
+
+def test_what_no_fault_is_meant_for_passes_and_is_counted(ends: Ends) -> None:
+    ends.proxy.inject(Api.END_TXN, Action.DROP_REPLY)
+    ends.ask(Api.PRODUCE, 1)
+    assert read_frame(ends.client) == answer(1)
+    assert ends.proxy.passed == {Api.PRODUCE: 1}
+
+
+def test_a_held_request_reaches_kafka_when_it_is_released_though_its_client_is_gone(ends: Ends) -> None:
+    late = ends.proxy.inject(Api.END_TXN, Action.HOLD)
+    ends.client.sendall(request(Api.END_TXN, 1))
+    ends.client.close()
+    serving = threading.Thread(target=ends.serve, args=(Api.END_TXN, 1))
+    serving.start()
+    wait_for(lambda: late.hit, "the request")
+    late.release()
+    serving.join(SOON_S)
+    assert not serving.is_alive()
+
+
+def test_a_lost_answer_breaks_the_connection_after_kafka_has_done_what_was_asked(ends: Ends) -> None:
+    lost = ends.proxy.inject(Api.END_TXN, Action.DROP_REPLY)
+    ends.ask(Api.END_TXN, 1)
+    assert read_frame(ends.client) == b""
+    assert lost.hit
+
+
+def test_a_mute_answer_leaves_the_connection_as_it_is(ends: Ends) -> None:
+    ends.proxy.inject(Api.END_TXN, Action.MUTE_REPLY)
+    ends.ask(Api.END_TXN, 1)
+    ends.ask(Api.END_TXN, 2)
+    assert read_frame(ends.client) == answer(2)
+
+
+def test_a_doubled_request_has_one_answer(ends: Ends) -> None:
+    ends.proxy.inject(Api.PRODUCE, Action.DUPLICATE)
+    ends.ask(Api.PRODUCE, 1)
+    ends.serve(Api.PRODUCE, 1)
+    ends.ask(Api.PRODUCE, 2)
+    assert [read_frame(ends.client) for _ in range(2)] == [answer(1), answer(2)]
+
+
+@pytest.mark.parametrize("api", [Api.METADATA, Api.FIND_COORDINATOR])
+def test_an_answer_that_names_the_node_names_the_proxy_instead(ends: Ends, api: Api) -> None:
+    ends.client.sendall(request(api, 1))
+    read_frame(ends.kafka)
+    ends.kafka.sendall(answer(1, b"127.0.0.1" + struct.pack(">i", ends.kafka_port)))
+    assert read_frame(ends.client) == answer(1, b"127.0.0.1" + struct.pack(">i", ends.proxy.port))
+
+
+def test_every_run_has_many_faults_of_each_kind_for_the_requests_that_promises_rest_on() -> None:
+    written = [api for api, _ in (case.values for case in WRITER_CASES if not case.marks)]
+    met = Counter([*written, *len(FAULTS) * [*ELECTION_APIS, *START_APIS, *STEADY_APIS]])
+    assert FAULTS == (Action.HOLD, Action.DELAY, Action.DROP_REPLY, Action.DUPLICATE)
+    transactions = (Api.END_TXN, Api.INIT_PRODUCER_ID, Api.PRODUCE, Api.ADD_PARTITIONS_TO_TXN)
+    groups = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_FETCH, Api.OFFSET_COMMIT, Api.LIST_OFFSETS)
+    assert all(met[api] >= len(FAULTS) for api in (*transactions, *groups))
+    assert met.total() >= FAULTS_MIN
