@@ -324,8 +324,8 @@ class Broker:
 
     def fresh_engine(self) -> Engine:
         """One without any state."""
-        journaling = Journaling(self._append, on_work=self._work)
-        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy)
+        journaling = Journaling(self._append, on_work=self._work, violations=self.world.violations)
+        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy, violations=self.world.violations)
 
     def end(self, error: Exception) -> None:
         """Nothing is answered any more."""

@@ -232,14 +232,14 @@ def _mapping(
 ) -> tuple[Callable[[Record], list[Output]], Callable[[], dict[str, Any]]]:
     """What becomes of a record, and what the position keeps beside the offset."""
     if ingress is None:
-        reader = JournalReader(position, pipelines.diverts)
+        reader = JournalReader(position, pipelines.diverts, violations=pipelines.world.violations)
         diverting = DivertEngine(BRIDGE, (source.topic, source.index), "dead-letter")
 
         def diverted(record: Record) -> list[Output]:
             return [output for taken in reader.take(record.offset, record.key, record.value) for _, output in diverting.outputs(taken)]
 
         return diverted, reader.state
-    taking_in = IngressEngine(ingress, BRIDGE, INGRESS, "dead-letter")
+    taking_in = IngressEngine(ingress, BRIDGE, INGRESS, "dead-letter", violations=pipelines.world.violations)
 
     def taken_in(record: Record) -> list[Output]:
         headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in record.headers]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,10 +73,20 @@ class Parts:
 class Simulation:
     """A run. ``tally`` is what the checker says of it."""
 
-    def __init__(self, seed: int, parts: Parts | None = None, *, trace: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        parts: Parts | None = None,
+        *,
+        trace: bool = False,
+        violations: Collection[enum.StrEnum] = (),
+        arrange: Callable[[Simulation], None] | None = None,
+    ) -> None:
+        """``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
         parts = parts or Parts()
         self.seed = seed
-        world = self.world = World(seed)
+        self._arrange = arrange
+        world = self.world = World(seed, violations)
         world.trace = [] if trace else None
         self.random = world.random
         self.kafka = Kafka(world)
@@ -99,6 +110,8 @@ class Simulation:
     def run(self) -> Tally:
         """Trouble, healing, and the verdict."""
         self._draw_weather()
+        if self._arrange is not None:
+            self._arrange(self)
         self.brokers[0].launch()
         if self.brokers[1].stands_by:
             self.brokers[1].launch(elected=False)

@@ -6,10 +6,11 @@ decides all delays and faults, so a seed repeats its run exactly.
 
 from __future__ import annotations
 
+import enum
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -129,10 +130,14 @@ class Promise(Generic[T]):
 
 
 class World:
-    """The clock, the events to come, and chance."""
+    """The clock, the events to come, and chance.
 
-    def __init__(self, seed: int) -> None:
+    ``violations`` are the rules that this run breaks on purpose; each driver gives them to the protocols that it drives.
+    """
+
+    def __init__(self, seed: int, violations: Collection[enum.StrEnum] = ()) -> None:
         self.random = random.Random(seed)
+        self.violations = frozenset(violations)
         self.now_ms = 1_000.0
         self.stopped = False
         self.trace: list[str] | None = None

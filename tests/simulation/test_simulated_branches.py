@@ -11,7 +11,6 @@ from bascule.broker import branches
 from bascule.broker import engine as engine_module
 from bascule.broker.branches import Branch, Branches, ended_entry
 from bascule.broker.engine import Engine
-from bascule.broker.loading import Loader
 from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending
@@ -31,16 +30,6 @@ def snapshots_leave_prepared_branches_out(monkeypatch: pytest.MonkeyPatch) -> Pa
         return b"".join(ended_entry(xid, ending, at_ms) for xid, ending in known.ended.items())
 
     monkeypatch.setattr(Branches, "entries", entries)
-    return Parts()
-
-
-def loads_leave_prepared_branches_empty(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(Loader, "_give_to_branches", lambda _: None)
-    return Parts()
-
-
-def loads_pass_ends_over(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(Loader, "_branch_ended", lambda *_: None)
     return Parts()
 
 
@@ -188,8 +177,6 @@ def a_recovery_finds_and_finishes_nothing(monkeypatch: pytest.MonkeyPatch) -> Pa
 #: What is planted, and the anomalies that must show, each of them.
 PLANTED: list[tuple[Plant, set[str]]] = [
     (snapshots_leave_prepared_branches_out, {"lost"}),
-    (loads_leave_prepared_branches_empty, {"duplicated"}),
-    (loads_pass_ends_over, {"unexpected"}),
     (a_branch_is_prepared_until_it_has_ended_twice, {"duplicated"}),
     (a_prepared_transaction_stays_the_connections, {"duplicated"}),
     (prepared_is_said_before_it_is_stored, {"lost"}),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.positions import Position
@@ -91,11 +90,6 @@ def positions_count_before_they_are_committed(monkeypatch: pytest.MonkeyPatch) -
     return Parts()
 
 
-def snapshots_count_unannounced(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(Loader, "announced", property(lambda _: True, lambda *_: None), raising=False)
-    return Parts()
-
-
 def the_ingress_is_trimmed_before_the_journal_has_it(monkeypatch: pytest.MonkeyPatch) -> Parts:
     trim = Housekeeping.trim
 
@@ -117,7 +111,6 @@ PLANTED: list[tuple[Plant, set[str]]] = [
     (the_store_forgets_what_still_waits, {"stuck"}),
     (the_store_forgets_before_the_announcement, {"stuck"}),
     (positions_count_before_they_are_committed, {"divert-loss"}),
-    (snapshots_count_unannounced, {"stuck"}),
     (the_ingress_is_trimmed_before_the_journal_has_it, {"ingress-loss"}),
 ]
 

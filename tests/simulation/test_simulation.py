@@ -13,14 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bascule.broker import loading as loading_module
-from bascule.broker.duplicates import DuplicateWindow
-from bascule.broker.engine import Engine
-from bascule.broker.journaling import Journaling
-from bascule.journal.fence import Fence
 from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
-from bascule.pipelines.ingress import IngressEngine
 from tests.sim import kafka, pipelines
 from tests.sim.broker import Broker
 from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
@@ -219,14 +213,6 @@ def fenceless_broker(_: pytest.MonkeyPatch) -> Parts:
     return Parts(make_broker=FencelessBroker)
 
 
-def readers_without_fence(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    def admits(fence: Fence, offset: int, header: object) -> bool:
-        return True
-
-    monkeypatch.setattr(Fence, "admits", admits)
-    return Parts()
-
-
 def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
     from tests.sim import broker
 
@@ -234,57 +220,9 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
-def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(Journaling, "then", lambda _, action, *arguments: action(*arguments))
-    return Parts()
-
-
-def repeats_are_news(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(DuplicateWindow, "admit", lambda *_: True)
-    return Parts()
-
-
-def positions_of_the_ingress_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(loading_module, "decode_ingress", lambda *_: (0, 0))
-    return Parts()
-
-
-def reservations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(loading_module, "decode_reserve", lambda *_: (0, 0))
-    return Parts()
-
-
-def counts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(loading_module, "decode_count", lambda *_: (0, ()))
-    return Parts()
-
-
-def own_records_come_in(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    output = IngressEngine.output
-    monkeypatch.setattr(IngressEngine, "output", lambda engine, record: output(engine, record._replace(headers=[])))
-    return Parts()
-
-
-def commits_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    add_send = Journaling.add_send
-
-    def add(journaling: Journaling, entry: bytes, ids: tuple[bytes, ...]) -> int:
-        journaling.flush()
-        return add_send(journaling, entry, ids)
-
-    monkeypatch.setattr(Journaling, "together", lambda *_: None)
-    monkeypatch.setattr(Journaling, "add_send", add)
-    return Parts()
-
-
 def tasks_begin_where_they_are_told(monkeypatch: pytest.MonkeyPatch) -> Parts:
     """With the fence of one who has read nothing yet; with the position's it takes no record of the journal twice."""
     monkeypatch.setattr(pipelines, "begin_of", lambda position, start: replace(position, offset=start, epoch=-1, sequence=-1))
-    return Parts()
-
-
-def what_is_rolled_back_is_sent(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(Engine, "rollback", lambda engine, transaction: engine.commit(transaction, lambda _: None))
     return Parts()
 
 
@@ -295,21 +233,8 @@ PLANTED: list[tuple[str, Plant, set[str]]] = [
     ("a position read to the last stable offset", late_ends(ShortSightedWriter), {"ingress-dup"}),
     ("no look after a commit in doubt", writer(TrustingWriter), {"divert-dup", "ingress-dup"}),
     ("a broker that does not look into gaps", fenceless_broker, {"zombie-ack", "lost", "duplicated"}),
-    (
-        "readers that let a dead broker's records count",
-        readers_without_fence,
-        {"unexpected", "divert-dup", "duplicated", "zombie-ack"},
-    ),
     ("appends that time out while later ones succeed", gaps, {"stuck", "lost"}),
-    ("answers before anything is stored", answers_at_once, {"lost", "zombie-ack"}),
-    ("repeats that are not recognised", repeats_are_news, {"duplicated", "divert-dup"}),
-    ("an ingress whose position is forgotten", positions_of_the_ingress_are_forgotten, {"ingress-dup"}),
-    ("reservations that are forgotten", reservations_are_forgotten, {"redelivered-unmarked"}),
-    ("delivery counts that are forgotten", counts_are_forgotten, {"redelivered-unmarked"}),
-    ("an ingress that takes its own bridge's records", own_records_come_in, {"loop"}),
-    ("transactions in several records", commits_in_pieces, {"torn-tx"}),
     ("tasks that trust the start of their batch", tasks_begin_where_they_are_told, {"divert-dup", "ingress-dup"}),
-    ("a rollback that commits", what_is_rolled_back_is_sent, {"unexpected"}),
 ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -15,6 +16,12 @@ WINDOW_COUNT = 20_000
 WINDOW_MS = 3_600_000
 #: Addresses with a window: each temporary queue that is replied to gets one, and outlives neither its client nor this.
 WINDOWS_MAX = 10_000
+
+
+class DuplicateViolation(enum.StrEnum):
+    """Rules of duplicate detection that a test may break."""
+
+    REPEATS_ADMITTED = "repeated sends are taken for new messages"
 
 
 @lru_cache(maxsize=1024)
@@ -35,9 +42,12 @@ def digest_of(address: str, scope: str, identity: bytes) -> bytes:
 class DuplicateWindow:
     """The ids accepted on one address, bounded by count and by time."""
 
-    __slots__ = ("count_max", "digests", "order", "period_ms")
+    __slots__ = ("_violations", "count_max", "digests", "order", "period_ms")
 
-    def __init__(self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS) -> None:
+    def __init__(
+        self, count_max: int = WINDOW_COUNT, period_ms: int = WINDOW_MS, *, violations: Collection[enum.StrEnum] = frozenset()
+    ) -> None:
+        self._violations = violations
         self.count_max = count_max
         self.period_ms = period_ms
         self.digests: set[bytes] = set()
@@ -60,7 +70,7 @@ class DuplicateWindow:
             known.discard(order.popleft()[0])
         for digest in digests:
             if digest in known:
-                return False
+                return DuplicateViolation.REPEATS_ADMITTED in self._violations
         for digest in digests:
             self.add(digest, now_ms)
         return True
@@ -74,11 +84,17 @@ class DuplicateWindow:
 class DuplicateWindows:
     """The windows of all addresses; the ones that were used last are kept."""
 
-    __slots__ = ("_limits_of", "by_address")
+    __slots__ = ("_limits_of", "_violations", "by_address")
 
-    def __init__(self, limits_of: Callable[[str], tuple[int, int]] = lambda _: (WINDOW_COUNT, WINDOW_MS)) -> None:
+    def __init__(
+        self,
+        limits_of: Callable[[str], tuple[int, int]] = lambda _: (WINDOW_COUNT, WINDOW_MS),
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
         """``limits_of`` gives an address's window as a count and a period in ms."""
         self._limits_of = limits_of
+        self._violations = violations
         self.by_address: dict[str, DuplicateWindow] = {}
 
     def window(self, address: str) -> DuplicateWindow:
@@ -87,7 +103,7 @@ class DuplicateWindows:
         if window is None:
             if len(self.by_address) >= WINDOWS_MAX:
                 self._drop_half()
-            window = self.by_address[address] = DuplicateWindow(*self._limits_of(address))
+            window = self.by_address[address] = DuplicateWindow(*self._limits_of(address), violations=self._violations)
         return window
 
     def _drop_half(self) -> None:

@@ -6,7 +6,8 @@ things is an entry of a journal record, and is carried out when that record is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -63,12 +64,28 @@ _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
 
 
+class EngineViolation(enum.StrEnum):
+    """Rules of the engine that a test may break."""
+
+    ROLLBACK_COMMITS = "a rolled back transaction is carried out"
+
+
 class Engine(Destinations):
     """All state of one broker and the commands on it."""
 
-    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        journaling: Journaling,
+        bodies: Bodies,
+        clock: Callable[[], int],
+        policy: Policy | None = None,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``violations`` are rules that the engine, its parts and its loader break, for tests only."""
         super().__init__(journaling, bodies, clock, policy)
-        self.windows = DuplicateWindows(self._window_limits)
+        self.violations = violations
+        self.windows = DuplicateWindows(self._window_limits, violations=violations)
         self.ingress_positions: dict[int, int] = {}
         self.confirmed_ingress: dict[int, int] = {}  # as ingress_positions, of confirmed records
         self.ingress_topic_id = ""  # of the topic that they are positions of, once that is confirmed
@@ -383,6 +400,10 @@ class Engine(Destinations):
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
         self.counters.rolled_back += 1
         self.transactions.pop(transaction.id, None)
+        if EngineViolation.ROLLBACK_COMMITS in self.violations:
+            acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+            self.carry_out(transaction.drafts, acks, transaction.size_bytes, lambda: None)
+            return
         self._give_up(transaction)
 
     def _give_up(self, transaction: Transaction) -> None:

@@ -6,8 +6,9 @@ actions run in order as Kafka confirms them.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from bascule.broker.errors import BrokerFault
@@ -28,6 +29,13 @@ from bascule.journal.records import (
 RECORD_BYTES_SOFT = 256 * 1024
 
 Action = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class JournalingViolation(enum.StrEnum):
+    """Rules of journaling that a test may break."""
+
+    ANSWER_BEFORE_STORED = "actions run before the record that they wait for is stored"
+    TRANSACTION_IN_SEVERAL_RECORDS = "the entries of one transaction are spread over several records"
 
 
 class Batch:
@@ -56,7 +64,15 @@ class Journaling:
     ``append(key, value)`` is the log's; it must confirm in order, by :meth:`confirm`, or end the epoch.
     """
 
-    def __init__(self, append: Callable[[bytes, bytes], None], *, on_work: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        append: Callable[[bytes, bytes], None],
+        *,
+        on_work: Callable[[bool], None] = lambda _: None,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        self._hasty = JournalingViolation.ANSWER_BEFORE_STORED in violations
+        self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
         self._append = append
         self._on_work = on_work  # told once when there is something to append, and once more (True) when somebody waits for it
         self.epoch = -1
@@ -93,7 +109,7 @@ class Journaling:
         batch = self.batch
         if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
-        self._held = True
+        self._held = not self._in_pieces
 
     def part(self) -> None:
         """The record may be closed again."""
@@ -102,6 +118,8 @@ class Journaling:
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
         """A message for the open record, as its SEND entry; returns its mid."""
+        if self._in_pieces:
+            self.flush()
         batch = self.batch
         if batch.messages >= MESSAGES_PER_RECORD_MAX:
             assert not self._held
@@ -134,7 +152,9 @@ class Journaling:
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do this once all that was decided so far is stored; at once where it is already."""
-        if not self.batch.empty:
+        if self._hasty:
+            action(*arguments)
+        elif not self.batch.empty:
             self.batch.actions.append((action, arguments))
             if not self._urgent:
                 self._urgent = True

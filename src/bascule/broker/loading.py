@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,6 +37,17 @@ from bascule.journal.records import (
 )
 
 
+class LoadingViolation(enum.StrEnum):
+    """Rules of loading that a test may break."""
+
+    RESERVATIONS_FORGOTTEN = "a new epoch forgets which messages may have been delivered before"
+    DELIVERY_COUNTS_FORGOTTEN = "a new epoch forgets journaled delivery counts"
+    INGRESS_POSITIONS_FORGOTTEN = "a new epoch reads the ingress topic from its start"
+    BRANCHES_LOADED_EMPTY = "prepared branches lose the messages that they have received"
+    BRANCH_ENDS_PASSED_OVER = "the end of a branch in the journal is passed over"
+    UNANNOUNCED_SNAPSHOTS_COUNT = "a snapshot counts before the journal announces it"
+
+
 class Loader:
     """Applies journal records, in order, to an engine that serves nobody yet.
 
@@ -46,13 +58,14 @@ class Loader:
         """``stored`` are records of the store by mid, for messages that the snapshot has there. Raises DamagedRecord."""
         self.engine = engine
         self.snapshot = snapshot
-        self.fence = Fence()
+        self._violations = violations = engine.violations
+        self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
-        self.announced = False  # the snapshot: only then does it count
+        self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # the snapshot: only then does it count
         self._live: dict[int, dict[int, Message]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
-        self._old_fence = Fence(sequence=-1)
+        self._old_fence = Fence(sequence=-1, violations=violations)
         self._delayed: dict[int, int] = {}  # mid -> when it may be delivered
         self.first_offset = 0
         if snapshot is not None:
@@ -60,7 +73,7 @@ class Loader:
 
     def _restore(self, snapshot: Snapshot, stored: Mapping[int, bytes]) -> None:
         engine = self.engine
-        self.fence = Fence(snapshot.epoch, snapshot.sequence)
+        self.fence = Fence(snapshot.epoch, snapshot.sequence, violations=self._violations)
         self.offsets = snapshot.offsets
         self.first_offset = snapshot.first_offset()
         engine.next_queue_id = snapshot.next_queue_id
@@ -170,11 +183,12 @@ class Loader:
                 if message is not None:
                     self._release(message)
         elif op == Op.COUNT:
-            self._count(*decode_count(value, start, end))
+            if LoadingViolation.DELIVERY_COUNTS_FORGOTTEN not in self._violations:
+                self._count(*decode_count(value, start, end))
         elif op == Op.RESERVE:
             queue_id, mid = decode_reserve(value, start)
             queue = engine.addresses.queues.get(queue_id)
-            if queue is not None:
+            if queue is not None and LoadingViolation.RESERVATIONS_FORGOTTEN not in self._violations:
                 queue.reserved_mid = mid
         elif op == Op.QUEUE_CREATED:
             queue = self._add(self._described(decode_json(value, start, end)))
@@ -183,7 +197,8 @@ class Loader:
             self._delete(decode_queue_deleted(value, start))
         elif op == Op.INGRESS:
             partition, next_offset = decode_ingress(value, start)
-            engine.ingress_positions[partition] = next_offset
+            if LoadingViolation.INGRESS_POSITIONS_FORGOTTEN not in self._violations:
+                engine.ingress_positions[partition] = next_offset
         elif op == Op.INGRESS_TOPIC:
             content = decode_json(value, start, end)
             engine.ingress_topic_id, engine.ingress_positions = content["id"], dict(content["positions"])
@@ -254,6 +269,8 @@ class Loader:
         self._counts.clear()
 
     def _branch_ended(self, ended: Ended) -> None:
+        if LoadingViolation.BRANCH_ENDS_PASSED_OVER in self._violations:
+            return
         branch = self.engine.branches.prepared.get(ended.xid)
         if branch is not None and ended.ending in ROLLBACKS:
             for queue_id, counts in branch.taken():
@@ -262,6 +279,8 @@ class Loader:
 
     def _give_to_branches(self) -> None:
         """What prepared branches have received is in their hands, as if there had been no crash."""
+        if LoadingViolation.BRANCHES_LOADED_EMPTY in self._violations:
+            return
         for branch in self.engine.branches.prepared.values():
             for queue_id, counts in branch.taken():
                 queue = self.engine.addresses.queues.get(queue_id)

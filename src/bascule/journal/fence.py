@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from bascule.journal.records import DamagedRecord, Header, Kind
+
+
+class FenceViolation(enum.StrEnum):
+    """Rules of the fence that a test may break."""
+
+    OLDER_EPOCHS_COUNT = "records of an older epoch count after the start of a newer one"
 
 
 @dataclass(slots=True)
@@ -16,6 +24,7 @@ class Fence:
 
     epoch: int = -1
     sequence: int = 0
+    violations: Collection[enum.StrEnum] = field(default=frozenset(), kw_only=True, compare=False, repr=False)
 
     def admits(self, offset: int, header: Header) -> bool:
         """Whether the record at ``offset`` counts; moves the fence when it does.
@@ -27,7 +36,7 @@ class Fence:
             self.epoch = offset
             return True
         if header.epoch < self.epoch:
-            return False
+            return FenceViolation.OLDER_EPOCHS_COUNT in self.violations
         if header.epoch > self.epoch:
             if self.epoch >= 0:
                 raise DamagedRecord(f"offset {offset}: record of epoch {header.epoch}, whose start is missing (at epoch {self.epoch})")

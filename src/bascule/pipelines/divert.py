@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,10 +82,17 @@ class Taken:
 class JournalReader:
     """Journal records in order in, the messages that count out; keeps the fence and what exclusive diverts are in force."""
 
-    def __init__(self, position: Position, diverts: Sequence[Divert], answers: Callable[[str, int], bool] = lambda *_: False) -> None:
+    def __init__(
+        self,
+        position: Position,
+        diverts: Sequence[Divert],
+        answers: Callable[[str, int], bool] = lambda *_: False,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
         """What another exclusive divert took in an epoch is wanted in its name, as a fault, where this position ``answers`` for it."""
         self._answers = answers
-        self.fence = Fence(position.epoch, position.sequence)
+        self.fence = Fence(position.epoch, position.sequence, violations=violations)
         self.exclusive = frozenset(position.exclusive)
         self._journal = position.topic
         self._diverts = [Choice(divert) for divert in diverts]

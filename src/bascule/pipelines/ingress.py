@@ -7,9 +7,10 @@ header ``unbound`` says what becomes of a message whose address has neither a qu
 from __future__ import annotations
 
 import base64
+import enum
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -50,6 +51,12 @@ class KafkaRecord(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
 
 
+class IngressViolation(enum.StrEnum):
+    """Rules of an ingress that a test may break."""
+
+    OWN_RECORDS_TAKEN = "an ingress takes records that its own bridge wrote"
+
+
 class IngressEngine:
     """Kafka records to JMS messages for one ingress."""
 
@@ -60,9 +67,12 @@ class IngressEngine:
         ingress_topic: str,
         dead_letter_topic: str | None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
         """Without a dead-letter topic a record that cannot be carried raises BadRecord, also one that makes too large a message."""
         self._ingress = ingress
+        self._takes_own = IngressViolation.OWN_RECORDS_TAKEN in violations
         self._own = (ORIGIN_HEADER, bridge_id.encode())
         self._ingress_topic = ingress_topic
         self._dead_letter_topic = dead_letter_topic
@@ -71,7 +81,7 @@ class IngressEngine:
 
     def output(self, record: KafkaRecord) -> Output | None:
         """The record for the broker, or for the dead-letter topic; None for one that this bridge wrote itself."""
-        if self._own in record.headers:
+        if self._own in record.headers and not self._takes_own:
             return None
         try:
             value = self._encoded(record)
