@@ -10,7 +10,25 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "bascule"
 #: A package imports only from itself and from those before it.
-ORDER = ("core", "amqp", "jms", "journal", "config", "broker", "kafka", "embedded", "pipelines", "client", "xa", "adapter", "server", "cli")
+ORDER = (
+    "core",
+    "threads",
+    "amqp",
+    "jms",
+    "journal",
+    "config",
+    "broker",
+    "kafka",
+    "embedded",
+    "pipelines",
+    "client",
+    "xa",
+    "adapter",
+    "server",
+    "cli",
+)
+#: Only this package starts threads, so that none ends of an error without consequence.
+THREADS = "threads"
 #: What ships for the tests of users may use everything that a user's own test would.
 TESTING_MAY_NOT = ("server", "cli")
 #: Bytes and state only: no third party, and none of the ways to the world outside.
@@ -81,3 +99,10 @@ def test_a_library_has_one_home(library: str, home: str) -> None:
 def test_every_package_has_its_place_in_the_order() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert packages - {"testing"} <= set(ORDER)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if package_of(path) != THREADS], ids=named)
+def test_only_one_package_starts_threads(path: Path) -> None:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_bytes(), str(path))) if isinstance(node, ast.Call)]
+    names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in calls if isinstance(call, ast.Attribute | ast.Name)}
+    assert not names & {"Thread", "Timer"}

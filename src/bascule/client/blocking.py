@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
-from bascule.client.errors import IllegalState
+from bascule.client.errors import ConnectionLost, IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
@@ -25,6 +25,7 @@ from bascule.client.session import ExceptionListener, SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.threads.lasting import lasting_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -263,8 +264,14 @@ class Context:
 
     def _listen(self) -> None:
         if self._listener_thread is None:
-            self._listener_thread = threading.Thread(target=self._serve_listeners, name="bascule-listener", daemon=True)
+            self._listener_thread = lasting_thread(self._serve_listeners, "bascule-listener", on_failure=self._listening_failed)
             self._listener_thread.start()
+
+    def _listening_failed(self, error: BaseException) -> None:
+        """No listener of this context gets a message any more: the application is told, and the connection ends."""
+        failure = ConnectionLost(f"the thread of the listeners failed: {error!r}")
+        self._thread.call(lambda: self._thread.core.fail(failure))
+        self._session.tell(self._on_exception, failure)
 
     def _serve_listeners(self) -> None:
         session = self._session

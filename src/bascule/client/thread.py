@@ -11,9 +11,11 @@ from ssl import SSLContext
 from typing import Final, TypeVar
 
 from bascule.client.core import Core
+from bascule.client.errors import ConnectionLost
 from bascule.client.operation import Operation
 from bascule.client.pump import Pump
 from bascule.client.url import Plan
+from bascule.threads.lasting import lasting_thread
 
 T = TypeVar("T")
 #: For threads of ours to end once they have nothing to do.
@@ -32,12 +34,19 @@ class ConnectionThread:
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
-        self._thread = threading.Thread(target=self._serve, name=f"bascule-{core.container_id}", daemon=True)
+        self._thread = lasting_thread(self._serve, f"bascule-{core.container_id}", on_failure=self._failed)
         self._thread.start()
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
             runner.run(self._run())
+
+    def _failed(self, error: BaseException) -> None:
+        """Nobody serves the socket any more: every operation of the connection raises ConnectionLost from now on."""
+        with self._changed:
+            self._stopped = True
+            self.core.fail(ConnectionLost(f"the thread of the connection failed: {error!r}"))
+            self._changed.notify_all()
 
     async def _run(self) -> None:
         self._task = asyncio.create_task(self._pump.run())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -15,6 +17,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
+from bascule.threads.lasting import lasting_thread
+
+_log = logging.getLogger("bascule.kafka.compacted")
+_log.addHandler(logging.NullHandler())
 
 #: After this time an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
@@ -132,8 +138,9 @@ class Appender:
     def _client(self, topic: str) -> Producer:
         with self._lock:
             if self._producer is None:
-                self._producer = Producer(self._settings)
-                threading.Thread(target=self._poll, args=(self._producer, topic), name="bascule-appender", daemon=True).start()
+                producer = self._producer = Producer(self._settings)
+                poll, failed = partial(self._poll, producer, topic), partial(self._failed, producer)
+                lasting_thread(poll, "bascule-appender", on_failure=failed).start()
             return self._producer
 
     def _drop(self, producer: Producer) -> None:
@@ -141,6 +148,11 @@ class Appender:
             if self._producer is producer:  # and not one that was made since
                 self._producer = None
         _answer_all(producer)
+
+    def _failed(self, producer: Producer, error: BaseException) -> None:
+        """Nobody polls this client any more: the next append makes another one, and what this one has under way is answered here."""
+        _log.warning("appender starts a new client error=%r", error)
+        self._drop(producer)
 
     def _poll(self, producer: Producer, topic: str) -> None:
         with suppress(KafkaException):

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.kafka.instance import Fence, SameInstance, fenced
+from bascule.threads.lasting import end_process, lasting_thread
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Election:
         self._asked: SimpleQueue[Future[bool]] = SimpleQueue()
         self._closing = threading.Event()
         self._resigning = False
-        self._thread = threading.Thread(target=self._run, name="election", daemon=True)
+        self._thread = lasting_thread(self._run, "election", on_failure=end_process)
         self._thread.start()
 
     def _run(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import Unavailable
+from bascule.threads.background import in_background
 
 #: How long the end of a program waits for what only monitors look at.
 CLOSE_TIMEOUT_S = 2.0
@@ -214,9 +215,9 @@ class LagMirror:
         while self._wanted and time.monotonic() < deadline:
             self._commit()
             self._consumer.poll(_ANSWER_S)
-        closing = threading.Thread(target=self._consumer.close, name="lag-mirror-close", daemon=True)
-        closing.start()
-        closing.join(max(0.0, deadline - time.monotonic()))
+        closing = in_background(self._consumer.close, "lag-mirror-close")
+        with suppress(TimeoutError):
+            closing.result(max(0.0, deadline - time.monotonic()))
 
     def _commit(self) -> None:
         if self._wanted and not self._asked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from bascule.core.errors import Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.history import READ_AHEAD, passing
+from bascule.threads.lasting import end_process, lasting_thread
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
 POLL_S = 0.25
@@ -101,7 +101,7 @@ class JournalWriter:
         self._on_outcomes = on_outcomes
         self._outcomes: deque[Outcome] = deque()
         self._closing = False
-        self._thread = threading.Thread(target=self._poll, name="journal-delivery", daemon=True)
+        self._thread = lasting_thread(self._poll, "journal-delivery", on_failure=end_process)
         self._thread.start()
 
     def append(self, key: bytes, value: bytes) -> None:

@@ -15,11 +15,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
 from bascule.kafka.guards import no_transaction
 from bascule.kafka.history import PROMPT
 from bascule.kafka.log import introduce, patient
+from bascule.threads.background import in_background
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
 TRANSACTION_TIMEOUT_MS = 15_000

@@ -20,11 +20,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.background import in_background
 from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
 from bascule.kafka.history import PROMPT
 from bascule.kafka.log import introduce, patient
 from bascule.kafka.positions import Position, PositionReader, position_partition
+from bascule.threads.background import in_background
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
 TRANSACTION_TIMEOUT_MS = 30_000

@@ -19,12 +19,12 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
-from bascule.kafka.background import in_background
 from bascule.kafka.compacted import Appender, Outgoing, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.pins import Keeper, Pin, Pins
+from bascule.threads.background import in_background
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine

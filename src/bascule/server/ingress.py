@@ -20,6 +20,7 @@ from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_he
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import CutOff, PartitionReader
+from bascule.threads.lasting import end_process, lasting_thread
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class IngressTail:
 
     def _start(self) -> None:
         self._failure = ""
-        self._thread = threading.Thread(target=self._run, name="ingress-tail", daemon=True)
+        self._thread = lasting_thread(self._run, "ingress-tail", on_failure=end_process)
         self._thread.start()
 
     @property

@@ -15,6 +15,7 @@ from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
+from bascule.threads.lasting import end_process, lasting_thread
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Watch:
         # Apart: where this broker may not look at others, it goes on looking at its own.
         self._watched = [own_topics.expected(each) for each in (own, others)]
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="topic-watch", daemon=True).start()
+        lasting_thread(self._run, "topic-watch", on_failure=end_process).start()
 
     def close(self) -> None:
         """No more looks; one that is under way may be without an answer, and is not waited for."""

@@ -24,7 +24,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
 from bascule.xa.log import DecisionLog
 from bascule.xa.recovery import Pass, Recoverer, said_of
@@ -83,6 +84,7 @@ class TransactionManager:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._failure = ""
 
     def open(self) -> Pass:
         """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
@@ -92,10 +94,12 @@ class TransactionManager:
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is open")
         self._closing = threading.Event()
+        self._failure = ""
         first = self.recoverer().run()
         if not first.finished:
             self.recover_soon()
-        self._thread = threading.Thread(target=self._recover, args=(self._closing,), name=f"bascule-xa-{self.name}", daemon=True)
+        recover = functools.partial(self._recover, self._closing)
+        self._thread = lasting_thread(recover, f"bascule-xa-{self.name}", on_failure=self._recovery_failed)
         self._thread.start()
         return first
 
@@ -127,6 +131,8 @@ class TransactionManager:
         """A new transaction: use it with ``with`` (or ``async with``), which makes it the current one, or end it by yourself."""
         if self._thread is None:
             raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
+        if self._failure:
+            raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
         around = Surroundings(self.name, self.log, self._by, self._knows, self._enter, self._leave)
         transaction = Transaction(around, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
@@ -220,6 +226,9 @@ class TransactionManager:
     def _at_work(self) -> set[bytes]:
         with self._lock:
             return set(self._live)
+
+    def _recovery_failed(self, error: BaseException) -> None:
+        self._failure = f"its recovery failed: {error!r}"
 
     def _recover(self, closing: threading.Event) -> None:
         recoverer = self.recoverer(ANSWER_WITHIN_S)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError
-from bascule.kafka.background import in_background
+from bascule.threads.background import in_background
 from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, DecisionLog, Heuristic, LogState, Outcome
 from bascule.xa.resource import Resource

@@ -18,8 +18,8 @@ from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Delivery
 from bascule.core.errors import Unavailable
-from bascule.kafka.background import in_background
 from bascule.kafka.consumer import Received
+from bascule.threads.background import in_background
 from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)

@@ -51,9 +51,9 @@ class Taken:
 
 @contextmanager
 def at_work(endpoint: Any, taken: Taken, offsets: range, spec: ActivationSpec = SPEC) -> Iterator[Counts]:
-    counts = Counts()
+    counts, failures = Counts(), list[BaseException]()
     deliverer = Deliverer(spec, cast("Any", taken), taken, counts)
-    workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts)
+    workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts, failures.append)
     workers.start()
     workers.add([Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, b"key", b"value", (("own", b"1"),)), ()) for offset in offsets])
     try:

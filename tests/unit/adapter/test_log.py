@@ -167,7 +167,12 @@ class Shop(Case):
         )  # fmt: skip
         self.counts = Counts()
         deliverer = Deliverer(spec, self.log, InTransaction(xa, 60, lambda: False), self.counts)
-        self.workers = Workers(spec, self.work, lambda delivery, call: deliverer.handle(self.workers, delivery, call), self.counts)
+        self.failures: list[BaseException] = []
+
+        def handle(delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+            return deliverer.handle(self.workers, delivery, call)
+
+        self.workers = Workers(spec, self.work, handle, self.counts, self.failures.append)
         self._enlisted = enlisted
         self.tries = 0
 

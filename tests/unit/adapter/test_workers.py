@@ -12,7 +12,7 @@ import pytest
 from bascule.adapter.inbound import ActivationSpec, Order, Record, workers
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
-from bascule.kafka.background import in_background
+from bascule.threads.background import in_background
 from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)
@@ -30,12 +30,14 @@ def pool(workers: int, work: Callable[[Record], None], order: Order = Order.NONE
         call(delivery.record)
         running.settle(delivery)
 
-    running = Workers(ActivationSpec(topics=("topic",), group="g", workers=workers, order=order), work, handle, Counts())
+    failures: list[BaseException] = []
+    running = Workers(ActivationSpec(topics=("topic",), group="g", workers=workers, order=order), work, handle, Counts(), failures.append)
     running.start()
     try:
         yield running
     finally:
         running.stop(LONG_S)
+    assert not failures
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -109,7 +111,8 @@ def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch
 
     timeout_s = 0.1 if "given up" in hangs_in else LONG_S
     spec = ActivationSpec(topics=("topic",), group="g", workers=1, delivery_timeout_s=timeout_s)
-    running = Workers(spec, Hanging, handle, Counts())
+    failures: list[BaseException] = []
+    running = Workers(spec, Hanging, handle, Counts(), failures.append)
     running.start()
     try:
         running.add([delivery(1), delivery(2)])

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.background import in_background
 from bascule.kafka.slot import Slot
+from bascule.threads.background import in_background
 
 
 class Reader:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bascule.kafka.background import in_background
+from bascule.threads.background import in_background
 from bascule.xa.database import DbapiResource
 from bascule.xa.errors import RetryLater, UnknownXid
 from bascule.xa.xid import Xid

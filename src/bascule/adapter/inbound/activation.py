@@ -14,17 +14,18 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bascule.adapter.inbound.dead_letters import DeadLetters
 from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
-from bascule.adapter.inbound.record import record_of
+from bascule.adapter.inbound.record import Record, record_of
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.topics import missing, set_up
@@ -32,6 +33,8 @@ from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, le
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.kafka.consumer import GroupConsumer, Received, read_again
+from bascule.threads.background import in_background
+from bascule.threads.lasting import lasting_thread
 from bascule.xa.log import Outcome
 
 POLL_S = 0.1
@@ -108,7 +111,11 @@ class Activation:
         spec, xa = self.spec, self.spec.transacted
         mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
         deliverer = self._deliverer = Deliverer(spec, self._log, mode, self.counts)
-        workers = Workers(spec, self._endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), self.counts)
+
+        def handle(delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+            return deliverer.handle(workers, delivery, call)
+
+        workers = Workers(spec, self._endpoint, handle, self.counts, self._fail)
         self._workers = workers
         self._runs: dict[Place, _Run] = {}
         self._flowing: set[Place] = set()
@@ -124,6 +131,7 @@ class Activation:
         self._unscheduled: list[Delivery] = []
         self._offsets: dict[tuple[str, int], int] = {}
         self._trouble = ""
+        self._failure = ""
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -151,9 +159,8 @@ class Activation:
         )  # fmt: skip
         self._workers.start()
         for name, target in (("inbound", self._poll), ("housekeeping", self._housekeep)):
-            thread = threading.Thread(target=target, name=f"bascule-{name}-{self.spec.group}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(lasting_thread(target, f"bascule-{name}-{self.spec.group}", on_failure=self._fail))
+            self._threads[-1].start()
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
         """Ends it. What is at work is waited for, what waits is left in flight for the next start.
@@ -168,9 +175,11 @@ class Activation:
             self._to_take.put(None)
         left += left_behind([*self._threads, *self._takers], END_S)
         if self.spec.transacted is None:
-            closing = threading.Thread(target=self._log.close, name=f"bascule-close-{self.spec.group}", daemon=True)
-            closing.start()
-            left += left_behind([closing], END_S)
+            name = f"bascule-close-{self.spec.group}"
+            try:
+                in_background(self._log.close, name).result(END_S)
+            except TimeoutError:
+                left.append(name)
         if left:
             _log.warning("%s is stopped without %s", self.spec.group, ", ".join(left))
         return left
@@ -185,17 +194,21 @@ class Activation:
         partitions = {str(run.place): "ready" if run.ready else run.trouble or "taking over" for run in runs}
         tokens = {run.token for run in runs}
         unburied = next((why for ref, why in list(self._deliverer.unburied.items()) if ref.token in tokens), "")
-        running = bool(self._threads) and self._threads[0].is_alive()
+        running = bool(self._threads) and self._threads[0].is_alive() and not self._failure
         hanging = tuple(self._workers.hanging)
-        trouble = self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else unburied)
+        trouble = self._failure or self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else unburied)
         return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, trouble)
+
+    def _fail(self, error: BaseException) -> None:
+        """One of its threads has failed: it gives its partitions up and takes no more records; ``status`` says why it does not run."""
+        self._failure = f"stands still: {error}"
 
     # -- the polling thread
 
     def _poll(self) -> None:
         assert self._consumer is not None
         try:
-            while not self._stopping.is_set():
+            while not (self._stopping.is_set() or self._failure):
                 try:
                     self._turn(self._consumer)
                     self._trouble = ""
@@ -203,9 +216,6 @@ class Activation:
                     if str(error) != self._trouble:
                         _log.warning("%s: %s", self.spec.group, error)
                     self._trouble = str(error)
-        except BaseException as error:
-            _log.exception("%s stands still", self.spec.group)
-            self._trouble = f"stands still: {error}"
         finally:
             self._consumer.close()
 
@@ -303,7 +313,7 @@ class Activation:
             if len(self._takers) < TAKERS:
                 # An executor's would hold up the end of the process while one of them hangs.
                 name = f"bascule-take-{self.spec.group}"
-                self._takers.append(threading.Thread(target=self._take_each, args=(self._to_take,), name=name, daemon=True))
+                self._takers.append(lasting_thread(partial(self._take_each, self._to_take), name, on_failure=self._fail))
                 self._takers[-1].start()
 
     def _revoked(self, places: list[tuple[str, int]]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,6 +14,7 @@ from bascule.adapter.inbound.endpoint import Endpoint
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
+from bascule.threads.background import in_background
 
 #: A thread that ends by itself is noticed so soon.
 LOOK_S = 1.0
@@ -63,14 +65,10 @@ class ResourceAdapter:
 
     def stop(self, drain_s: float = HAND_OVER_S) -> list[str]:
         """Ends all of them at once; what is at work is waited for. Gives the workers that did not end."""
-        left: list[str] = []
-        threads = [threading.Thread(target=lambda each=each: left.extend(each.stop(drain_s))) for each in self._activations]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        stops = [in_background(partial(each.stop, drain_s), f"bascule-stop-{each.spec.group}") for each in self._activations]
+        wait(stops)
         self._started = False
-        return left
+        return [name for stop in stops for name in stop.result()]
 
     def run(self, drain_s: float = HAND_OVER_S) -> None:
         """From the main thread: starts, and returns when SIGTERM or SIGINT has come and what was at work is done.

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
 from bascule.adapter.inbound.record import Record
@@ -18,6 +19,7 @@ from bascule.adapter.inbound.scheduler import Scheduler
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import Ref
 from bascule.core.errors import BasculeError
+from bascule.threads.lasting import lasting_thread
 
 #: Hanging endpoints are looked for so often.
 WATCH_S = 0.25
@@ -105,7 +107,10 @@ Handle = Callable[[Delivery, Callable[[Record], None]], float | None]
 class Workers:
     """Threads, and the scheduler that they share; ``changed`` guards the scheduler and the phases of deliveries."""
 
-    def __init__(self, spec: ActivationSpec, endpoint: Endpoint, handle: Handle, counts: Counts) -> None:
+    def __init__(
+        self, spec: ActivationSpec, endpoint: Endpoint, handle: Handle, counts: Counts, on_failure: Callable[[BaseException], None]
+    ) -> None:
+        """``on_failure`` is told, in its thread, of an error that ends one of the threads."""
         lock = threading.RLock()
         # Only workers wait for it: each of its notifications is for one of them.
         self.changed = threading.Condition(lock)
@@ -117,6 +122,7 @@ class Workers:
         self._endpoint = endpoint
         self._handle = handle
         self._counts = counts
+        self._on_failure = on_failure
         self._numbers = itertools.count(1)
         self._workers: list[_Worker] = []
         #: Threads that are still in an endpoint that was given up.
@@ -129,7 +135,7 @@ class Workers:
         with self.changed:
             for _ in range(self._spec.workers):
                 self._add()
-        threading.Thread(target=self._watch, name=f"bascule-watch-{self._spec.group}", daemon=True).start()
+        lasting_thread(self._watch, f"bascule-watch-{self._spec.group}", on_failure=self._on_failure).start()
 
     def add(self, deliveries: list[Delivery]) -> None:
         """They are to be delivered."""
@@ -181,8 +187,8 @@ class Workers:
 
     def _add(self) -> None:
         worker = _Worker(f"bascule-inbound-{self._spec.group}-{next(self._numbers)}")
-        worker.thread = threading.Thread(target=self._work, args=(worker,), name=worker.name, daemon=True)
         self._workers.append(worker)
+        worker.thread = lasting_thread(partial(self._work, worker), worker.name, on_failure=self._on_failure)
         worker.thread.start()
 
     def _work(self, worker: _Worker) -> None:

@@ -1,0 +1,80 @@
+"""A thread that fails is never silent: its owner is told, or the process ends with a log line."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from bascule.threads.background import in_background
+from bascule.threads.lasting import EXIT_CODE, lasting_thread
+
+WAIT_S = 30.0
+FAILING = """
+import logging, threading
+from bascule.threads.lasting import end_process, lasting_thread
+logging.basicConfig()
+def target():
+    {body}
+def told(error):
+    raise ValueError("owner cannot be told")
+lasting_thread(target, "journal-delivery", on_failure={on_failure}).start()
+threading.Event().wait({wait_s})
+"""
+
+
+def process(body: str, on_failure: str = "end_process", wait_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+    script = FAILING.format(body=body, on_failure=on_failure, wait_s=wait_s)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+
+
+@pytest.mark.parametrize("error", ["AssertionError('no offset')", "SystemExit(0)", "KeyboardInterrupt()"])
+def test_error_in_thread_of_process_ends_process_with_log_line(error: str) -> None:
+    ended = process(f"raise {error}")
+    assert ended.returncode == EXIT_CODE
+    assert "thread failed thread=journal-delivery" in ended.stderr
+    assert error.removesuffix("()") in ended.stderr
+
+
+def test_process_ends_if_owner_cannot_be_told() -> None:
+    ended = process("raise OSError('gone')", on_failure="told")
+    assert ended.returncode == EXIT_CODE
+    assert "owner cannot be told" in ended.stderr
+
+
+def test_process_goes_on_after_thread_that_ends_without_error() -> None:
+    assert process("pass", wait_s=0.2).returncode == 0
+
+
+def test_owner_of_failed_thread_is_told_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    failures: list[BaseException] = []
+
+    def target() -> None:
+        raise ValueError("bad answer")
+
+    thread = lasting_thread(target, "worker", on_failure=failures.append)
+    with caplog.at_level(logging.CRITICAL):
+        thread.start()
+        thread.join(WAIT_S)
+    assert [str(error) for error in failures] == ["bad answer"]
+    assert "thread failed thread=worker" in caplog.text
+
+
+def test_thread_delays_no_end_of_process() -> None:
+    assert lasting_thread(lambda: None, "worker", on_failure=lambda _: None).daemon
+
+
+@pytest.mark.parametrize("error", [ValueError("bad answer"), SystemExit(1)])
+def test_work_in_background_hands_error_to_future(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    assert in_background(work, "worker").exception(WAIT_S) is error
+
+
+def test_work_in_background_runs_in_daemon_thread_of_its_name() -> None:
+    thread = in_background(threading.current_thread, "asks").result(WAIT_S)
+    assert (thread.name, thread.daemon) == ("asks", True)
