@@ -19,12 +19,12 @@ from bascule.jms.message import decode_message
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position
 from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
 from bascule.server.pins import Pins
+from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import wait_for
 

@@ -18,9 +18,9 @@ from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position, PositionLost, PositionTaken, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
+from bascule.writer.position import Position, PositionLost, PositionTaken, position_partition
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import MESSAGES, Run, carry
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget

@@ -16,10 +16,10 @@ from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import BEGUN, POSITION_PARTITIONS, Position, position_key
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
 from bascule.server.pins import DISABLED
+from bascule.writer.position import BEGUN, POSITION_PARTITIONS, Position, position_key
 from tests.scenarios.conftest import Connect
 from tests.scenarios.crash_load import from_kafka
 from tests.support.qpid import Session

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.positions import COMMON
 from bascule.pipelines.spec import EARLIEST, Start
 from bascule.pipelines.tasks import UnknownDivert
+from bascule.writer.position import COMMON
 from tests.scenarios.sparkless import Bridge, without_spark
 
 

@@ -23,10 +23,10 @@ from bascule.kafka import guards, slot, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import PositionLost
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.position import PositionLost
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, ResourceError
 from bascule.xa.kafka import KafkaResource

@@ -8,10 +8,10 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.positions import COMMON, Position
 from bascule.pipelines import driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Start
+from bascule.writer.position import COMMON, Position
 from tests.scenarios.sparkless import Bridge, without_spark
 
 

@@ -13,9 +13,9 @@ from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, Role, UnsafeTopic, guard, guard_transactions
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import POSITION_PARTITIONS
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.position import POSITION_PARTITIONS
 from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
 from tests.support.history import Operation, check
 from tests.support.storm import Storm

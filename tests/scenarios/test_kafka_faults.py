@@ -14,10 +14,10 @@ from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.instance import SameInstance
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.position import Position
 from tests.scenarios.topics import Reader, create
 from tests.support.client import all_in
 from tests.support.kafka_proxy import Action, Api, Injection, KafkaProxy

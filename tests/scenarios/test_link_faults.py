@@ -14,10 +14,10 @@ import pytest
 from bascule.client import Context, Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.position import Position
 from tests.scenarios.bridge import Bridge
 from tests.scenarios.test_pipelines import sent as sent_in
 from tests.scenarios.topics import Reader, create, produce

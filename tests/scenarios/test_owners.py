@@ -11,10 +11,10 @@ import pytest
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.positions import Position, PositionTaken
 from bascule.kafka.transactional import PositionMoved, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.writer.position import Position, PositionTaken
 from tests.scenarios.test_positions import Journal
 
 MESSAGES = 10

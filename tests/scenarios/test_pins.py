@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.positions import COMMON, ENDED
 from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
+from bascule.writer.position import COMMON, ENDED
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
 from tests.support.system import wait_for

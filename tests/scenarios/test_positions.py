@@ -17,9 +17,9 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
-from bascule.kafka.positions import Position, PositionLost, position_key, position_partition
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.writer.position import Position, PositionLost, position_key, position_partition
 from tests.scenarios.bridge import Bridge, await_end, eventually
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import paused

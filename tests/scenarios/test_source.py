@@ -11,9 +11,9 @@ from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, VALUE, scan, section_bytes
-from bascule.kafka.positions import PositionLost
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.source import JournalStreamReader
+from bascule.writer.position import PositionLost
 from tests.scenarios.sparkless import Bridge
 from tests.support.journal import text_message
 

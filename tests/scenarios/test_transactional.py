@@ -13,7 +13,6 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import (
     COORDINATOR_TIMEOUT_S,
     Output,
@@ -24,6 +23,7 @@ from bascule.kafka.transactional import (
 )  # fmt: skip
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.position import Position
 from tests.scenarios.topics import Reader
 from tests.support.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
 from tests.support.system import wait_for

@@ -17,8 +17,8 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import DamagedRecord, ForeignRecord, Op, json_entry
-from bascule.kafka.positions import position_key
 from bascule.kafka.snapshots import by_snapshot, joined, older_than, parted
+from bascule.writer.position import position_key
 from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, TRIMMED, Kafka, KafkaFault, ToWrite
 from tests.sim.world import Process, Promise, TimeOut
 from tests.sim.writer import DIVERTS, PositionReader, position_partition

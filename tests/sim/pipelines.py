@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Final
 
 from bascule.core.errors import BasculeError
-from bascule.kafka.positions import Position, PositionTaken, position_key
 from bascule.kafka.transactional import Output
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress
+from bascule.writer.position import Position, PositionTaken, position_key
 from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
 from tests.sim.world import Process, Promise, TimeOut, World
 from tests.sim.writer import DIVERTS, Writer

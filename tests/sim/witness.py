@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from bascule.broker.engine import Engine
 from bascule.journal.records import RecordError
-from bascule.kafka.positions import position_key
+from bascule.writer.position import position_key
 from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault
 from tests.sim.keeping import Following
 from tests.sim.world import Process, Promise, World

@@ -8,7 +8,7 @@ import pytest
 
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import Op, json_entry
-from bascule.kafka.positions import Position
+from bascule.writer.position import Position
 from tests.sim import keeping
 from tests.sim.kafka import INGRESS
 from tests.sim.keeping import Housekeeping

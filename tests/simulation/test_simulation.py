@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
+from bascule.writer.position import Position
 from tests.sim import kafka, pipelines
 from tests.sim.broker import Broker
 from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite

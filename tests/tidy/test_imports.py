@@ -18,6 +18,7 @@ ORDER = (
     "journal",
     "config",
     "broker",
+    "writer",
     "kafka",
     "embedded",
     "pipelines",
@@ -32,7 +33,7 @@ THREADS = "threads"
 #: What ships for the tests of users may use everything that a user's own test would.
 TESTING_MAY_NOT = ("server", "cli")
 #: Bytes and state only: no third party, and none of the ways to the world outside.
-ENGINES = ("core", "amqp", "jms", "journal", "broker")
+ENGINES = ("core", "amqp", "jms", "journal", "broker", "writer")
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -49,9 +49,16 @@ TABLE_CONFIG: Mapping[str, str] = {
 #: Kafka's, or its client's, words for a record that is larger than it takes.
 TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 
+#: The key of barrier records (``TableReader.read_behind_barrier``). They are tombstones: readers of a table find nothing under the key.
+BARRIER_KEY = b"barrier"
+
 
 class TooLarge(InvalidInput, Unavailable):
     """A record is larger than its topic, or the client, takes: it is not stored, and would not be the next time."""
+
+
+class OffsetUnknown(Unavailable):
+    """A record is stored, and the client was not told where."""
 
 
 class Outgoing(NamedTuple):
@@ -113,10 +120,13 @@ class Appender:
         future: Future[int] = Future()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                future.set_result(message.offset() or 0)
-            else:
+            offset = message.offset() if error is None else None
+            if error is not None:
                 future.set_exception(_failure(record, error))
+            elif offset is None or offset < 0:  # Kafka had answered the first try of a repeated request
+                future.set_exception(OffsetUnknown(f"{record.topic} has stored a record at an unknown offset"))
+            else:
+                future.set_result(offset)
 
         producer = self._client(record.topic)
         try:
@@ -196,6 +206,8 @@ class TableReader:
         self._follow = follow
         self._begun = begin
         self._at = [TopicPartition(topic, partition) for partition in partitions]
+        self._kafka = dict(kafka)
+        self._barriers: Appender | None = None
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = Consumer(
             {
@@ -234,6 +246,40 @@ class TableReader:
             self._known_s = asked_s
             return dict(self._table)
 
+    def read_behind_barrier(
+        self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
+    ) -> dict[bytes, Stored]:
+        """All that was stored when the call began, whichever node answers: for reads on which a decision rests.
+
+        A former leader that is cut off from its peers may still answer clients, with an old high watermark (``read``). It cannot
+        acknowledge a record that all in-sync replicas must have. So a barrier record is written to each partition first, and the
+        partition is read up to it. ``held_up`` as for ``read``. Raises Unavailable.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._begin(timeout_s)
+            asked_s = time.time()
+            ends = self._write_barriers(deadline)
+            self._reach(ends, deadline, held_up)
+            self._known_s = asked_s
+            return dict(self._table)
+
+    def _write_barriers(self, deadline: float) -> dict[int, int]:
+        """Write a barrier record to each partition; return the offset after it. Raises Unavailable."""
+        if self._barriers is None:
+            self._barriers = Appender(self._kafka)
+        topic = self._at[0].topic
+        ends: dict[int, int] = {}
+        try:
+            while missing := [at.partition for at in self._at if at.partition not in ends]:
+                sent = {each: self._barriers.append(Outgoing(topic, BARRIER_KEY, None, partition=each)) for each in missing}
+                for partition, future in sent.items():
+                    with suppress(OffsetUnknown):  # a barrier at an unknown offset is none: it is written again
+                        ends[partition] = future.result(max(0.0, deadline - time.monotonic())) + 1
+        except TimeoutError:
+            raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
+        return ends
+
     def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
         """All records up to ``offset``, included, and maybe more: one that the caller knows to be stored. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
@@ -253,9 +299,11 @@ class TableReader:
             return dict(self._table)
 
     def close(self) -> None:
-        """Frees the client."""
+        """Frees the clients."""
         with self._lock:
             self._consumer.close()
+            if self._barriers is not None:
+                self._barriers.close()
 
     def _begin(self, timeout_s: float) -> None:
         if not self._reached or abs(time.time() - self._known_s) > DELETIONS_KEPT_S / 2:

@@ -13,7 +13,7 @@ from confluent_kafka import Message
 
 from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, decode_send, entries
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position
+from bascule.writer.position import Position
 
 #: Of a dead broker's records so many may stand before an epoch's start and hide the epoch before: it is more than are ever in flight.
 LOOK_BACK_RECORDS = 100

@@ -12,7 +12,7 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.compacted import TABLE_CONFIG
 from bascule.kafka.guards import Finding, Role, guard
-from bascule.kafka.positions import POSITION_PARTITIONS
+from bascule.writer.position import POSITION_PARTITIONS
 
 _log = logging.getLogger(__name__)
 

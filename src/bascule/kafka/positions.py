@@ -1,93 +1,12 @@
-"""Positions: the one record of what a pipeline has done (docs/adr/0010-positions.md).
-
-A position is a record of the compacted topic ``bascule.positions``, written in the same Kafka transaction as the output it stands for.
-It alone decides where a pipeline goes on; Spark's checkpoints and consumer groups decide nothing.
-"""
+"""Positions in Kafka: reading the compacted topic that holds them."""
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bascule.core.errors import BasculeError
 from bascule.kafka.compacted import READ_TIMEOUT_S, Stored, TableReader
-
-#: The pipeline of all diverts that stand at one place; one that stands elsewhere has a position under this and its name.
-COMMON = "diverts"
-APART = "divert:"
-#: The pipeline of an ingress is this and its name.
-INGRESS = "ingress:"
-#: Keys are spread over this many partitions, so that a writer seldom waits for another one's open transaction.
-POSITION_PARTITIONS = 16
-#: What a driver that is stopped notes of pipelines that ran until then, beside their lag.
-ENDED = "the pipelines were stopped: start them again"
-#: Before the name of a divert, the key of where it once began.
-BEGUN = "begun:"
-
-
-class PositionLost(BasculeError):
-    """The position of a known pipeline is missing or belongs to another topic. Nothing is guessed: the pipeline stops."""
-
-
-class PositionTaken(BasculeError):
-    """Another driver has taken the pipeline over; this one must stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a pipeline has come in one source partition.
-
-    ``offset`` is the next one to take. ``epoch``, ``sequence`` and ``exclusive`` are where the journal's fence stands; a Spark
-    job's writer, which counts batches, keeps with ``sequence`` how many messages the last one had (-1: not known).
-    ``members`` are the diverts that share the position, ``owner`` is the driver run that holds it.
-    """
-
-    topic: str
-    topic_id: str
-    partition: int
-    offset: int
-    epoch: int = -1
-    sequence: int = -1
-    exclusive: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-    owner: str = ""
-
-    @property
-    def vacant(self) -> bool:
-        """Nobody goes on from here: it says how far everything is answered for, and keeps nothing of its source."""
-        return not self.members and not self.owner
-
-    def encode(self) -> bytes:
-        """The record's value."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> Position:
-        """The position that a record's value holds. Raises PositionLost."""
-        try:
-            fields: dict[str, Any] = json.loads(value)
-            position = cls(**fields)
-        except (ValueError, TypeError) as error:
-            raise PositionLost(f"unreadable position {value[:200]!r}: {error}") from error
-        return replace(position, exclusive=tuple(position.exclusive), members=tuple(position.members))
-
-
-def position_key(pipeline: str, topic: str, partition: int) -> str:
-    """The key of a pipeline's position in a source partition."""
-    return f"{pipeline}/{topic}/{partition}"
-
-
-def lag_group(prefix: str, bridge: str, pipeline: str) -> str:
-    """The consumer group that shows how far a pipeline is, and why it stands still."""
-    return f"{prefix}.{bridge}.{pipeline}"
-
-
-def position_partition(key: str) -> int:
-    """The partition of ``bascule.positions`` that holds ``key``."""
-    return zlib.crc32(key.encode()) % POSITION_PARTITIONS
+from bascule.writer.position import Position, PositionLost
 
 
 class PositionReader:

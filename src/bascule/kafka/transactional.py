@@ -23,8 +23,9 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
 from bascule.kafka.history import PROMPT
 from bascule.kafka.log import introduce, patient
-from bascule.kafka.positions import Position, PositionReader, position_partition
+from bascule.kafka.positions import PositionReader
 from bascule.threads.background import in_background
+from bascule.writer.position import Position, position_partition
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
 TRANSACTION_TIMEOUT_MS = 30_000

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.core.errors import InvalidInput
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import Divert, Pipelines, from_settings
+from bascule.writer.position import Position
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings

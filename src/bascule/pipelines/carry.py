@@ -11,10 +11,10 @@ from typing import Any, Self
 from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.kafka.admin import Denied, TopicMissing, Topics
-from bascule.kafka.positions import Position, PositionLost, PositionTaken
 from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable, WriteDenied
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.spec import Limits, Pipelines
+from bascule.writer.position import Position, PositionLost, PositionTaken
 
 #: Containers made and not freed between two looks of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000

@@ -33,10 +33,10 @@ from bascule.journal.records import (
     entries,
 )
 from bascule.kafka.admin import Denied, TopicMissing
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Headers, Output
 from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, said_by, target_topic
 from bascule.pipelines.spec import Divert
+from bascule.writer.position import Position
 
 STATE_KEY = b"S"
 

@@ -25,7 +25,6 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
-from bascule.kafka.positions import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, JOURNAL_PARTITION, Positions
@@ -36,6 +35,7 @@ from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_set
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
+from bascule.writer.position import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings

@@ -20,7 +20,12 @@ from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, Role, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset
-from bascule.kafka.positions import (
+from bascule.kafka.positions import PositionReader
+from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter, end_open_transactions
+from bascule.pipelines.carry import Claim
+from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
+from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.writer.position import (
     APART,
     BEGUN,
     COMMON,
@@ -28,16 +33,11 @@ from bascule.kafka.positions import (
     POSITION_PARTITIONS,
     Position,
     PositionLost,
-    PositionReader,
     PositionTaken,
     lag_group,
     position_key,
     position_partition,
 )
-from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter, end_open_transactions
-from bascule.pipelines.carry import Claim
-from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
-from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
 
 log = structlog.get_logger()
 

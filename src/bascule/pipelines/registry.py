@@ -9,9 +9,9 @@ from bascule.journal.fence import Fence
 from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
 from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+from bascule.writer.position import Position, PositionLost
 
 #: A dead broker's records can follow a new epoch's start only as far as it had appends in flight. A reader that starts in the middle
 #: looks so many records back to know the epoch in force; it is more than a broker ever has in flight.

@@ -24,9 +24,9 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka import own_topics
-from bascule.kafka.positions import Position, PositionLost, position_key
 from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable, end_open_transactions
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
+from bascule.writer.position import Position, PositionLost, position_key
 
 log = structlog.get_logger()
 

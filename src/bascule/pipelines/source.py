@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.divert import JournalReader, Taken
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.positions import JOURNAL_PARTITION
@@ -24,6 +23,7 @@ from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+from bascule.writer.position import Position, PositionLost
 
 _MAX_RECORDS = 50_000
 _KAFKA = "kafka."

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
-from bascule.kafka.positions import COMMON
 from bascule.pipelines.carry import Carrier, Claim, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.writer.position import COMMON
 
 #: A message's place in the journal: the offset of its record, and its index there.
 Message = tuple[int, int]

@@ -15,7 +15,8 @@ from bascule.core.errors import Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.epochs import taken_since
 from bascule.kafka.history import TopicHistory, committed_note
-from bascule.kafka.positions import APART, BEGUN, COMMON, ENDED, POSITION_PARTITIONS, Position, PositionReader, lag_group, position_key
+from bascule.kafka.positions import PositionReader
+from bascule.writer.position import APART, BEGUN, COMMON, ENDED, POSITION_PARTITIONS, Position, lag_group, position_key
 
 if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace

@@ -20,10 +20,10 @@ from bascule.broker.errors import (
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries
-from bascule.kafka.positions import Position
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.spec import Divert
 from bascule.testing.broker import Receiver
+from bascule.writer.position import Position
 from tests.unit.broker.conftest import Bench
 
 XID = Xid(7, b"gtrid", b"bqual")

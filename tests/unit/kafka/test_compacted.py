@@ -27,14 +27,14 @@ class Topic:
         self.reading: Callable[[], None] = lambda: None
         self.held: Callable[[], bool] = lambda: False
         self._records: dict[int, tuple[bytes, bytes | None]] = {}
-        self._end = self._next = 0
+        self.end = self._next = 0
         monkeypatch.setattr("bascule.kafka.compacted.Consumer", lambda _: self)
         monkeypatch.setattr("bascule.kafka.compacted.PartitionOffsets", lambda *_: self)
         monkeypatch.setattr("bascule.kafka.compacted.time", SimpleNamespace(time=lambda: self.now_s, monotonic=time.monotonic))
 
     def append(self, key: bytes, value: bytes | None) -> None:
-        self._records[self._end] = (key, value)
-        self._end += 1
+        self._records[self.end] = (key, value)
+        self.end += 1
 
     def compact(self) -> None:
         """The newest record of each key is left, and no deletion."""
@@ -42,7 +42,7 @@ class Topic:
         self._records = {at: each for at, each in self._records.items() if newest[each[0]] == at and each[1] is not None}
 
     def ask(self, spec: OffsetSpec, _timeout_s: float) -> Mapping[int, int]:
-        return {0: self._end if isinstance(spec, type(OffsetSpec.latest())) else 0}
+        return {0: self.end if isinstance(spec, type(OffsetSpec.latest())) else 0}
 
     def assign(self, at: Sequence[TopicPartition]) -> None:
         self._next = at[0].offset
@@ -51,11 +51,11 @@ class Topic:
         self.reading()
         if self.held():
             return None
-        offset = next((each for each in self._records if each >= self._next), self._end)
+        offset = next((each for each in self._records if each >= self._next), self.end)
         key, value = self._records.get(offset, (b"", None))
-        self._next = min(offset + 1, self._end)
+        self._next = min(offset + 1, self.end)
         self.read.append(offset)
-        error = KafkaError(KafkaError._PARTITION_EOF) if offset == self._end else None
+        error = KafkaError(KafkaError._PARTITION_EOF) if offset == self.end else None
         said = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value}
         return SimpleNamespace(**{name: lambda each=each: each for name, each in said.items()})
 
@@ -214,3 +214,40 @@ def test_who_is_held_up_by_an_open_transaction_says_so_until_it_is_over(topic: T
     topic.held = lambda: len(told) < 3  # what is done about it fails twice
     assert sorted(reader.read(SOON_S, lambda table: told.append(dict(table)))) == [b"a", b"b"]
     assert [sorted(table) for table in told] == [[b"a"]] * 3
+
+
+class Acknowledging(Producer):
+    """Stores what it is given at the end of a topic; of each batch of barriers the first is stored at an offset that it does not tell."""
+
+    def __init__(self, topic: Topic, *, untold: int) -> None:
+        super().__init__(KafkaError(KafkaError._FAIL), late=True)
+        self._topic, self._untold = topic, untold
+
+    def produce(self, *record: object, on_delivery: Callable[..., None], **_rest: object) -> None:
+        self._topic.append(compacted.BARRIER_KEY, None)
+        assert record[1:3] == (None, compacted.BARRIER_KEY)
+        offset = None if self._untold else self._topic.end - 1
+        self._untold = max(0, self._untold - 1)
+        on_delivery(None, SimpleNamespace(offset=lambda: offset))
+
+
+@pytest.mark.parametrize("untold", [0, 2])
+def test_read_behind_barrier_reaches_the_barrier_though_the_node_that_answers_has_an_old_end(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, untold: int
+) -> None:
+    followed = Followed(topic)
+    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Acknowledging(topic, untold=untold))
+    topic.append(b"c", b"3")
+    monkeypatch.setattr(topic, "ask", lambda *_: {0: 0})  # a former leader
+    assert sorted(followed.reader.read(10)) == [b"a", b"b"]
+    assert sorted(followed.reader.read_behind_barrier(10)) == [b"a", b"b", b"c"]
+    assert followed.reader.reached() == {0: topic.end}
+
+
+def test_read_behind_barrier_gives_up_where_no_leader_stores_the_barrier(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Producer):
+        def produce(self, *_record: object, **_rest: object) -> None: ...
+
+    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Silent(KafkaError(KafkaError._FAIL), late=False))
+    with pytest.raises(Unavailable, match="barrier"):
+        Followed(topic).reader.read_behind_barrier(0.05)

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import transactional
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, TransactionalWriter, end_open_transactions
+from bascule.writer.position import Position
 
 BEFORE = Position("t", "id", 0, 0)
 AFTER = Position("t", "id", 0, 2)

@@ -12,13 +12,13 @@ from confluent_kafka import KafkaError
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag
 from bascule.kafka.admin import Denied, TopicMissing
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output, Unwritable, WriteDenied
 from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
 from bascule.pipelines.ingress import IngressEngine, KafkaRecord
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
+from bascule.writer.position import Position
 from tests.support.journal import text_message
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)

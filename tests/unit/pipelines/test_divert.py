@@ -25,12 +25,12 @@ from bascule.journal.records import (
     json_entry,
     send_entry,
 )
-from bascule.kafka.positions import Position
 from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
 from bascule.pipelines.mapping import BadRecord, target_topic
 from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Divert, Pipelines
+from bascule.writer.position import Position
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 

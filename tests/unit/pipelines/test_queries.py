@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bascule.kafka.positions import PositionLost
 from bascule.pipelines.queries import Query, is_fatal, short
+from bascule.writer.position import PositionLost
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

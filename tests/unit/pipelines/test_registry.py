@@ -10,10 +10,10 @@ import pytest
 
 from bascule.core.destination import Routing
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, encode_record, json_entry, send_entry
-from bascule.kafka.positions import Position
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.registry import joined, journal_position, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.writer.position import Position
 from tests.support.journal import text_message
 
 AT = Position("journal", "id", 0, 100, epoch=5, sequence=90)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines.sink import is_written
+from bascule.writer.position import Position, PositionLost
 
 #: Batch 2 was the last, with five messages.
 WRITTEN = Position("batches", "mine", 0, 3, sequence=5)

@@ -14,7 +14,6 @@ from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
-from bascule.kafka.positions import Position, PositionLost
 from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.carry import Claim
@@ -22,6 +21,7 @@ from bascule.pipelines.divert import DivertEngine, JournalReader, Record
 from bascule.pipelines.queries import is_fatal, is_raised
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
+from bascule.writer.position import Position, PositionLost
 
 UPPER = Divert("upper", "orders", "out", select=("upper(text) AS value",))
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
