@@ -37,7 +37,7 @@ from bascule.kafka.snapshots import SnapshotStore
 from bascule.kafka.transactional import PositionMoved
 from bascule.server import epoch as epoch_module
 from bascule.server import housekeeping, topics
-from bascule.server.epoch import Epoch, JournalPlace, SteppedDown
+from bascule.server.epoch import Epoch, JournalPlace, OffsetUnknown, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
 from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
@@ -225,6 +225,78 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
         journal.place = replace(direct, kafka={"bootstrap.servers": proxy.bootstrap, "log_level": 0})
         asyncio.run(lose(proxy))
     journal.place = direct
+    asyncio.run(go_on())
+
+
+# -- a record is stored, and nobody says where ---------------------------------------------------------------------------------
+
+
+def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    journal = Journaled(kafka, topic_prefix)
+    unknown = f"journal {journal.place.topic}: Kafka has stored a record and does not say at which offset"
+
+    async def lose(proxy: KafkaProxy) -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        lost = proxy.inject(Api.PRODUCE, Action.SEQUENCE_KNOWN)
+        journal.send(epoch, "failed")
+        await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 20)
+        assert lost.hit
+        assert [str(error) for error in journal.ends] == [unknown]
+        assert journal.sender.accepted_tokens == ["first"]
+        await epoch.close()
+
+    async def start_record(proxy: KafkaProxy) -> None:
+        proxy.inject(Api.PRODUCE, Action.SEQUENCE_KNOWN)
+        epoch = journal.standby()
+        with pytest.raises(OffsetUnknown, match=unknown):
+            await epoch.start()
+        await epoch.close()
+
+    async def go_on() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "failed", "third", "fourth")
+        await journal.answered(*MESSAGES)
+        assert waiting(epoch) == list(MESSAGES.values())
+        await epoch.close()
+
+    with KafkaProxy(kafka.port) as proxy:
+        direct = journal.place
+        journal.place = replace(direct, kafka={"bootstrap.servers": proxy.bootstrap, "log_level": 0})
+        asyncio.run(lose(proxy))
+        asyncio.run(start_record(proxy))
+    journal.place = direct
+    asyncio.run(go_on())
+
+
+# -- the producer gets no answer any more, and a new one would -----------------------------------------------------------------
+
+
+def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_gets_one(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journaled(kafka, topic_prefix)
+    journal.place = replace(journal.place, append_timeout_s=2)
+    monkeypatch.setattr(epoch_module, "PROBE_S", 0.1)
+
+    async def stall() -> None:
+        epoch = await journal.epoch()
+        monkeypatch.setattr(epoch._writer, "append", lambda key, value: None)
+        journal.send(epoch, "first")
+        await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 30)
+        stalled, ended = map(str, journal.ends)
+        assert "Kafka has not stored" in stalled
+        assert ended == f"{stalled}; Kafka answers a new client, so a new producer takes over"
+        await epoch.close()
+
+    async def go_on() -> None:
+        epoch = await journal.epoch()
+        journal.send(epoch, "first")
+        await journal.answered("first")
+        await epoch.close()
+
+    asyncio.run(stall())
     asyncio.run(go_on())
 
 

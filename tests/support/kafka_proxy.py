@@ -29,6 +29,9 @@ DELAY_S = 0.3
 
 _HEADER = struct.Struct(">hhi")  # API key, API version, correlation id
 _INT32 = struct.Struct(">i")
+#: Of a partition's answer to a Produce: partition, error code, offset of the first record.
+_PRODUCED = struct.Struct(">ihq")
+_DUPLICATE_SEQUENCE_NUMBER = 46
 
 
 class Api(IntEnum):
@@ -59,6 +62,8 @@ class Action(StrEnum):
     DROP_REPLY = "drop-reply"  # Kafka does it, and the connection breaks before the answer
     MUTE_REPLY = "mute-reply"  # Kafka does it, and no answer comes: the client finds out by time
     DUPLICATE = "duplicate"  # Kafka gets it twice, the client one answer
+    #: Of a Produce: Kafka does it, and answers DUPLICATE_SEQUENCE_NUMBER without an offset, as to a retry after a leader change.
+    SEQUENCE_KNOWN = "sequence-known"
 
 
 #: Answers that name nodes. Host and port stand side by side in each, whatever the version.
@@ -191,6 +196,8 @@ class KafkaProxy(Relay):
                         break
                     if injection.action is Action.MUTE_REPLY or second:
                         continue
+                    if injection.action is Action.SEQUENCE_KNOWN:
+                        frame = _without_offset(frame)
                 client.sendall(self._renamed(frame) if api in _NAMING else frame)
         self._end(client, kafka)
 
@@ -198,6 +205,16 @@ class KafkaProxy(Relay):
         """With this side's port for Kafka's. The length stays, so nothing else of the answer needs to be understood."""
         host = HOST.encode()
         return frame.replace(host + _INT32.pack(self._kafka_port), host + _INT32.pack(self._advertised_port or self.port))
+
+
+def _without_offset(frame: bytes) -> bytes:
+    """An answer to a Produce (version 9 or newer) of one partition, as if Kafka had stored the records before."""
+    name_length = frame[2 * _INT32.size + 2]  # behind an empty list of tags, and the number of topics
+    at = 2 * _INT32.size + 2 + name_length + 1  # one byte for the length, one fewer of the name, and the number of partitions
+    partition, error, _ = _PRODUCED.unpack_from(frame, at)
+    if error:
+        raise ValueError(f"an answer to a Produce with error {error}: {frame!r}")
+    return frame[:at] + _PRODUCED.pack(partition, _DUPLICATE_SEQUENCE_NUMBER, -1) + frame[at + _PRODUCED.size :]
 
 
 def read_frame(connection: socket.socket) -> bytes:

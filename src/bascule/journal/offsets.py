@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import Final
+
+#: Kafka has stored the record, and its client cannot say where: Kafka answers so to a retry after a leader change.
+UNKNOWN_OFFSET: Final = -1001
 
 
 @dataclass(slots=True)

@@ -96,6 +96,15 @@ class Topics:
             raise Unavailable(f"Kafka does not answer: {error}") from error
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
+    def in_sync(self, topic: str, partition: int, timeout_s: float) -> int:
+        """The number of replicas of a partition that are in sync; 0 while it has no leader. Raises Unavailable."""
+        try:
+            listed = self._listed(time.monotonic() + timeout_s)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer: {error}") from error
+        partitions = listed.topics[topic].partitions if topic in listed.topics else {}
+        return len(partitions[partition].isrs) if partition in partitions and partitions[partition].leader >= 0 else 0
+
     def facts(self, topics: Iterable[str]) -> dict[str, Facts]:
         """Those of the topics that exist. Raises Unavailable."""
         names = list(topics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +13,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from bascule.core.errors import Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.history import READ_AHEAD, passing
+from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
+
+log = logging.getLogger(__name__)
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
 POLL_S = 0.25
@@ -53,7 +58,8 @@ READ_SETTINGS: Mapping[str, Any] = {
     "log_level": 3,
 }
 
-#: (offset, None) for a stored record, (-1, what went wrong) for one that will not be.
+#: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)
+#: for a failure.
 Outcome = tuple[int, str | None]
 
 
@@ -63,6 +69,14 @@ class Trimmed(Unavailable):
 
 class CutOff(Unavailable):
     """The topic ends before what was to be read: it was deleted and created again, or has lost its end."""
+
+
+def offset_of(message: Message) -> int:
+    """The offset of a record that was read. Raises Unavailable where the client does not say it."""
+    offset = message.offset()
+    if offset is None:
+        raise Unavailable(f"Kafka's client read a record of {message.topic()} and does not say its offset")
+    return offset
 
 
 def patient(producer: Producer) -> Callable[..., None]:
@@ -90,6 +104,19 @@ def introduce(producer: Producer, topic: str, timeout_s: float) -> None:
         producer.list_topics(topic, timeout=timeout_s)
 
 
+def takes_appends(kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float) -> bool:
+    """Whether a client made now finds the partition's leader, which answers, and as many replicas in sync as an append needs. Blocks."""
+    try:
+        topics = Topics(kafka)
+        in_sync, needed = topics.in_sync(topic, partition, timeout_s), int(topics.config(topic)["min.insync.replicas"])
+        if in_sync < needed:
+            return False
+        TopicHistory(kafka, topic, partition, timeout_s).latest()  # the leader answers
+    except Unavailable:
+        return False
+    return True
+
+
 class JournalWriter:
     """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
 
@@ -112,12 +139,11 @@ class JournalWriter:
             raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes not taken: {error}") from error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            offset = message.offset()
-            assert offset is not None
-            self._outcomes.append((offset, None))
-        else:
+        if error is not None:
             self._outcomes.append((-1, str(error)))
+            return
+        offset = message.offset()  # None also where the client says OFFSET_INVALID
+        self._outcomes.append((UNKNOWN_OFFSET if offset is None or offset < 0 else offset, None))
 
     def _poll(self) -> None:
         producer, outcomes = self._producer, self._outcomes
@@ -128,6 +154,10 @@ class JournalWriter:
             except KafkaException as error:  # the client is of no more use, and nothing that it still holds will be stored
                 failed = True
                 outcomes.append((-1, str(error.args[0])))
+            except Exception as error:  # raised by the delivery callback: the outcome of that record is lost
+                failed = True
+                log.exception("journal %s: delivery report failed", self._topic)
+                outcomes.append((-1, f"the delivery report cannot be used: {error!r}"))
             if outcomes:
                 taken = list(outcomes)
                 outcomes.clear()
@@ -182,8 +212,8 @@ class PartitionReader:
         for message in self._consumer.consume(count, timeout_s):
             error = message.error()
             if error is None:
+                self._position = offset_of(message) + 1
                 found.append(message)
-                self._position = (message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = True
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -221,9 +251,7 @@ class PartitionReader:
             if idle_s > ANSWER_TIMEOUT_S:
                 raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position + 1} of {end_offset}")
             for message in messages:
-                offset = message.offset()
-                assert offset is not None
-                position = offset
+                position = offset_of(message)
                 if position < end_offset:
                     yield message
 

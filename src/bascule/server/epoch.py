@@ -24,7 +24,7 @@ from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.journal.offsets import OffsetMap
+from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
     DamagedRecord,
@@ -36,9 +36,10 @@ from bascule.journal.records import (
     encode_record,
     json_entry,
 )
-from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
+from bascule.kafka.log import JournalWriter, Outcome, PartitionReader, takes_appends
 from bascule.server.following import CREATED_AGAIN, Following
 from bascule.server.housekeeping import Housekeeping
+from bascule.threads.background import in_background
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,16 @@ LINGER_S = 0.005
 IN_FLIGHT_BYTES_MAX = 32 << 20
 #: How often the age of the oldest append is looked at.
 WATCH_S = 0.5
+#: While appends are stalled, a new client asks at this interval whether Kafka takes appends. If Kafka does so twice, and the old producer
+#: gets no answer in between, the epoch ends and the next one has a new producer.
+PROBE_S = 5.0
 #: Of the session time, after which Kafka replaces a broker. It counts from the last heartbeat, which was up to a twelfth of it before this
 #: process stood still, and another one may have been lost.
 STILL_MAX = 10 / 12
+
+
+class OffsetUnknown(JournalUnavailable):
+    """Kafka has stored a record and the client cannot say where: only a load of the journal tells what counts."""
 
 
 class SteppedDown(BasculeError):
@@ -113,6 +121,9 @@ class Epoch:
         self._next_offset = -1
         self._flush_due = False
         self._oldest_since_s = 0.0
+        self._probing = False
+        self._probe_task: asyncio.Task[None] | None = None
+        self._reached = False  # a new client has reached Kafka since the appends in flight were out for too long
         self.housekeeping: Housekeeping | None = None  # from the start on
         self._watch: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None  # for what the engine has to do later
@@ -135,7 +146,7 @@ class Epoch:
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Write the start record and take the state before it. Raises Unavailable, RecordError or SteppedDown."""
+        """Write the start record and take the state before it. Raises Unavailable, JournalUnavailable, RecordError or SteppedDown."""
         crash.point("epoch.start.before")
         offset = await self._write_start()
         crash.point("epoch.start.after")
@@ -242,6 +253,7 @@ class Epoch:
             return
         self._oldest_since_s = time.monotonic()
         self.engine.stalled = None
+        self._reached = False
         if self._flush_due:
             self.flush()
         self._on_confirmed()
@@ -249,6 +261,8 @@ class Epoch:
     def _settle_one(self, offset: int, error: str | None) -> None:
         if error is not None:
             self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
+        elif offset == UNKNOWN_OFFSET:
+            self.end(OffsetUnknown(f"journal {self.place.topic}: Kafka has stored a record and does not say at which offset"))
         elif self._started is not None and not self._started.done():
             self._started.set_result(offset)
         elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
@@ -309,6 +323,22 @@ class Epoch:
                 f"journal {self.place.topic}: Kafka has not stored {size} bytes in {age_s:.0f} s; nothing persistent is taken until it does"
             )
             self._on_stalled(self.engine.stalled)
+        if self.engine.stalled is not None and not self._probing:
+            self._probing = True
+            self._probe_task = self._loop.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        place = self.place
+        asked = in_background(lambda: takes_appends(place.kafka, place.topic, place.partition, place.append_timeout_s), "journal-probe")
+        reached = await asyncio.wrap_future(asked)
+        if reached and self._reached and not self.ended and self.engine.stalled is not None:
+            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
+            return
+        self._reached = reached and self.engine.stalled is not None
+        self._loop.call_later(PROBE_S, self._may_probe)
+
+    def _may_probe(self) -> None:
+        self._probing = False
 
     def awake(self) -> bool:
         """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
@@ -332,13 +362,15 @@ class Epoch:
         """The epoch cannot go on: nothing is answered any more."""
         if not self.ended:
             self.ended = True
+            if isinstance(error, JournalUnavailable) and self._started is not None and not self._started.done():
+                self._started.set_exception(error)
             self._on_ended(error)
 
     async def close(self) -> None:
         """Release what the epoch holds."""
         self.ended = True
         await self.following.close()
-        for timer in (self._watch, self._timer):
-            if timer is not None:
-                timer.cancel()
+        for each in (self._watch, self._timer, self._probe_task):
+            if each is not None:
+                each.cancel()
         await self._loop.run_in_executor(None, self._writer.close)

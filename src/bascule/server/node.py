@@ -25,6 +25,7 @@ from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.administration import dead_letter
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
+from bascule.broker.errors import JournalUnavailable
 from bascule.config import Settings
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
@@ -34,7 +35,7 @@ from bascule.server import topics
 from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
-from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, SteppedDown
+from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, OffsetUnknown, SteppedDown
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import sasl_mechanisms
@@ -179,8 +180,8 @@ class Node:
             crash.point("election.confirmed")
             try:
                 room = await self._start_epoch(epoch)
-            except Unavailable as error:
-                if not self._has_served:
+            except (Unavailable, JournalUnavailable) as error:
+                if not self._has_served and not isinstance(error, OffsetUnknown):
                     raise
                 log.error("no epoch can be started: %s", error)
                 self.reason = str(error)

@@ -1,0 +1,49 @@
+"""What the journal's client says of an append."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from queue import Queue
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.kafka.log import JournalWriter, Outcome
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+@pytest.fixture
+def told() -> Queue[list[Outcome]]:
+    return Queue()
+
+
+@pytest.fixture
+def writer(told: Queue[list[Outcome]]) -> Iterator[JournalWriter]:
+    with closing(JournalWriter(NOBODY, "journal", 0, told.put)) as made:
+        yield made
+
+
+def test_a_report_of_success_without_an_offset_is_an_outcome_of_its_own(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+    writer._delivered(None, Message(topic="journal", partition=0))
+    assert told.get(timeout=10) == [(UNKNOWN_OFFSET, None)]
+
+
+def test_a_report_of_failure_is_told_with_its_reason(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
+    writer._delivered(KafkaError(KafkaError._MSG_TIMED_OUT, "too late"), Message(topic="journal", partition=0))
+    ((offset, reason),) = told.get(timeout=10)
+    assert offset == -1
+    assert "too late" in str(reason)
+
+
+def test_a_report_that_raises_is_a_failed_append(told: Queue[list[Outcome]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def unusable(*_: object) -> None:
+        raise ZeroDivisionError("no report")
+
+    monkeypatch.setattr(JournalWriter, "_delivered", unusable)
+    with closing(JournalWriter(NOBODY, "journal", 0, told.put)) as writer:
+        writer.append(b"D", b"value")
+        writer._producer.purge()
+        assert told.get(timeout=10) == [(-1, "the delivery report cannot be used: ZeroDivisionError('no report')")]
