@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from bascule.core.signals import StopSignals
+from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
+from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
 from bascule.pipelines.driver import run_pipelines
-from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, record_of, target_topic
 from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
 

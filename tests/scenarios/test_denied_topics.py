@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
 
+from bascule.core.errors import Denied
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.admin import Denied
 from bascule.pipelines.spec import Divert
 from tests.scenarios.bridge import eventually
 from tests.scenarios.sparkless import Bridge, without_spark

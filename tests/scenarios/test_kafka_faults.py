@@ -11,10 +11,11 @@ from confluent_kafka import KafkaException, Producer
 
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
+from bascule.core.kafka_records import Output
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.instance import SameInstance
-from bascule.kafka.transactional import Output, TransactionalWriter
+from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.writer.position import Position

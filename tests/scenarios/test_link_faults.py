@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bascule.client import Context, Message, Queue, connect
+from bascule.core.kafka_records import Output
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
-from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, Output, TransactionalWriter
+from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.writer.position import Position

@@ -24,12 +24,13 @@ from bascule.broker.policy import Policy
 from bascule.config.settings import Journal
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.sections import scan
 from bascule.kafka import slot as slot_module
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import TABLE_CONFIG, Outgoing, Stored
+from bascule.kafka.compacted import TABLE_CONFIG, Stored
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
 from bascule.kafka.slot import Slot

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import BadRecord, InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, VALUE, scan, section_bytes
-from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.source import JournalStreamReader
 from bascule.writer.position import PositionLost
 from tests.scenarios.sparkless import Bridge

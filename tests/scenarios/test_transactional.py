@@ -9,18 +9,12 @@ from contextlib import closing
 import pytest
 from confluent_kafka import KafkaError
 
+from bascule.core.kafka_records import Output
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.transactional import (
-    COORDINATOR_TIMEOUT_S,
-    Output,
-    PositionMoved,
-    TransactionalWriter,
-    Unwritable,
-    end_open_transactions,
-)  # fmt: skip
+from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, PositionMoved, TransactionalWriter, Unwritable, end_open_transactions
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.writer.position import Position

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Final
 
 from bascule.core.errors import BasculeError
-from bascule.kafka.transactional import Output
+from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader
-from bascule.pipelines.ingress import IngressEngine, KafkaRecord
+from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Divert, Ingress
 from bascule.writer.position import Position, PositionTaken, position_key
 from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
@@ -243,7 +243,7 @@ def _mapping(
 
     def taken_in(record: Record) -> list[Output]:
         headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in record.headers]
-        output = taking_in.output(KafkaRecord(source.topic, source.index, record.offset, 1, record.key, record.value, headers))
+        output = taking_in.output(KafkaRecord(source.topic, source.index, record.offset, record.key, record.value, headers, 1))
         return [] if output is None else [output]
 
     return taken_in, dict

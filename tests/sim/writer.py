@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.transactional import Output, PositionMoved
+from bascule.core.kafka_records import Output
+from bascule.kafka.transactional import PositionMoved
 from bascule.writer.position import Position
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
 from tests.sim.world import Process, Promise

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bascule.kafka.transactional import Output
+from bascule.core.kafka_records import Output
 from bascule.writer.position import Position
 from tests.sim import kafka, pipelines
 from tests.sim.broker import Broker

@@ -30,12 +30,17 @@ ORDER = (
 )
 #: Only this package starts threads, so that none ends of an error without consequence.
 THREADS = "threads"
+#: Exceptions from the order: a package, and one before it that it does not use.
+DOES_NOT_USE = {"adapter": {"pipelines"}}
 #: What ships for the tests of users may use everything that a user's own test would.
 TESTING_MAY_NOT = ("server", "cli")
 #: Bytes and state only: no third party, and none of the ways to the world outside.
 ENGINES = ("core", "amqp", "jms", "journal", "broker", "writer")
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
 MODULES = sorted(SOURCE.rglob("*.py"))
+#: A module whose docstring has these words reaches none of the clients below, through no other module.
+PROMISE = "no Kafka"
+CLIENTS = frozenset({"confluent_kafka", "pyspark", "pyarrow", "psycopg", "sqlalchemy", "starlette"})
 
 
 @cache
@@ -47,13 +52,44 @@ def imports(path: Path) -> tuple[str, ...]:
 def _imports(path: Path) -> Iterator[str]:
     package = ("bascule", *path.relative_to(SOURCE).parent.parts)
     for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            name = ".".join(filter(None, (base, node.module)))
-            # `from bascule import jms` names the package in the alias.
-            yield from ([f"{name}.{alias.name}" for alias in node.names] if name == "bascule" else [name])
+        yield from _names(node, package)
+
+
+def _names(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+        name = ".".join(filter(None, (base, node.module)))
+        # `from bascule.jms import record` names a module in the alias.
+        yield from (f"{name}.{alias.name}" if name == "bascule" or _is_module(name, alias.name) else name for alias in node.names)
+
+
+def _is_module(package: str, name: str) -> bool:
+    at = SOURCE.joinpath(*package.split(".")[1:], name)
+    return package.startswith("bascule") and (at.with_suffix(".py").is_file() or at.is_dir())
+
+
+@cache
+def imports_at_once(path: Path) -> tuple[str, ...]:
+    """As ``imports``, without what only the type checker or a function that is called later imports."""
+    package = ("bascule", *path.relative_to(SOURCE).parent.parts)
+    return tuple(name for node in _at_once(ast.parse(path.read_bytes(), str(path))) for name in _names(node, package))
+
+
+def _at_once(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            yield from (each for other in child.orelse for each in (other, *_at_once(other)))
+            continue
+        yield child
+        yield from _at_once(child)
+
+
+def promises_no_kafka(path: Path) -> bool:
+    return package_of(path) in ENGINES or PROMISE in (ast.get_docstring(ast.parse(path.read_bytes())) or "")
 
 
 def package_of(path: Path) -> str:
@@ -76,7 +112,7 @@ def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
     elif package == "testing":
         allowed = {*ORDER, "testing"}.difference(TESTING_MAY_NOT)
     else:
-        allowed = set(ORDER[: ORDER.index(package) + 1])
+        allowed = set(ORDER[: ORDER.index(package) + 1]) - DOES_NOT_USE.get(package, set())
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("bascule.")}
     assert ours - allowed - {"__version__"} == set()
 
@@ -86,6 +122,41 @@ def test_an_engine_has_no_third_party_and_no_way_to_the_world(path: Path) -> Non
     roots = {name.split(".")[0] for name in imports(path)}
     assert roots - sys.stdlib_module_names - {"bascule"} == set()
     assert roots & IMPURE == set()
+
+
+def _loaded_by(name: str) -> Iterator[Path]:
+    """The files that the import of a module runs: the module's own, and the ``__init__`` of each package around it."""
+    parts = name.split(".")[1:]
+    for count in range(len(parts) + 1):
+        at = SOURCE.joinpath(*parts[:count])
+        yield from filter(Path.is_file, (at / "__init__.py", at.with_suffix(".py")))
+
+
+def clients_reached(path: Path) -> dict[str, Path]:
+    """Client libraries that the import of a file loads at once, each with the file that imports it."""
+    reached: dict[str, Path] = {}
+    seen: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        own = ".".join(("bascule", *at.relative_to(SOURCE).with_suffix("").parts))
+        for name in (own, *imports_at_once(at)):
+            reached |= dict.fromkeys(CLIENTS & {name.split(".")[0]}, at)
+            if name.split(".")[0] == "bascule":
+                waiting.extend(_loaded_by(name))
+    return reached
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if promises_no_kafka(path)], ids=named)
+def test_a_module_that_promises_no_kafka_loads_no_client(path: Path) -> None:
+    assert clients_reached(path) == {}
+
+
+def test_a_client_that_another_module_imports_is_found() -> None:
+    assert "confluent_kafka" in clients_reached(SOURCE / "pipelines" / "carry.py")
 
 
 HOMES = [("confluent_kafka", "kafka"), ("pyspark", "pipelines"), ("starlette", "server"), ("psycopg", "xa"), ("sqlalchemy", "xa")]

@@ -28,3 +28,27 @@ class Unavailable(BasculeError):
 
     condition: ClassVar[str] = "amqp:connection:forced"
     exit_code: ClassVar[int] = 3
+
+
+class BadRecord(BasculeError):
+    """A message or Kafka record cannot be converted; the text says why."""
+
+
+class TooLarge(InvalidInput, Unavailable):
+    """A record is larger than its topic or the client accepts. It is not stored, and a retry would fail in the same way."""
+
+
+class TopicMissing(InvalidInput):
+    """``topic`` does not exist and must."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic!r} {reason}")
+        self.topic = topic
+
+
+class Denied(Unavailable):
+    """Kafka does not let this client create ``topic``, or write to it."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic!r} {reason}")
+        self.topic = topic

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import Denied, InvalidInput, Unavailable
 from bascule.kafka.history import PROMPT
 
 ADMIN_TIMEOUT_S = 30.0
@@ -28,22 +28,6 @@ _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 #: Kafka could create the topic, and its ACLs or its policy do not allow it.
 _DENIALS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION)
-
-
-class TopicMissing(InvalidInput):
-    """``topic`` must exist and does not."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"topic {topic!r} {reason}")
-        self.topic = topic
-
-
-class Denied(Unavailable):
-    """Kafka does not let this client create ``topic``, or write to it."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"topic {topic!r} {reason}")
-        self.topic = topic
 
 
 @dataclass(frozen=True, slots=True)

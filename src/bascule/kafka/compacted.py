@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
@@ -53,23 +54,8 @@ TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 BARRIER_KEY = b"barrier"
 
 
-class TooLarge(InvalidInput, Unavailable):
-    """A record is larger than its topic, or the client, takes: it is not stored, and would not be the next time."""
-
-
 class OffsetUnknown(Unavailable):
     """A record is stored, and the client was not told where."""
-
-
-class Outgoing(NamedTuple):
-    """A record to write. ``value`` None deletes a table's key; ``partition`` -1 is chosen by the key, ``timestamp_ms`` 0 by the client."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - nobody changes it
-    partition: int = -1
-    timestamp_ms: int = 0
 
 
 def hand_over(produce: Callable[..., None], record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import KafkaRecord
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.history import TopicHistory, passing
 from bascule.kafka.instance import Fence, fenced
@@ -34,18 +35,6 @@ Partitions = Callable[[list[tuple[str, int]]], None]
 
 _log = logging.getLogger("bascule.kafka.consumer")
 _log.addHandler(logging.NullHandler())
-
-
-class Received(NamedTuple):
-    """A record that was read. ``partition`` and ``offset`` are where."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-    timestamp_ms: int
 
 
 class GroupConsumer:
@@ -74,7 +63,7 @@ class GroupConsumer:
         self._fence = Fence()
         self._consumer = self._joined()
 
-    def poll(self, count: int, timeout_s: float) -> list[Received]:
+    def poll(self, count: int, timeout_s: float) -> list[KafkaRecord]:
         """What is there, at most ``count``; waits only while nothing is.
 
         Raises Unavailable; SameInstance when another process is the member of this name, and this one no more.
@@ -207,9 +196,9 @@ def _good(answer: TopicPartition) -> TopicPartition:
     return answer
 
 
-def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:
+def read_again(kafka: Mapping[str, Any], topic: str, partition: int, offsets: Collection[int]) -> dict[int, KafkaRecord]:
     """The records at these offsets, as far as they are still there. Raises Unavailable."""
-    found: dict[int, Received] = {}
+    found: dict[int, KafkaRecord] = {}
     if not offsets:
         return found
     history = TopicHistory({**CLIENT_SETTINGS, **kafka}, topic, partition)
@@ -236,7 +225,7 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def received_of(message: Message) -> Received:
+def received_of(message: Message) -> KafkaRecord:
     """What a message of the client holds."""
     headers: Any = message.headers() or ()
     topic, partition, offset = message.topic(), message.partition(), message.offset()
@@ -244,4 +233,4 @@ def received_of(message: Message) -> Received:
     assert partition is not None
     assert offset is not None
     key: Any = message.key()
-    return Received(topic, partition, offset, key, message.value(), headers, message.timestamp()[1])
+    return KafkaRecord(topic, partition, offset, key, message.value(), headers, message.timestamp()[1])

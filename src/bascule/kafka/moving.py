@@ -11,11 +11,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import TooLarge, Unavailable
+from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, Outgoing, TooLarge, hand_over
-from bascule.kafka.consumer import Received, received_of
+from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, hand_over
+from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.log import introduce, patient
 
@@ -39,7 +40,7 @@ class Mover:
         self._group = group
         self._counted: dict[int, _Counted] = {}
 
-    def waiting(self) -> list[Received]:
+    def waiting(self) -> list[KafkaRecord]:
         """Those records, by partition and offset. Raises Unavailable."""
         return list(self._each())
 
@@ -56,7 +57,7 @@ class Mover:
             counted.end = end
         return sum(len(counted.offsets) for counted in self._counted.values())
 
-    def move(self, make: Callable[[Received], Outgoing | None], count: int | None = None) -> int:
+    def move(self, make: Callable[[KafkaRecord], Outgoing | None], count: int | None = None) -> int:
         """Writes what ``make`` gives for each (None: it is passed over), ``count`` at most; gives how many it has written.
 
         Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing; TooLarge: nothing.
@@ -87,7 +88,7 @@ class Mover:
             consumer.close()
         return len(made)
 
-    def _each(self) -> Iterator[Received]:
+    def _each(self) -> Iterator[KafkaRecord]:
         for partition, history in self._histories():
             yield from map(received_of, history.records(self._first(partition, history), history.latest(), committed=True))
 
@@ -98,12 +99,12 @@ class Mover:
     def _first(self, partition: int, history: TopicHistory) -> int:
         return max(history.earliest(), committed_offset(self._kafka, self._group, self._topic, partition))
 
-    def _behind(self, records: Sequence[Received]) -> list[TopicPartition]:
+    def _behind(self, records: Sequence[KafkaRecord]) -> list[TopicPartition]:
         after = {record.partition: record.offset + 1 for record in records}
         return [TopicPartition(self._topic, partition, offset) for partition, offset in after.items()]
 
 
-def _hand_over(produce: Callable[..., None], record: Received, outgoing: Outgoing, refused: list[tuple[int, str]]) -> None:
+def _hand_over(produce: Callable[..., None], record: KafkaRecord, outgoing: Outgoing, refused: list[tuple[int, str]]) -> None:
     """Adds to ``refused`` what is too large, with its size: by the client's word, or by Kafka's, which refuses a whole batch for it."""
     size_bytes = len(outgoing.value or b"")
 

@@ -14,8 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.compacted import Outgoing, Stored, TableReader, hand_over
+from bascule.kafka.compacted import Stored, TableReader, hand_over
 from bascule.kafka.guards import no_transaction
 from bascule.kafka.history import PROMPT
 from bascule.kafka.log import introduce, patient

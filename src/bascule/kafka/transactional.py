@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.kafka_records import Output
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
 from bascule.kafka.history import PROMPT
@@ -64,27 +65,6 @@ _RECORD_FAULTS = frozenset(
 )
 #: Another incarnation came after this one.
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
-
-
-Headers = list[tuple[str, str | bytes | None]]
-
-
-class Output(NamedTuple):
-    """A Kafka record to write. ``timestamp_ms`` 0 leaves it to the client."""
-
-    topic: str
-    key: bytes | None
-    value: bytes
-    headers: Headers
-    timestamp_ms: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Of value, key and headers."""
-        size = len(self.value) + len(self.key or b"")
-        for name, value in self.headers:
-            size += len(name) + len(value or b"")
-        return size
 
 
 class PositionMoved(BasculeError):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bascule.core.errors import InvalidInput
+from bascule.core.kafka_records import Output
+from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader
-from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import Divert, Pipelines, from_settings

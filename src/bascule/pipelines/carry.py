@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from bascule.core import crash
-from bascule.core.errors import InvalidInput
-from bascule.kafka.admin import Denied, TopicMissing, Topics
-from bascule.kafka.transactional import Output, PositionMoved, TransactionalWriter, Unwritable, WriteDenied
-from bascule.pipelines.mapping import BadRecord
+from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
+from bascule.core.kafka_records import Output
+from bascule.kafka.admin import Topics
+from bascule.kafka.transactional import PositionMoved, TransactionalWriter, Unwritable, WriteDenied
 from bascule.pipelines.spec import Limits, Pipelines
 from bascule.writer.position import Position, PositionLost, PositionTaken
 

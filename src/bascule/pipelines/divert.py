@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 from bascule.core import crash
 from bascule.core.destination import address_matches
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
+from bascule.core.kafka_records import Headers, Output
 from bascule.jms.lookup import selector_lookup
+from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, error_headers, text_of_error
 from bascule.jms.selector import compile_selector
+from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.fence import Fence
 from bascule.journal.records import (
     HEADER,
@@ -32,9 +35,6 @@ from bascule.journal.records import (
     decode_send,
     entries,
 )
-from bascule.kafka.admin import Denied, TopicMissing
-from bascule.kafka.transactional import Headers, Output
-from bascule.pipelines.mapping import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, BadRecord, error_headers, record_of, said_by, target_topic
 from bascule.pipelines.spec import Divert
 from bascule.writer.position import Position
 
@@ -240,7 +240,7 @@ class DivertEngine:
             raise error
         crash.point("divert.dead_letter")
         if self._dead_letter_topic is None:
-            raise BadRecord(said_by(error)) from None
+            raise BadRecord(text_of_error(error)) from None
         marks: Headers = [
             self._origin,
             (ID_HEADER, taken.identity.encode()),

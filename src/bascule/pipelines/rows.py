@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from bascule.jms.message import decode_message
 from bascule.jms.record import kafka_headers, record_value
+from bascule.jms.record_headers import ERRORS, text_of_error
+from bascule.jms.to_kafka import record_key, text_of
 from bascule.journal.records import Send
-from bascule.pipelines.mapping import ERRORS, record_key, said_by, text_of
 
 ROW_SCHEMA = (
     "address string, offset long, epoch long, sequence long, index int, message_id string, correlation_id string, type string,"
@@ -80,7 +81,7 @@ def malformed_row(send: Send, offset: int, epoch: int, sequence: int, index: int
     """
     return (
         send.address, offset, epoch, sequence, index, None, None, None, None, None, send.priority,
-        _moment(send.timestamp_ms), _moment(send.expiry_ms), {}, {REASON: said_by(error)}, None, None, send.body, None, None,
+        _moment(send.timestamp_ms), _moment(send.expiry_ms), {}, {REASON: text_of_error(error)}, None, None, send.body, None, None,
     )  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.kafka_records import Output
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka import own_topics
-from bascule.kafka.transactional import Output, TransactionalWriter, Unwritable, end_open_transactions
+from bascule.kafka.transactional import TransactionalWriter, Unwritable, end_open_transactions
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.writer.position import Position, PositionLost, position_key
 

@@ -13,11 +13,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.divert import JournalReader, Taken
-from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.positions import JOURNAL_PARTITION
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bascule.core import crash
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BadRecord, BasculeError
+from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, Claim, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
-from bascule.pipelines.ingress import IngressEngine, KafkaRecord
-from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.writer.position import COMMON
@@ -238,7 +238,9 @@ class IngressTask:
                         carriers[source] = carrier
                     if row[2] < carrier.begun_at:
                         continue
-                    record = KafkaRecord._make((*row[:6], [(header["key"], header["value"]) for header in row[6] or ()]))
+                    topic, partition, offset, timestamp_ms, key, value, headers = row
+                    named = [(header["key"], header["value"]) for header in headers or ()]
+                    record = KafkaRecord(topic, partition, offset, key, value, named, timestamp_ms)
                     output = engine.output(record)
                     if output is not None:
                         carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))

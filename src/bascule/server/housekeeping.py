@@ -17,9 +17,10 @@ from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.core.errors import BasculeError
+from bascule.core.kafka_records import Outgoing
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, Outgoing, trim
+from bascule.kafka.compacted import Appender, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import SnapshotStore

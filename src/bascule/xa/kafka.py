@@ -24,9 +24,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import XA_PREFIX
-from bascule.kafka.compacted import CLIENT_SETTINGS, Outgoing, Stored, TooLarge, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import Refused

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, TooLarge
+from bascule.core.kafka_records import Outgoing
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, Outgoing, Stored, TableReader, TooLarge
+from bascule.kafka.compacted import Appender, Stored, TableReader
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import Slot
 

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import DECISIONS
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, Outgoing, Stored, TableReader
+from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, Stored, TableReader
 from bascule.kafka.guards import guard
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid

@@ -18,7 +18,7 @@ from bascule.adapter.inbound.log import Flights
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Delivery
 from bascule.core.errors import Unavailable
-from bascule.kafka.consumer import Received
+from bascule.core.kafka_records import KafkaRecord
 from bascule.threads.background import in_background
 from tests.support.system import wait_for
 
@@ -80,8 +80,8 @@ class Member:
         return [delivery.ref.offset for delivery in iter(lambda: take(0.0), None)]
 
 
-def received(offset: int) -> Received:
-    return Received(*PLACE, offset, None, b"", (), 0)
+def received(offset: int) -> KafkaRecord:
+    return KafkaRecord(*PLACE, offset, None, b"", (), 0)
 
 
 def found(offset: int) -> Delivery:
@@ -266,7 +266,7 @@ class Hanging:
         self._assigned = on_assigned
         return self
 
-    def poll(self, _count: int, _timeout_s: float) -> list[Received]:
+    def poll(self, _count: int, _timeout_s: float) -> list[KafkaRecord]:
         if PLACE not in self.activation._runs:
             self._assigned([PLACE])
         self._point("bascule-inbound-shop")
@@ -318,7 +318,7 @@ def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeyp
 
 def test_a_record_that_is_due_in_a_thousand_years_waits_for_the_longest_pause() -> None:
     headers = [("bascule.retry.origin", b"payments/0/1"), ("bascule.retry.due", b"9" * 14)]
-    retry = Received(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
+    retry = KafkaRecord(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
     due_s = _delivery(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
     assert 0 < due_s <= time.monotonic() + SPEC.backoff.longest_s
 
@@ -345,7 +345,7 @@ def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_parti
         place = Place(PLACE.topic, partition)
         activation._runs[place] = _Run(place, f"token-{partition}", ready=True)
         refs = [Ref(place, f"token-{partition}", offset) for offset in range(1 + waiting.get(partition, 0))]
-        activation._workers.add([_delivery(SPEC, ref, Received(*place, ref.offset, None, b"", (), 0)) for ref in refs])
+        activation._workers.add([_delivery(SPEC, ref, KafkaRecord(*place, ref.offset, None, b"", (), 0)) for ref in refs])
     scheduler = activation._workers.scheduler
     for head in [scheduler.take(0.0) for _ in range(3)]:
         scheduler.again(head, 60.0)

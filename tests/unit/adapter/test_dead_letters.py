@@ -10,16 +10,15 @@ import pytest
 from bascule.adapter.inbound import ActivationSpec, Record, dead_letters
 from bascule.adapter.inbound.dead_letters import DeadLetters
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, dead_letter_of
-from bascule.kafka.compacted import Outgoing
-from bascule.kafka.consumer import Received
+from bascule.core.kafka_records import KafkaRecord, Outgoing
 
 SPEC = ActivationSpec(topics=("payments",), group="shop")
 RECORD = Record("payments", 2, 17, b"key", b"value", (("own", b"1"),), 1000)
 
 
-def letter(left_out: str) -> Received:
+def letter(left_out: str) -> KafkaRecord:
     _, key, value, headers, _, timestamp_ms = dead_letter_of(RECORD, SPEC, ValueError("no"), left_out=left_out)
-    return Received("shop.dead-letter", 0, 0, key, value, headers, timestamp_ms)
+    return KafkaRecord("shop.dead-letter", 0, 0, key, value, headers, timestamp_ms)
 
 
 @pytest.mark.parametrize("left_out", [VALUE_AND_HEADERS, KEY_TOO])
@@ -27,9 +26,9 @@ def letter(left_out: str) -> Received:
 def test_a_letter_that_is_not_whole_goes_back_with_what_its_origin_has_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool, left_out: str
 ) -> None:
-    def read_again(_kafka: object, topic: str, partition: int, offsets: Collection[int]) -> dict[int, Received]:
+    def read_again(_kafka: object, topic: str, partition: int, offsets: Collection[int]) -> dict[int, KafkaRecord]:
         assert (topic, partition, list(offsets)) == ("payments", 2, [17])
-        return {17: Received("payments", 2, 17, b"key", b"value", RECORD.headers, 1000)} if kept else {}
+        return {17: KafkaRecord("payments", 2, 17, b"key", b"value", RECORD.headers, 1000)} if kept else {}
 
     monkeypatch.setattr(dead_letters, "read_again", read_again)
     dead = DeadLetters({}, "shop")

@@ -16,7 +16,8 @@ from bascule.adapter.inbound import ActivationSpec, Backoff, Order, Record
 from bascule.adapter.inbound.delivering import Deliverer
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
-from bascule.kafka.compacted import Outgoing, TooLarge
+from bascule.core.errors import TooLarge
+from bascule.core.kafka_records import Outgoing
 from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)

@@ -14,9 +14,9 @@ from bascule.adapter.inbound.delivering import Deliverer, InTransaction
 from bascule.adapter.inbound.log import Superseded, _Clients
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Delivery, Workers
-from bascule.core.errors import Unavailable
+from bascule.core.errors import TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import Outgoing, TooLarge
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed

@@ -13,7 +13,8 @@ import pytest
 from bascule.adapter.outbound import CommitInDoubt, ConnectionFactory, KafkaTransactions
 from bascule.adapter.outbound.factory import COMMITTED_TOPIC, MARKS_KEPT_MS
 from bascule.core.errors import Unavailable
-from bascule.kafka.compacted import Outgoing, Stored
+from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import Stored
 from bascule.kafka.slot import Refused
 
 Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]

@@ -9,19 +9,18 @@ import pytest
 from bascule.adapter.inbound import ActivationSpec, Record
 from bascule.adapter.inbound.record import CAUSE_LENGTH_MAX, dead_letter_of, retry_of, returned
 from bascule.adapter.inbound.record import record_of as as_delivered
-from bascule.kafka.compacted import Outgoing
-from bascule.kafka.consumer import Received
+from bascule.core.kafka_records import KafkaRecord, Outgoing
 
 SPEC = ActivationSpec(topics=("payments",), group="shop")
 RECORD = Record("payments", 2, 17, b"key", b"value", (("kept", b"1"), ("kept", b"2")), 1000)
 
 
-def record_of(received: Received) -> tuple[Record, int]:
+def record_of(received: KafkaRecord) -> tuple[Record, int]:
     return as_delivered(received, SPEC.retry_topic)
 
 
-def read(outgoing: Outgoing) -> Received:
-    return Received(outgoing.topic, 0, 99, outgoing.key, outgoing.value, outgoing.headers, outgoing.timestamp_ms)
+def read(outgoing: Outgoing) -> KafkaRecord:
+    return KafkaRecord(outgoing.topic, 0, 99, outgoing.key, outgoing.value, outgoing.headers, outgoing.timestamp_ms)
 
 
 def test_a_retry_is_the_record_with_its_count_and_time() -> None:
@@ -67,12 +66,12 @@ def test_a_failure_whose_text_has_half_a_character_is_told() -> None:
 
 
 def test_what_is_no_letter_of_ours_goes_nowhere() -> None:
-    assert returned(Received("shop.dead-letter", 0, 1, None, b"x", (), 0)) is None
+    assert returned(KafkaRecord("shop.dead-letter", 0, 1, None, b"x", (), 0)) is None
 
 
 def test_a_strangers_record_in_the_retry_topic_is_a_record_of_that_topic() -> None:
     headers = [("bascule.retry.origin", b"nowhere"), ("bascule.retry.due", b"soon")]
-    record, due_ms = record_of(Received("shop.retry", 0, 5, None, b"x", headers, 0))
+    record, due_ms = record_of(KafkaRecord("shop.retry", 0, 5, None, b"x", headers, 0))
     assert (record.topic, record.offset, due_ms) == ("shop.retry", 5, 0)
 
 
@@ -80,7 +79,7 @@ OF_ANOTHER_GROUP = [("bascule.retry.origin", b"orders/0/1"), ("bascule.retry.cou
 
 
 def test_a_letter_of_another_group_is_a_record_of_its_topic_that_has_not_failed() -> None:
-    received = Received("other.dead-letter", 0, 5, None, b"x", OF_ANOTHER_GROUP, 0)
+    received = KafkaRecord("other.dead-letter", 0, 5, None, b"x", OF_ANOTHER_GROUP, 0)
     assert record_of(received) == (Record("other.dead-letter", 0, 5, None, b"x", tuple(OF_ANOTHER_GROUP)), 0)
 
 
@@ -91,7 +90,7 @@ def test_a_letter_of_another_group_is_a_record_of_its_topic_that_has_not_failed(
 def test_a_number_that_is_none_stops_nobody(name: str, value: bytes) -> None:
     headers = {"origin": b"orders/0/1", name: value}
     record, due_ms = record_of(
-        Received("shop.retry", 0, 5, None, b"x", [(f"bascule.retry.{each}", said) for each, said in headers.items()], 0)
+        KafkaRecord("shop.retry", 0, 5, None, b"x", [(f"bascule.retry.{each}", said) for each, said in headers.items()], 0)
     )
     assert (record.failures, due_ms) == (0, 0)
 

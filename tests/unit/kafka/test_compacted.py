@@ -11,9 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.kafka import compacted
-from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, Outgoing, TableReader, TooLarge
+from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, TableReader
 
 SOON_S = 30.0
 

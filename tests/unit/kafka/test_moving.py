@@ -9,10 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import moving
-from bascule.kafka.compacted import Outgoing
-from bascule.kafka.consumer import Received
 from bascule.kafka.moving import Mover
 
 
@@ -98,7 +97,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     return there
 
 
-def sent(received: Received) -> Outgoing:
+def sent(received: KafkaRecord) -> Outgoing:
     return Outgoing("retry", received.key, received.value)
 
 

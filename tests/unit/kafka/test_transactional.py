@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Output
 from bascule.kafka import transactional
-from bascule.kafka.transactional import Output, TransactionalWriter, end_open_transactions
+from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.writer.position import Position
 
 BEFORE = Position("t", "id", 0, 0)

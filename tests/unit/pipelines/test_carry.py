@@ -10,13 +10,14 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bascule.core.destination import Routing
+from bascule.core.errors import Denied, TopicMissing
+from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.journal.records import Send, SendFlag
-from bascule.kafka.admin import Denied, TopicMissing
-from bascule.kafka.transactional import Output, Unwritable, WriteDenied
+from bascule.kafka.transactional import Unwritable, WriteDenied
 from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
-from bascule.pipelines.ingress import IngressEngine, KafkaRecord
+from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
 from bascule.writer.position import Position
 from tests.support.journal import text_message
@@ -124,7 +125,7 @@ def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer:
 def test_the_topic_of_an_ingress_is_no_records_fault(error: Exception) -> None:
     engine = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead")
     with pytest.raises(type(error)):
-        engine.dead_letter(KafkaRecord("t", 0, 1, 1, None, b"v", []), "KAFKA_PRODUCE", error)
+        engine.dead_letter(KafkaRecord("t", 0, 1, None, b"v", [], 1), "KAFKA_PRODUCE", error)
 
 
 @pytest.mark.parametrize("large", [{"value": b"x" * 600}, {"key": b"x" * 600}, {"headers": [("name", b"x" * 300), ("x" * 300, None)]}])

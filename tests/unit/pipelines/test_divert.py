@@ -7,9 +7,12 @@ import traceback
 import pytest
 
 from bascule.core.destination import Routing
+from bascule.core.errors import BadRecord
+from bascule.core.kafka_records import Output
 from bascule.core.topics import DECISIONS, OUTBOUND
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
+from bascule.jms.to_kafka import target_topic
 from bascule.journal.records import (
     HEADER_SIZE,
     MAGIC,
@@ -25,9 +28,7 @@ from bascule.journal.records import (
     json_entry,
     send_entry,
 )
-from bascule.kafka.transactional import Output
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
-from bascule.pipelines.mapping import BadRecord, target_topic
 from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.writer.position import Position

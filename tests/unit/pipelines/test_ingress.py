@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from bascule.config.settings import Settings
 from bascule.core.destination import Routing
+from bascule.core.errors import BadRecord
+from bascule.core.kafka_records import KafkaRecord
+from bascule.jms.from_kafka import property_name
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
-from bascule.pipelines.ingress import IngressEngine, KafkaRecord, property_name
-from bascule.pipelines.mapping import BadRecord
+from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Ingress, from_settings
 
-RECORD = KafkaRecord("topic.a", 3, 42, 1_700_000_000_000, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")])
+RECORD = KafkaRecord("topic.a", 3, 42, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")], 1_700_000_000_000)
 
 
 def engine(dead_letter_topic: str | None = "dead", **choices: object) -> IngressEngine:
@@ -188,7 +190,7 @@ def test_the_place_for_an_answer_is_made_from_a_header_or_left_out() -> None:
 @given(st.text(max_size=50), st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), st.integers(-(2**63), 2**63 - 1)))
 def test_what_a_divert_wrote_comes_back_with_its_types(text: str, properties: dict[str, int]) -> None:
     message = JmsMessage(body_kind="text", body=text, message_id="ID:1", correlation_id="c", properties=dict(properties))
-    record = KafkaRecord("t", 0, 0, 1, None, record_value(message), kafka_headers(message))
+    record = KafkaRecord("t", 0, 0, None, record_value(message), kafka_headers(message), 1)
     back = decode_message(sent(record).body)
     # An empty text and none are one to Kafka, whose value is never null.
     assert (back.body or "", back.message_id, back.correlation_id) == (text, "ID:1", "c")

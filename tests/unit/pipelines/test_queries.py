@@ -47,7 +47,7 @@ def test_of_javas_stack_the_messages_are_told() -> None:
     assert short(said) == "Job aborted | Caused by: java.io.EOFException"
 
 
-TAKEN = "bascule.kafka.positions.PositionTaken: another driver has taken over 'k'"
+TAKEN = "bascule.writer.position.PositionTaken: another driver has taken over 'k'"
 TRACEBACK = """Traceback (most recent call last):
   File "rules.py", line 14, in priced
     raise BadRecord(text)

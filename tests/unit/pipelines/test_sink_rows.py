@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from bascule.core.errors import BadRecord
 from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.pipelines.ingress import ADDRESS_BYTES_MAX
-from bascule.pipelines.mapping import BadRecord
 from bascule.pipelines.sink import DestinationWriter
 
 WRITER = DestinationWriter({"id": "w", "address": "q"}, {}, StructType([StructField("value", StringType())]))

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from bascule.core.errors import InvalidInput, Unavailable
-from bascule.kafka.compacted import Outgoing, Stored, TooLarge
+from bascule.core.errors import InvalidInput, TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import Stored
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module

@@ -32,7 +32,8 @@ from bascule.adapter.inbound.topics import missing, set_up
 from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, left_behind
 from bascule.core import crash
 from bascule.core.errors import Unavailable
-from bascule.kafka.consumer import GroupConsumer, Received, read_again
+from bascule.core.kafka_records import KafkaRecord
+from bascule.kafka.consumer import GroupConsumer, read_again
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.log import Outcome
@@ -273,7 +274,7 @@ class Activation:
             consumer.resume(flowing - self._flowing)
             self._flowing = flowing
 
-    def _receive(self, received: Received) -> None:
+    def _receive(self, received: KafkaRecord) -> None:
         place = Place(received.topic, received.partition)
         run = self._runs.get(place)
         if run is None or not run.ready:
@@ -429,7 +430,7 @@ class Activation:
 
 
 def _delivery(
-    spec: ActivationSpec, ref: Ref, received: Received, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
+    spec: ActivationSpec, ref: Ref, received: KafkaRecord, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
 ) -> Delivery:
     record, due_ms = record_of(received, spec.retry_topic, failures=failures, redelivered=redelivered)
     # Whoever may write to the retry topic parks nothing for ever.

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bascule.adapter.inbound.record import CONNECT, FAILURES, ORIGIN, left_out_of, number_of, returned
-from bascule.kafka.compacted import Outgoing
-from bascule.kafka.consumer import Received, read_again
+from bascule.adapter.inbound.record import FAILURES, ORIGIN, left_out_of, number_of, returned
+from bascule.core.kafka_records import KafkaRecord, Outgoing
+from bascule.jms.record_headers import ERRORS
+from bascule.kafka.consumer import read_again
 from bascule.kafka.moving import Mover
 
 _log = logging.getLogger("bascule.adapter")
@@ -54,7 +55,7 @@ class DeadLetters:
         """
         return self._mover.move(self._returned, count)
 
-    def _returned(self, letter: Received) -> Outgoing | None:
+    def _returned(self, letter: KafkaRecord) -> Outgoing | None:
         if (at := left_out_of(letter)) is None:
             return returned(letter)
         topic, partition, offset = at
@@ -64,9 +65,9 @@ class DeadLetters:
         return returned(letter._replace(key=found.key, value=found.value, headers=[*found.headers, *letter.headers]))
 
 
-def _letter(received: Received) -> Letter:
+def _letter(received: KafkaRecord) -> Letter:
     said = {name: (value or b"").decode(errors="replace") for name, value in received.headers}
-    error = f"{said.get(f'{CONNECT}exception.class.name', '')}: {said.get(f'{CONNECT}exception.message', '')}"
+    error = f"{said.get(f'{ERRORS}exception.class.name', '')}: {said.get(f'{ERRORS}exception.message', '')}"
     return Letter(
         received.partition, received.offset, said.get(ORIGIN, ""), number_of(dict(received.headers).get(FAILURES)), error, received.key,
         len(received.value or b""), received.timestamp_ms,

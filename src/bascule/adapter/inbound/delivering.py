@@ -14,8 +14,8 @@ from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Xa
 from bascule.adapter.inbound.state import Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Unavailable
-from bascule.kafka.compacted import Outgoing, TooLarge
+from bascule.core.errors import BasculeError, TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.xa.errors import BranchRolledBack, Code, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
 from bascule.xa.transaction import Status
 

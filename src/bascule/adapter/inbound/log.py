@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, Place, PlaceState, Ref, key_of, owner_value
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import CLIENT_SETTINGS, DELETIONS_KEPT_S, TABLE_CONFIG, Appender, Outgoing, TableReader, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, DELETIONS_KEPT_S, TABLE_CONFIG, Appender, TableReader, trim
 from bascule.kafka.guards import Role, ensure
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid, XaError
 from bascule.xa.resource import Branches, Call, State, Vote

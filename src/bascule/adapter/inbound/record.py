@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bascule.kafka.compacted import Outgoing
-from bascule.kafka.consumer import Received
-from bascule.pipelines.mapping import error_headers
+from bascule.core.kafka_records import KafkaRecord, Outgoing
+from bascule.jms.record_headers import ERRORS, error_headers
 
 if TYPE_CHECKING:
     from bascule.adapter.inbound.spec import ActivationSpec
@@ -25,7 +24,6 @@ _OWN = frozenset({FAILURES, CAUSE, DUE, ORIGIN, RETURN_TO, LEFT_OUT})
 #: As large as Kafka's numbers are, at most.
 _ORIGIN = re.compile(rb"([A-Za-z0-9._-]+)/(\d{1,9})/(\d{1,18})")
 _NUMBER = re.compile(rb"\d{1,18}")
-CONNECT = "__connect.errors."
 #: A header, too, counts towards the largest record that a topic takes.
 CAUSE_LENGTH_MAX = 1000
 STAGE = "ENDPOINT"
@@ -58,7 +56,7 @@ class Record:
         return next((value for each, value in reversed(self.headers) if each == name), None)
 
 
-def record_of(received: Received, retry_topic: str, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
+def record_of(received: KafkaRecord, retry_topic: str, *, failures: int = 0, redelivered: bool = False) -> tuple[Record, int]:
     """What an endpoint gets, and when at the earliest (ms since the epoch; 0 for at once).
 
     What headers say about earlier tries counts in the group's own topic alone: elsewhere it is somebody else's.
@@ -98,7 +96,7 @@ def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *
     """For the dead-letter topic, under the names of Kafka Connect. ``left_out``: VALUE_AND_HEADERS, or KEY_TOO, is not in it, and why."""
     # Many an exception cannot be made again from a text.
     said = error_headers(spec.group, record.topic, record.partition, record.offset, STAGE, Exception(_told(str(error))))
-    said.append((f"{CONNECT}exception.class.name", type(error).__name__.encode()))
+    said.append((f"{ERRORS}exception.class.name", type(error).__name__.encode()))
     connect: Headers = [(name, value) for name, value in dict(said).items() if isinstance(value, bytes)]
     if left_out:
         record = replace(record, key=None if left_out == KEY_TOO else record.key, value=b"", headers=())
@@ -108,20 +106,20 @@ def dead_letter_of(record: Record, spec: ActivationSpec, error: BaseException, *
     )
 
 
-def left_out_of(letter: Received) -> tuple[str, int, int] | None:
+def left_out_of(letter: KafkaRecord) -> tuple[str, int, int] | None:
     """Topic, partition and offset of what is not in a dead letter; None where it is whole."""
     headers = dict(letter.headers)
     origin = _ORIGIN.fullmatch(headers.get(ORIGIN) or b"") if LEFT_OUT in headers else None
     return (origin[1].decode(), int(origin[2]), int(origin[3])) if origin is not None else None
 
 
-def returned(letter: Received) -> Outgoing | None:
+def returned(letter: KafkaRecord) -> Outgoing | None:
     """A dead letter on its way back to its group, as if it had never failed; None for what is none."""
     headers = dict(letter.headers)
     target, origin = headers.get(RETURN_TO), headers.get(ORIGIN)
     if target is None or origin is None:
         return None
-    kept: Headers = [header for header in letter.headers if header[0] not in _OWN and not header[0].startswith(CONNECT)]
+    kept: Headers = [header for header in letter.headers if header[0] not in _OWN and not header[0].startswith(ERRORS)]
     return Outgoing(target.decode(), letter.key, letter.value, [*kept, (ORIGIN, origin)], timestamp_ms=letter.timestamp_ms)
 
 

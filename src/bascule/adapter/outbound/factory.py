@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import OUTBOUND
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, Outgoing, Stored
+from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, Stored
 from bascule.kafka.own_topics import COMMITTED_PARTITIONS
 from bascule.kafka.slot import Refused, Slot
 from bascule.xa.errors import OutOfOrder

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from bascule.client.destination import Destination
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
-from bascule.core.errors import InvalidInput
-from bascule.kafka.compacted import Outgoing
-from bascule.pipelines.mapping import BadRecord, record_of, target_topic
+from bascule.core.errors import BadRecord, InvalidInput
+from bascule.core.kafka_records import Outgoing
+from bascule.jms.to_kafka import record_of, target_topic
 
 if TYPE_CHECKING:
     from bascule.adapter.outbound.factory import Connection

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bascule.amqp.types import Byte, Float, Int, Short, Symbol
+from bascule.jms import octets_to_kafka as direct_module
 from bascule.jms.message import JmsMessage, decode_message, encode_message
+from bascule.jms.octets_to_kafka import direct
 from bascule.jms.record import kafka_headers, record_value
 from bascule.jms.sections import MESSAGE_ANNOTATIONS, section_bytes
-from bascule.pipelines import direct as direct_module
-from bascule.pipelines.direct import direct
 from tests.support.journal import text_message
 
 texts = st.text(max_size=20) | st.sampled_from(["ID:1", "ID:AMQP_UUID:x", "grüße", "JMSType", "long.x"])

@@ -6,26 +6,15 @@ import re
 from functools import lru_cache
 from string import Template
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BadRecord
+from bascule.core.kafka_records import Headers, Output
 from bascule.jms.message import JmsMessage, decode_message
+from bascule.jms.octets_to_kafka import Direct, direct
 from bascule.jms.record import kafka_headers, record_value
-from bascule.kafka.transactional import Headers, Output
-from bascule.pipelines.direct import Direct, direct
 
-#: The bridge that wrote a record: an ingress of the same bridge leaves it out.
-ORIGIN_HEADER = "bascule.origin"
-#: epoch-sequence-index of the journal: what the audit compares.
-ID_HEADER = "bascule.id"
-DIVERT_HEADER = "bascule.divert"
 _PROPERTY = "property:"
-#: How the headers begin that say what is wrong with a record or message, as in Kafka Connect.
-ERRORS = "__connect.errors."
 #: Names that begin with two underscores are Kafka's own.
 _LEGAL_TOPIC = re.compile(r"(?!__)[A-Za-z0-9._-]{1,249}")
-
-
-class BadRecord(BasculeError):
-    """A message or record that cannot be carried, and why."""
 
 
 @lru_cache(maxsize=1024)
@@ -97,23 +86,3 @@ def _short_key(choice: str, short: Direct) -> bytes | None:
         return None if found is None else found[1]
     by_choice = {"message-id": short.message_id, "correlation-id": short.correlation_id, "group-id": short.group_id}
     return by_choice.get(choice)
-
-
-def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException) -> Headers:
-    """Why a record is in the dead-letter topic, under the names of Kafka Connect."""
-    facts = {
-        "topic": topic,
-        "partition": str(partition),
-        "offset": str(offset),
-        "connector.name": pipeline,
-        "task.id": str(partition),
-        "stage": stage,
-        "exception.class.name": type(error).__name__,
-        "exception.message": said_by(error),
-    }
-    return [(f"{ERRORS}{name}", value.encode()) for name, value in facts.items()]
-
-
-def said_by(error: BaseException) -> str:
-    """An error's text as UTF-8 can hold it: it may quote half of a surrogate pair, which JSON can hold."""
-    return str(error).encode(errors="backslashreplace").decode()

@@ -1,0 +1,49 @@
+"""Kafka records as plain values: what was read, and what is to be written. No Kafka client is needed to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class KafkaRecord(NamedTuple):
+    """A record that was read from ``partition`` of ``topic`` at ``offset``. ``timestamp_ms`` counts from the Unix epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+class Outgoing(NamedTuple):
+    """A record to write. ``value`` None deletes a table's key; ``partition`` -1 is chosen by the key, ``timestamp_ms`` 0 by the client."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - nobody changes it
+    partition: int = -1
+    timestamp_ms: int = 0
+
+
+class Output(NamedTuple):
+    """A record to write in one transaction with a position. If ``timestamp_ms`` is 0, the client sets the time of the write."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    timestamp_ms: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of value, key and headers."""
+        size = len(self.value) + len(self.key or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value or b"")
+        return size

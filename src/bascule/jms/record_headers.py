@@ -1,0 +1,36 @@
+"""Headers that Bascule adds to Kafka records: who wrote a record, of which message, and why a record is in a dead-letter topic."""
+
+from __future__ import annotations
+
+from bascule.core.kafka_records import Headers
+
+#: The bridge that wrote a record: an ingress of the same bridge leaves the record out.
+ORIGIN_HEADER = "bascule.origin"
+#: epoch-sequence-index of the message in the journal; the audit compares it.
+ID_HEADER = "bascule.id"
+DIVERT_HEADER = "bascule.divert"
+#: Prefix of the headers that describe an error, as in Kafka Connect.
+ERRORS = "__connect.errors."
+
+
+def error_headers(pipeline: str, topic: str, partition: int, offset: int, stage: str, error: BaseException) -> Headers:
+    """Return the headers of a dead letter, under the names of Kafka Connect.
+
+    ``topic``, ``partition`` and ``offset`` name the source record.
+    """
+    facts = {
+        "topic": topic,
+        "partition": str(partition),
+        "offset": str(offset),
+        "connector.name": pipeline,
+        "task.id": str(partition),
+        "stage": stage,
+        "exception.class.name": type(error).__name__,
+        "exception.message": text_of_error(error),
+    }
+    return [(f"{ERRORS}{name}", value.encode()) for name, value in facts.items()]
+
+
+def text_of_error(error: BaseException) -> str:
+    """Return an error's text as UTF-8 can hold it: the text may quote half of a surrogate pair, which JSON can hold."""
+    return str(error).encode(errors="backslashreplace").decode()
