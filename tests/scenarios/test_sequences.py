@@ -38,7 +38,7 @@ from bascule.kafka.snapshots import SnapshotStore
 from bascule.kafka.transactional import PositionMoved
 from bascule.server import epoch as epoch_module
 from bascule.server import housekeeping, topics
-from bascule.server.epoch import Epoch, JournalPlace, OffsetUnknown, SteppedDown
+from bascule.server.epoch import AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
 from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
@@ -251,7 +251,7 @@ def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(k
     async def start_record(proxy: KafkaProxy) -> None:
         proxy.inject(Api.PRODUCE, Action.SEQUENCE_KNOWN)
         epoch = journal.standby()
-        with pytest.raises(OffsetUnknown, match=unknown):
+        with pytest.raises(AppendOffsetUnknown, match=unknown):
             await epoch.start()
         await epoch.close()
 

@@ -163,7 +163,7 @@ def test_what_a_session_has_not_sent_is_sent_before_the_vote(postgres: EmbeddedP
     resource.start(second, timeout_s=TIMEOUT_S).add(row(item="one"))
     with pytest.raises(BranchRolledBack) as refused:
         resource.end(second, success=True)
-    assert refused.value.code is Code.XA_RBINTEGRITY
+    assert refused.value.xa_code is Code.XA_RBINTEGRITY
     engine.dispose()
 
 
@@ -204,7 +204,7 @@ def test_what_somebody_finished_by_hand_is_reported(
     for _ in range(2):  # until it is forgotten
         with pytest.raises(BranchHeuristic) as found:
             getattr(resource, wanted)(xid)
-        assert found.value.code.name == code
+        assert found.value.xa_code.name == code
     resource.forget(xid)
     with pytest.raises(UnknownXid):
         getattr(resource, wanted)(xid)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from bascule.broker import branches
-from bascule.broker.errors import BranchForced, TransactionRolledBack, UnknownBranch
+from bascule.broker.errors import BranchForced, UnknownBranch
 from bascule.broker.transactions import Transaction
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from tests.sim.broker import Connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 INTERNAL_ERROR: Final = "amqp:internal-error"
 NOT_FOUND: Final = "amqp:not-found"
@@ -32,7 +32,8 @@ TRANSACTION_ROLLBACK: Final = "amqp:transaction:rollback"
 class AmqpError(BasculeError):
     """An error as AMQP states it; ``info`` is the error's map of details."""
 
-    condition: str  # type: ignore[misc]  # one class serves every condition that a peer may name
+    retriable = False
+    scope = Scope.OPERATION
 
     def __init__(self, condition: str, description: str = "", info: dict[Any, Any] | None = None) -> None:
         super().__init__(f"{condition}: {description}" if description else condition)
@@ -44,13 +45,19 @@ class AmqpError(BasculeError):
 class ConnectionFault(AmqpError):
     """Ends the connection."""
 
+    scope = Scope.CONNECTION
+
 
 class SessionFault(AmqpError):
     """Ends the session it happens in."""
 
+    scope = Scope.SESSION
+
 
 class LinkFault(AmqpError):
     """Detaches the link it happens on."""
+
+    scope = Scope.LINK
 
 
 class IllegalUse(AmqpError):

@@ -17,6 +17,7 @@ from bascule.amqp.performatives import (
     SaslOutcome,
     SaslResponse,
 )
+from bascule.core.errors import Scope
 
 #: Whether this password is this user's.
 Authenticate = Callable[[str, str], bool]
@@ -24,6 +25,9 @@ Authenticate = Callable[[str, str], bool]
 
 class AuthenticationFailed(AmqpError):
     """The peer is not who it says, or does not speak the mechanism it chose."""
+
+    scope = Scope.CONNECTION
+    http_status = 401
 
     def __init__(self, description: str) -> None:
         super().__init__(UNAUTHORIZED_ACCESS, description)

@@ -43,7 +43,10 @@ STEP_LOOKS = 5_000
 
 
 class InUse(InvalidInput):
-    """A queue that clients use is not deleted under them unless one insists."""
+    """The queue has messages or consumers; deleting it needs ``force``."""
+
+    condition = "amqp:resource-locked"
+    http_status = 409
 
 
 @dataclass(slots=True)

@@ -12,21 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from bascule.broker.errors import (
-    BranchBusy,
-    BranchExists,
-    BranchForced,
-    ResourceLimit,
-    TransactionRolledBack,
-    UnknownBranch,
-    UnknownTransaction,
-)
+from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, UnknownBranch, UnknownTransaction
 from bascule.broker.message import Message
 from bascule.broker.queue import Queue
 from bascule.broker.transactions import Draft, Transaction
 from bascule.core import crash
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.jms.sections import group_of
 from bascule.journal.branches import Ended, Ending, Prepared, Received, decode_prepared, ended_entry, prepared_entry
@@ -157,7 +149,7 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
     error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
     if error is not None:
         engine.rollback(transaction)
-        raise TransactionRolledBack(error)
+        raise TransactionRolledBack(str(error), cause=error)
     if not (transaction.drafts or transaction.acks):
         engine.transactions.pop(transaction.id, None)
         done(False)
@@ -189,7 +181,7 @@ def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, 
     error = _taken(branches, xid)
     if error is not None:
         engine.rollback(transaction)
-        raise TransactionRolledBack(error)
+        raise TransactionRolledBack(str(error), cause=error)
     ended = Ended(xid, Ending.COMMITTED, engine.clock())
     branches.committing.add(xid)
 
@@ -289,9 +281,11 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
 
 def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
     if xid in branches.prepared:  # by another transaction, whose vote holds
-        return TransactionRolledBack(BranchExists(f"branch {xid} is prepared already"))
+        exists = BranchExists(f"branch {xid} is prepared already")
+        return TransactionRolledBack(str(exists), cause=exists)
     branches.refuse(xid)
-    return TransactionRolledBack(UnknownTransaction(f"the transaction of branch {xid} is not there: it went with its connection"))
+    lost = UnknownTransaction(f"the transaction of branch {xid} is not there: it went with its connection")
+    return TransactionRolledBack(str(lost), cause=lost)
 
 
 def _unknown(engine: Engine, xid: Xid) -> UnknownBranch:

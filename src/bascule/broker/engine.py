@@ -17,13 +17,7 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, d
 from bascule.broker.branches import Branches
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindows, digest_of
-from bascule.broker.errors import (
-    JournalUnavailable,
-    QueueFull,
-    ResourceLimit,
-    TransactionRolledBack,
-    TransactionTimedOut,
-)
+from bascule.broker.errors import JournalUnavailable, QueueFull, ResourceLimit
 from bascule.broker.journaling import Journaling
 from bascule.broker.message import PRIORITY_MAX, Bodies, Message
 from bascule.broker.policy import BLOCK, DROP, Policy
@@ -32,7 +26,7 @@ from bascule.broker.queue import Consumer, Queue
 from bascule.broker.transactions import Draft, Transaction
 from bascule.core import crash
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.jms.annotate import (
     DELIVERIES,
     MOVED_AT,
@@ -363,7 +357,7 @@ class Engine(Destinations):
         error = transaction.doomed or (self.stalled if persistent else None)
         if error is not None:
             self.rollback(transaction)
-            done(TransactionRolledBack(error))
+            done(TransactionRolledBack(str(error), cause=error))
             return
         crash.point("transaction.commit.before")
         self.transactions.pop(transaction.id, None)

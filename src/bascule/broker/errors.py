@@ -2,72 +2,79 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
+from bascule.core.xa_codes import Code
 from bascule.journal.branches import Ending
 
 
 class ResourceLimit(BasculeError):
-    """A limit is reached."""
+    """A limit of the broker or of a queue is reached."""
 
-    condition: ClassVar[str] = "amqp:resource-limit-exceeded"
+    retriable = True
+    scope = Scope.OPERATION
+    condition = "amqp:resource-limit-exceeded"
+    http_status = 409
 
 
 class QueueFull(ResourceLimit):
-    """A queue takes no more messages until some have gone."""
+    """A queue accepts no more messages until consumers have taken some."""
 
 
 class UnknownAddress(BasculeError):
-    """Nothing of that name is there, and nothing may be made by asking for it."""
+    """No queue, topic or subscription has this name, and the request must not create one."""
 
-    condition: ClassVar[str] = "amqp:not-found"
+    retriable = False
+    scope = Scope.LINK
+    condition = "amqp:not-found"
+    http_status = 404
 
 
 class QueueDeleted(BasculeError):
-    """The queue that a consumer was attached to is gone."""
+    """The queue that a consumer was attached to is deleted."""
 
-    condition: ClassVar[str] = "amqp:resource-deleted"
+    retriable = False
+    scope = Scope.LINK
+    condition = "amqp:resource-deleted"
+    http_status = 404
 
 
 class JournalUnavailable(BasculeError):
-    """Kafka does not acknowledge appends: nothing persistent can be accepted."""
+    """Kafka does not acknowledge appends; the broker accepts nothing persistent."""
 
-    condition: ClassVar[str] = "amqp:resource-limit-exceeded"
+    retriable = True
+    scope = Scope.OPERATION
+    condition = "amqp:resource-limit-exceeded"
+    xa_code = Code.XA_RETRY
+    xa_rollback_code = Code.XA_RBTRANSIENT
+    http_status = 503
 
 
 class BrokerFault(BasculeError):
-    """A fault of the broker itself: what it decided last is not to be trusted, and it begins anew from the journal."""
+    """The broker itself failed. Its state may be wrong: the process ends its epoch and loads the state from the journal."""
+
+    retriable = True
+    scope = Scope.PROCESS
 
 
 class UnknownTransaction(BasculeError):
-    """No such transaction on this connection."""
+    """The connection has no such transaction."""
 
-    condition: ClassVar[str] = "amqp:transaction:unknown-id"
-
-
-class TransactionTimedOut(BasculeError):
-    """The transaction held something for too long."""
-
-    condition: ClassVar[str] = "amqp:transaction:timeout"
-
-
-class TransactionRolledBack(BasculeError):
-    """The transaction was not committed, surely, and has been rolled back.
-
-    The condition is its cause's: Qpid JMS takes ``amqp:transaction:rollback`` in answer to a commit for a transaction in doubt.
-    """
-
-    def __init__(self, cause: BasculeError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.condition = cause.condition  # type: ignore[misc]
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:transaction:unknown-id"
+    xa_code = Code.XAER_NOTA
+    xa_rollback_code = Code.XA_RBCOMMFAIL
+    http_status = 404
 
 
 class UnknownBranch(BasculeError):
-    """No such branch; ``ending`` is what became of it, as far as that is remembered."""
+    """The broker has no such branch; ``ending`` is its outcome, where the broker still knows it."""
 
-    condition: ClassVar[str] = "amqp:not-found"
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:not-found"
+    xa_code = Code.XAER_NOTA
+    http_status = 404
 
     def __init__(self, text: str, ending: Ending | None = None) -> None:
         super().__init__(text)
@@ -75,22 +82,35 @@ class UnknownBranch(BasculeError):
 
 
 class BranchExists(BasculeError):
-    """A branch of that name is there already."""
+    """A branch with this name exists already."""
 
-    condition: ClassVar[str] = "amqp:not-allowed"
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:not-allowed"
+    xa_code = Code.XAER_DUPID
+    xa_rollback_code = Code.XAER_DUPID
+    http_status = 409
 
 
 class BranchBusy(BasculeError):
-    """The branch is just being ended otherwise than asked for: not now."""
+    """The broker is ending the branch with the other outcome at this moment."""
 
-    condition: ClassVar[str] = "amqp:resource-locked"
+    retriable = True
+    scope = Scope.OPERATION
+    condition = "amqp:resource-locked"
+    xa_code = Code.XA_RETRY
+    http_status = 503
 
 
 class BranchForced(BasculeError):
-    """An administrator has ended the branch; ``ending`` says how."""
+    """An administrator has ended the branch; ``ending`` is its outcome."""
 
-    condition: ClassVar[str] = "amqp:illegal-state"
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:illegal-state"
+    http_status = 409
 
     def __init__(self, text: str, ending: Ending) -> None:
         super().__init__(text)
         self.ending = ending
+        self.xa_code = Code.XA_HEURCOM if ending is Ending.FORCED_COMMIT else Code.XA_HEURRB

@@ -19,8 +19,6 @@ BasculeError
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from bascule.amqp.errors import (
     CONNECTION_FORCED,
     INVALID_FIELD,
@@ -29,7 +27,11 @@ from bascule.amqp.errors import (
     AmqpError,
 )
 from bascule.amqp.types import Symbol
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
+from bascule.core.errors import TransactionError as TransactionError
+from bascule.core.errors import TransactionInDoubt as TransactionInDoubt
+from bascule.core.errors import TransactionRolledBack as TransactionRolledBack
+from bascule.core.xa_codes import Code
 
 RESOURCE_DELETED = "amqp:resource-deleted"
 
@@ -41,13 +43,21 @@ class TimedOut(Unavailable):
 class ConnectionLost(Unavailable):
     """The connection ended; what was sent and not answered may or may not have been taken."""
 
+    scope = Scope.CONNECTION
+    xa_rollback_code = Code.XA_RBCOMMFAIL
+
 
 class Refused(InvalidInput):
     """The broker said no."""
 
+    xa_rollback_code = Code.XA_RBOTHER
+
 
 class InvalidDestination(Refused):
     """There is no such queue, topic or subscription, or it is not this connection's to consume from."""
+
+    condition = NOT_FOUND
+    http_status = 404
 
 
 class InvalidSelector(Refused):
@@ -57,9 +67,15 @@ class InvalidSelector(Refused):
 class InvalidClientId(Refused):
     """Somebody else is connected under this client id."""
 
+    scope = Scope.CONNECTION
+    http_status = 409
+
 
 class SecurityDenied(Refused):
     """User, password or permission."""
+
+    condition = UNAUTHORIZED_ACCESS
+    http_status = 403
 
 
 class MessageRefused(Refused):
@@ -69,24 +85,11 @@ class MessageRefused(Refused):
 class IllegalState(BasculeError):
     """The context does not allow this call now."""
 
-    condition: ClassVar[str] = "amqp:illegal-state"
-
-
-class TransactionError(BasculeError):
-    """A transaction did not end as asked for."""
-
-    condition: ClassVar[str] = "amqp:transaction:rollback"
-
-
-class TransactionRolledBack(TransactionError):
-    """Nothing of the transaction happened: its sends are gone, what it received comes again. Do the work again."""
-
-
-class TransactionInDoubt(TransactionError):
-    """The connection was lost, or time ran out, between a commit and its answer: all of it happened, or nothing.
-
-    It is never repeated. Look at what the transaction should have done, or do it again with ``_AMQ_DUPL_ID`` set on its messages.
-    """
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:illegal-state"
+    xa_code = Code.XAER_PROTO
+    http_status = 409
 
 
 _BY_CONDITION: dict[str, type[Refused]] = {

@@ -24,7 +24,7 @@ from bascule.amqp.performatives import (
 )
 from bascule.amqp.types import Described, Symbol, ULong
 from bascule.client.destination import Destination
-from bascule.client.errors import MessageRefused, TransactionRolledBack, of_link
+from bascule.client.errors import ConnectionLost, MessageRefused, TransactionRolledBack, of_link
 from bascule.client.message import Message
 from bascule.core.errors import BasculeError
 
@@ -130,7 +130,8 @@ class Transaction:
     def check(self) -> None:
         """Raises TransactionRolledBack where it cannot be committed any more."""
         if self.lost:
-            raise TransactionRolledBack("the connection was lost within the transaction: nothing of it happened; do its work again")
+            lost = ConnectionLost("the connection was lost within the transaction")
+            raise TransactionRolledBack(f"{lost}: nothing of it happened; do its work again", cause=lost)
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +252,8 @@ class SenderState(LinkState):
         self.queue = deque(each for each in unanswered if each.transaction is None and not each.abandoned)
         for each in unanswered:
             if each.transaction is not None:
-                each.finish(TransactionRolledBack("the connection was lost within the transaction"))
+                lost = ConnectionLost("the connection was lost within the transaction")
+                each.finish(TransactionRolledBack(str(lost), cause=lost))
             elif each.abandoned:
                 each.finish(None)
 

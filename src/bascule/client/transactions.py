@@ -36,7 +36,7 @@ class Transactions(SessionLinks):
                 yield from self.commit(until_s)
             except TimedOut as error:
                 yield from self.rollback(self.core.clock() + self.core.settings.timeout_s)
-                raise TransactionRolledBack(f"{error}; rolled back") from error
+                raise TransactionRolledBack(f"{error}; rolled back", cause=error) from error
         finally:
             self.in_block = False
             self._abandon()
@@ -77,7 +77,7 @@ class Transactions(SessionLinks):
         try:
             yield from self.core.until(lambda: control.done, "commit", until_s)
         except BasculeError as error:
-            raise TransactionInDoubt(f"commit without an answer: {error}") from error
+            raise TransactionInDoubt(f"commit without an answer: {error}", cause=error) from error
         if control.lost:
             raise TransactionInDoubt("the connection was lost before the commit was answered")
         if not isinstance(control.outcome, Accepted):
@@ -103,7 +103,8 @@ class Transactions(SessionLinks):
         yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, what, until_s)
         if transaction.refused is not None and not transaction.lost:
             yield from self.rollback(until_s)
-            raise TransactionRolledBack(f"a message of the transaction was not taken: {transaction.refused}") from transaction.refused
+            refused = transaction.refused
+            raise TransactionRolledBack(f"the broker refused a message of the transaction: {refused}", cause=refused) from refused
 
     def set_aside(self, until_s: float) -> Operation[None]:
         """Consumers are sent nothing until they are resumed; what they were sent ahead goes back."""

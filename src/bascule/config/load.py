@@ -18,7 +18,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from bascule.config.fields import Section, is_secret
 from bascule.config.lines import Path, key_lines, line_of
 from bascule.config.settings import Settings
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Scope
 
 ENVIRONMENT_PREFIX = "BASCULE_"
 #: Names the file when no flag does.
@@ -33,6 +33,8 @@ _ABSENT = object()
 
 class ConfigError(InvalidInput):
     """Settings that cannot be used; the text has one paragraph for each thing wrong."""
+
+    scope = Scope.PROCESS
 
 
 class Value(NamedTuple):

@@ -1,45 +1,98 @@
-"""The root of Bascule's errors: each class carries its wire answer."""
+"""The vocabulary of failure: each error class says what its error means to the caller, the peer, the operator and the process.
+
+A class attribute holds each answer, so no caller chooses an answer by the type of the error. A subclass inherits the answers of its base.
+Each direct subclass of BasculeError states ``retriable`` and ``scope`` itself. A class name occurs once in the product: it identifies the
+class wherever an error travels as text or data.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import enum
+from collections.abc import Iterator
+
+from bascule.core.xa_codes import Code
+
+
+class Scope(enum.IntEnum):
+    """What ends because of an error, from the smallest to the largest."""
+
+    #: The operation that raises the error, and nothing else.
+    OPERATION = 0
+    #: The AMQP link on which the error occurs, or the queue, consumer or reader behind it.
+    LINK = 1
+    SESSION = 2
+    CONNECTION = 3
+    #: The divert or ingress that raises the error; the other pipelines of the driver continue.
+    PIPELINE = 4
+    #: The process: nothing that it does from now on can be trusted, or it cannot start.
+    PROCESS = 5
 
 
 class BasculeError(Exception):
     """Root of every error that Bascule raises on purpose.
 
-    ``condition`` is the AMQP error condition a peer is told (AMQP 1.0 part 2, section 2.8.14).
-    ``exit_code`` is what a command ends with when the error reaches its top.
+    An instance may replace an answer of its class, for example with the condition that a peer has sent.
     """
 
-    condition: ClassVar[str] = "amqp:internal-error"
-    exit_code: ClassVar[int] = 1
+    #: Whether the same call may succeed later although its caller changes nothing.
+    retriable: bool = False
+    scope: Scope = Scope.OPERATION
+    #: The AMQP error condition that a peer receives (AMQP 1.0 part 2, section 2.8.14).
+    condition: str = "amqp:internal-error"
+    #: The answer to a call on a transaction branch that fails with this error.
+    xa_code: Code = Code.XAER_RMERR
+    #: The answer to a call on a transaction branch that this error has rolled back.
+    xa_rollback_code: Code = Code.XA_RBROLLBACK
+    #: The status of an HTTP response, and of a response of the AMQP management node.
+    http_status: int = 500
+    #: The exit code of a command that ends with this error.
+    exit_code: int = 1
 
 
 class InvalidInput(BasculeError):
-    """What a user or peer gave cannot be used; the text names it, where it stands and what would be right."""
+    """An input of a user or a peer cannot be used. The text names the input and its place, and says what is expected."""
 
-    condition: ClassVar[str] = "amqp:invalid-field"
-    exit_code: ClassVar[int] = 2
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:invalid-field"
+    xa_code = Code.XAER_INVAL
+    http_status = 400
+    exit_code = 2
 
 
 class Unavailable(BasculeError):
-    """A part that Bascule needs (Kafka, a JDK, a port) is not there."""
+    """A service or file that Bascule needs (Kafka, a JDK, a port) is missing or does not answer."""
 
-    condition: ClassVar[str] = "amqp:connection:forced"
-    exit_code: ClassVar[int] = 3
+    retriable = True
+    scope = Scope.OPERATION
+    condition = "amqp:connection:forced"
+    xa_code = Code.XAER_RMFAIL
+    xa_rollback_code = Code.XA_RBTRANSIENT
+    http_status = 503
+    exit_code = 3
 
 
 class BadRecord(BasculeError):
     """A message or Kafka record cannot be converted; the text says why."""
 
+    retriable = False
+    scope = Scope.PIPELINE
+
 
 class TooLarge(InvalidInput, Unavailable):
     """A record is larger than its topic or the client accepts. It is not stored, and a retry would fail in the same way."""
 
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:link:message-size-exceeded"
+    http_status = 413
+
 
 class TopicMissing(InvalidInput):
     """``topic`` does not exist and must."""
+
+    scope = Scope.PIPELINE
+    http_status = 404
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic!r} {reason}")
@@ -49,6 +102,74 @@ class TopicMissing(InvalidInput):
 class Denied(Unavailable):
     """Kafka does not let this client create ``topic``, or write to it."""
 
+    http_status = 403
+
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic!r} {reason}")
         self.topic = topic
+
+
+class TransactionError(BasculeError):
+    """Root of the errors that a transaction reports to its application.
+
+    ``transaction_id`` names the transaction in logs and for ``bascule xa``; it is empty for a local transaction of a JMS session.
+    ``cause`` is the error that ended the transaction, where there is one.
+    """
+
+    retriable = False
+    scope = Scope.OPERATION
+    condition = "amqp:transaction:rollback"
+    http_status = 409
+
+    def __init__(self, text: str, *, transaction_id: str = "", cause: BaseException | None = None) -> None:
+        super().__init__(f"transaction {transaction_id} {text}" if transaction_id else text)
+        self.transaction_id = transaction_id
+        self.cause = cause
+
+
+class TransactionRolledBack(TransactionError):
+    """The transaction was rolled back: its sends are removed, its received messages are redelivered. The work can be repeated.
+
+    The answers to peers are those of ``cause``: Qpid JMS reports a transaction in doubt when a commit is answered with
+    ``amqp:transaction:rollback``.
+    """
+
+    retriable = True
+    xa_code = Code.XA_RBROLLBACK
+
+    def __init__(self, text: str, *, transaction_id: str = "", cause: BaseException | None = None) -> None:
+        super().__init__(text, transaction_id=transaction_id, cause=cause)
+        if isinstance(cause, BasculeError):
+            self.condition = cause.condition
+            self.http_status = cause.http_status
+            self.xa_code = cause.xa_rollback_code
+
+
+class TransactionTimedOut(TransactionRolledBack):
+    """The transaction was rolled back because it took longer than its timeout."""
+
+    condition = "amqp:transaction:timeout"
+    xa_code = Code.XA_RBTIMEOUT
+    xa_rollback_code = Code.XA_RBTIMEOUT
+
+
+class TransactionInDoubt(TransactionError):
+    """The outcome of the transaction is unknown: either all of it was committed or nothing.
+
+    Do not repeat the work without looking at its results, or repeat it with ``_AMQ_DUPL_ID`` set on its messages. Recovery finishes a
+    transaction of a transaction manager.
+    """
+
+    xa_code = Code.XAER_RMFAIL
+
+
+def error_classes(root: type[BasculeError] = BasculeError) -> Iterator[type[BasculeError]]:
+    """All classes of the vocabulary that are imported, each once, base classes first."""
+    seen: set[type[BasculeError]] = set()
+    waiting = [root]
+    while waiting:
+        each = waiting.pop(0)
+        if each not in seen:
+            seen.add(each)
+            yield each
+            waiting += each.__subclasses__()

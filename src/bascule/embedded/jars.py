@@ -30,7 +30,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
 LOCK_FILE = Path(__file__).with_name("jars.lock")
@@ -49,9 +49,13 @@ Advance = Callable[[int], None]
 class JarUnavailable(Unavailable):
     """A pinned file is not in the cache and could not be fetched."""
 
+    scope = Scope.PROCESS
+
 
 class JarDamaged(Unavailable):
     """What the repository sent is not the pinned file."""
+
+    scope = Scope.PROCESS
 
 
 @dataclass(frozen=True, slots=True)

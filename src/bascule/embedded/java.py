@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import Scope, Unavailable
 
 #: Kafka 4 and Spark 4.2 need 17.
 OLDEST_VERSION = 17
@@ -24,6 +24,9 @@ _HINT = "install a full JDK 17 or 21 (Debian: apt install openjdk-17-jdk-headles
 
 class NoJdk(Unavailable):
     """No Java, or none that will do."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import Java, find_java
@@ -93,6 +93,8 @@ logger.server.level=info
 
 class DataInUse(Unavailable):
     """Another Kafka runs on the data directory."""
+
+    scope = Scope.PROCESS
 
 
 class EmbeddedKafka:

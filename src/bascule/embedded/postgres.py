@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.embedded.process import Child, NotStarted, free_port
 
 HOST = "127.0.0.1"
@@ -46,6 +46,9 @@ fsync = {fsync}
 
 class NoPostgres(Unavailable):
     """There are no binaries of PostgreSQL."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 class EmbeddedPostgres:

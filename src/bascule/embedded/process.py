@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import Scope, Unavailable
 
 PR_SET_PDEATHSIG = 1
 #: Between two looks at a child that starts or stops: short against the 0.5 s and more that one takes.
@@ -34,9 +34,13 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else
 class NotStarted(Unavailable):
     """A child ended, or took too long, before it was ready; the text has the end of its log."""
 
+    scope = Scope.PROCESS
+
 
 class PortInUse(Unavailable):
     """Another process listens on the port."""
+
+    scope = Scope.PROCESS
 
 
 class Child:

@@ -10,7 +10,7 @@ import struct
 import uuid
 from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bascule.amqp.codec import (
     BINARY8,
@@ -96,7 +96,7 @@ _WIDTH: Final = [_WIDTH_OF_CLASS.get(code >> 4, _NO_TYPE) for code in range(256)
 class MalformedMessage(InvalidInput):
     """Bytes that are no AMQP message; the text names section and byte."""
 
-    condition: ClassVar[str] = "amqp:decode-error"
+    condition = "amqp:decode-error"
 
 
 class Scan(NamedTuple):

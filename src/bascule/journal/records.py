@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 MAGIC = b"BJ"
 VERSION = 1
@@ -78,11 +78,15 @@ class SendFlag:
 class RecordError(BasculeError):
     """A journal record that is not what it should be. ``reason`` is one word for metrics."""
 
+    retriable = False
+    scope = Scope.PROCESS
     reason: ClassVar[str] = "damaged"
 
 
 class ForeignRecord(RecordError):
     """Not written by Bascule: ignored and alarmed."""
+
+    scope = Scope.OPERATION
 
     reason: ClassVar[str] = "foreign"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.kafka.instance import Fence, SameInstance, fenced
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -58,6 +58,8 @@ _SETTINGS: Mapping[str, Any] = {
 
 class NotAllowed(InvalidInput):
     """Kafka does not let this broker stand for election."""
+
+    scope = Scope.PROCESS
 
 
 class Election:

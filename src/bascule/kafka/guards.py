@@ -9,12 +9,12 @@ import enum
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Facts, Topics
 
@@ -46,7 +46,10 @@ _BY_KEY = (Role.TABLE, Role.STORE, Role.MARKS)
 class UnsafeTopic(BasculeError):
     """A topic of Bascule's own would lose what was promised; nothing is started on it."""
 
-    exit_code: ClassVar[int] = 2
+    retriable = False
+    scope = Scope.PROCESS
+    http_status = 409
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 
 from confluent_kafka import KafkaError
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 #: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
 FENCED_BY_ITSELF_S = 60.0
@@ -16,6 +16,9 @@ _FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 
 class SameInstance(BasculeError):
     """Another process is a member of the group under this one's name."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 def fenced(error: KafkaError) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import Scope, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.kafka.admin import Topics
@@ -66,9 +66,15 @@ Outcome = tuple[int, str | None]
 class Trimmed(Unavailable):
     """What was to be read is not there any more."""
 
+    retriable = False
+    scope = Scope.LINK
+
 
 class CutOff(Unavailable):
     """The topic ends before what was to be read: it was deleted and created again, or has lost its end."""
+
+    retriable = False
+    scope = Scope.LINK
 
 
 def offset_of(message: Message) -> int:

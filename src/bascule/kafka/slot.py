@@ -48,8 +48,10 @@ _log = logging.getLogger("bascule.kafka.slot")
 _log.addHandler(logging.NullHandler())
 
 
-class Refused(Unavailable):
+class RecordRefused(Unavailable):
     """Kafka does not take a record of the transaction; nothing of it was written."""
+
+    retriable = False
 
 
 class Slot:
@@ -97,7 +99,7 @@ class Slot:
         """Writes what ``make`` gives for the table as it is, all or nothing; nothing at all where it gives nothing.
 
         After a failure, or a commit whose outcome is in doubt, ``make`` is asked again with the table as it is then.
-        Raises Refused, or Unavailable when Kafka does not come back in time.
+        Raises RecordRefused, or Unavailable when Kafka does not come back in time.
         """
         deadline = time.monotonic() + TRANSACT_DEADLINE_S
         pause_s = FIRST_PAUSE_S
@@ -113,7 +115,7 @@ class Slot:
                 except KafkaException as error:
                     self._drop()
                     if refused:
-                        raise Refused(f"a record was refused: {refused[0].str()}") from error
+                        raise RecordRefused(f"a record was refused: {refused[0].str()}") from error
                     if time.monotonic() + pause_s > deadline:
                         raise Unavailable(f"Kafka did not commit for {TRANSACT_DEADLINE_S:.0f} s: {error}") from error
                     _log.debug("tried again: %s", error)

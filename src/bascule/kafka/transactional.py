@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.kafka_records import Output
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
@@ -70,6 +70,9 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.
 class PositionMoved(BasculeError):
     """Another writer moved the position: what was to be written may have been written by it."""
 
+    retriable = False
+    scope = Scope.PIPELINE
+
     def __init__(self, found: Position | None) -> None:
         super().__init__(f"the position is at {found}")
         self.found = found
@@ -80,6 +83,9 @@ class Unwritable(BasculeError):
 
     ``what`` names them, and what would be right, where that is known.
     """
+
+    retriable = False
+    scope = Scope.PIPELINE
 
     def __init__(self, faults: Mapping[int, KafkaError], what: str = "") -> None:
         super().__init__(what or "; ".join(f"record {place}: {fault.str()}" for place, fault in list(faults.items())[:3]))

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 log = structlog.get_logger()
 
@@ -39,6 +39,9 @@ _OF_A_WORKER = "[PYTHON_EXCEPTION]"
 
 class PipelineStopped(BasculeError):
     """A pipeline cannot go on; the text says why and what to do."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 @dataclass(slots=True)

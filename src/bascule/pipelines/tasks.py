@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError
+from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, Claim, held_position
@@ -55,9 +55,15 @@ def _dead_letter_topic(pipelines: Pipelines) -> str | None:
 class UnknownDivert(BasculeError):
     """The broker applies an exclusive divert that these pipelines have not been told of. It passes when they are started anew."""
 
+    retriable = True
+    scope = Scope.OPERATION
+
 
 class TooMuchAtOnce(BasculeError):
     """Transformations make more of a batch than is held at once: it must be carried in parts."""
+
+    retriable = False
+    scope = Scope.OPERATION
 
 
 @dataclass(frozen=True, slots=True)

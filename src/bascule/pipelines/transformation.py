@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Scope
 from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
 from bascule.pipelines.spec import Divert
 
@@ -30,6 +30,8 @@ _SAMPLE_ROWS = 7_919
 
 class NotRowLocal(InvalidInput):
     """A transformation that needs several messages at once; a divert's must take each by itself."""
+
+    scope = Scope.PIPELINE
 
 
 def transformed(divert: Divert, messages: DataFrame) -> DataFrame:

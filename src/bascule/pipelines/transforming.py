@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 from bascule.pipelines.queries import is_fatal, is_raised, short
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spark import journal_rows, kafka_range
@@ -38,6 +38,9 @@ FAILURES = (PySparkException, Py4JJavaError)
 
 class BatchFailed(BasculeError):
     """A batch could not be written."""
+
+    retriable = True
+    scope = Scope.OPERATION
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from bascule.broker.administration import InUse
-from bascule.broker.errors import JournalUnavailable, UnknownAddress
 from bascule.config.settings import is_loopback
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput
 from bascule.embedded.process import PortInUse
 from bascule.server.actions import ACTIONS
 from bascule.server.status import ConnectionStatus, QueueDetail, Status, SubscriptionStatus
@@ -90,10 +88,6 @@ PIN_METRICS = (
     ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
     ("bascule_journal_pinned_bytes", "Size of these records", "bytes"),
 )
-#: What an error is in HTTP; the first that fits.
-HTTP_STATUS: tuple[tuple[type[BasculeError], int], ...] = (
-    (UnknownAddress, 404), (InUse, 409), (InvalidInput, 400), (Unavailable, 503), (JournalUnavailable, 503), (BasculeError, 409),
-)  # fmt: skip
 
 
 class _StatusCollector(Collector):
@@ -122,25 +116,27 @@ class _StatusCollector(Collector):
             yield family
 
 
-class _Refused(InvalidInput):
-    """Who asks is no administrator."""
+class NotAdministrator(InvalidInput):
+    """The request does not come from an administrator."""
+
+    condition = "amqp:unauthorized-access"
+    http_status = 403
 
 
 def _check_administrator(request: Request, token: str | None) -> None:
-    """Raises _Refused."""
+    """Raises NotAdministrator."""
     if token is not None:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise _Refused("an administrator gives the token of admin.token as Authorization: Bearer TOKEN")
+            raise NotAdministrator("an administrator gives the token of admin.token as Authorization: Bearer TOKEN")
     elif request.client is None or not is_loopback(request.client.host):
-        raise _Refused("without admin.token only this machine may do that")
+        raise NotAdministrator("without admin.token only this machine may do that")
     elif "origin" in request.headers:
-        raise _Refused("without admin.token no web page may do that")
+        raise NotAdministrator("without admin.token no web page may do that")
 
 
 def _answer(error: BasculeError) -> Response:
-    status = 403 if isinstance(error, _Refused) else next(status for kind, status in HTTP_STATUS if isinstance(error, kind))
-    return JSONResponse({"error": str(error)}, status)
+    return JSONResponse({"error": str(error)}, error.http_status)
 
 
 async def _arguments(request: Request) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import bascule
 from bascule.broker.addresses import Diverts
@@ -23,7 +23,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
@@ -59,14 +59,17 @@ PROBE_S = 5.0
 STILL_MAX = 10 / 12
 
 
-class OffsetUnknown(JournalUnavailable):
+class AppendOffsetUnknown(JournalUnavailable):
     """Kafka has stored a record and the client cannot say where: only a load of the journal tells what counts."""
 
 
 class SteppedDown(BasculeError):
     """Another broker started a newer epoch: this one must not answer anybody any more."""
 
-    exit_code: ClassVar[int] = 4
+    retriable = True
+    scope = Scope.PROCESS
+    http_status = 503
+    exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,7 @@ class Epoch:
         if error is not None:
             self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
         elif offset == UNKNOWN_OFFSET:
-            self.end(OffsetUnknown(f"journal {self.place.topic}: Kafka has stored a record and does not say at which offset"))
+            self.end(AppendOffsetUnknown(f"journal {self.place.topic}: Kafka has stored a record and does not say at which offset"))
         elif self._started is not None and not self._started.done():
             self._started.set_result(offset)
         elif offset == self._next_offset or self._own_gap(self._next_offset, offset):

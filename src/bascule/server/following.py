@@ -16,7 +16,7 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader, Trimmed
@@ -46,6 +46,9 @@ def _collector_off() -> Iterator[None]:
 
 class Closed(BasculeError):
     """Nobody wants the state any more."""
+
+    retriable = False
+    scope = Scope.OPERATION
 
 
 class Following:

@@ -14,7 +14,7 @@ from typing import Any
 from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 from bascule.jms.sections import group_of
 from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_header, decode_send, entries
 from bascule.kafka.admin import Topics
@@ -40,6 +40,10 @@ Chunk = tuple[int, list[tuple[Send, bool]]]
 
 class CreatedAgain(BasculeError):
     """The topic is not the one of which the positions are."""
+
+    retriable = False
+    scope = Scope.PIPELINE
+    http_status = 409
 
 
 class IngressTail:

@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp.types import Int
 from bascule.broker import branches
-from bascule.broker.errors import (
-    BranchBusy,
-    BranchExists,
-    BranchForced,
-    JournalUnavailable,
-    TransactionRolledBack,
-    TransactionTimedOut,
-    UnknownBranch,
-    UnknownTransaction,
-)
+from bascule.broker.errors import UnknownBranch
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.xa_codes import XA_OK, XA_RDONLY
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
 from bascule.jms.sections import scan
 from bascule.journal.branches import Ending
-from bascule.xa.errors import XA_OK, XA_RDONLY, Code
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
@@ -37,21 +28,6 @@ ADDRESS: Final = "$management"
 TYPE: Final = "bascule.xa"
 STATES: Final = {None: "prepared", Ending.FORCED_COMMIT: "heuristic-commit", Ending.FORCED_ROLLBACK: "heuristic-rollback"}
 ENDINGS: Final = {Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled-back"}
-#: Why a transaction was rolled back instead of what was asked for; the first that fits.
-ROLLED_BACK: Final[tuple[tuple[type[BasculeError], tuple[int, Code]], ...]] = (
-    (TransactionTimedOut, (409, Code.XA_RBTIMEOUT)),
-    (BranchExists, (409, Code.XAER_DUPID)),
-    (UnknownTransaction, (404, Code.XA_RBCOMMFAIL)),
-    (JournalUnavailable, (503, Code.XA_RBTRANSIENT)),
-    (BasculeError, (409, Code.XA_RBROLLBACK)),
-)
-REFUSED: Final[tuple[tuple[type[BasculeError], tuple[int, Code]], ...]] = (
-    (UnknownBranch, (404, Code.XAER_NOTA)),
-    (BranchBusy, (503, Code.XA_RETRY)),
-    (JournalUnavailable, (503, Code.XA_RETRY)),
-    (InvalidInput, (400, Code.XAER_INVAL)),
-    (BasculeError, (500, Code.XAER_RMERR)),
-)
 
 
 class Request:
@@ -100,15 +76,9 @@ class Request:
     def failed(self, error: BasculeError) -> None:
         """It has not, and will not."""
         more: dict[str, Any] = {}
-        if isinstance(error, BranchForced):
-            status, code = 409, Code.XA_HEURCOM if error.ending is Ending.FORCED_COMMIT else Code.XA_HEURRB
-        elif isinstance(error, TransactionRolledBack):
-            status, code = next(answer for kind, answer in ROLLED_BACK if isinstance(error.cause, kind))
-        else:
-            status, code = next(answer for kind, answer in REFUSED if isinstance(error, kind))
         if isinstance(error, UnknownBranch) and error.ending is not None:
             more["outcome"] = ENDINGS[error.ending]
-        self._answer(status, str(error), code, more=more)
+        self._answer(error.http_status, str(error), error.xa_code, more=more)
 
     def listed(self, text: str) -> None:
         """It has happened, and this is what it found."""

@@ -35,7 +35,7 @@ from bascule.server import topics
 from bascule.server.actions import act, queue_named
 from bascule.server.admin import AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
-from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace, OffsetUnknown, SteppedDown
+from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import sasl_mechanisms
@@ -181,7 +181,7 @@ class Node:
             try:
                 room = await self._start_epoch(epoch)
             except (Unavailable, JournalUnavailable) as error:
-                if not self._has_served and not isinstance(error, OffsetUnknown):
+                if not self._has_served and not isinstance(error, AppendOffsetUnknown):
                     raise
                 log.error("no epoch can be started: %s", error)
                 self.reason = str(error)

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 #: The version of the stored format. A record of version 1 has no field ``version``: releases before it had a version read it as well.
 VERSION = 1
@@ -31,9 +31,15 @@ BEGUN = "begun:"
 class PositionLost(BasculeError):
     """The position of a known pipeline is missing or belongs to another topic. Nothing is guessed: the pipeline stops."""
 
+    retriable = False
+    scope = Scope.PIPELINE
+
 
 class PositionTaken(BasculeError):
     """Another driver has taken the pipeline over; this one must stop."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 @dataclass(frozen=True, slots=True)

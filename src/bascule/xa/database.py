@@ -158,7 +158,7 @@ class DatabaseResource(Generic[HandleT]):
             # Prepared, it will be asked again; else this is the only chance to learn what became of it.
             outcome = self.outcome(xid) if one_phase else None
             if outcome is Outcome.ROLLBACK:
-                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL) from error
+                raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
             if outcome is None:
                 raise
         self._gone(xid)

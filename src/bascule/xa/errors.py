@@ -1,133 +1,104 @@
-"""The return codes of X/Open XA (section 4.3 and appendix) as errors, and what a transaction tells its application."""
+"""The return codes of X/Open XA (section 4.3 and appendix) as errors, and the errors that a transaction reports to its application."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from typing import ClassVar
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
+from bascule.core.errors import TransactionError as TransactionError
+from bascule.core.errors import TransactionInDoubt as TransactionInDoubt
+from bascule.core.errors import TransactionRolledBack as TransactionRolledBack
+from bascule.core.errors import TransactionTimedOut as TransactionTimedOut
+from bascule.core.xa_codes import XA_OK as XA_OK
+from bascule.core.xa_codes import XA_RDONLY as XA_RDONLY
+from bascule.core.xa_codes import Code as Code
 
-#: The return codes of success; XA_RDONLY answers a prepare of a branch that had nothing to commit.
-XA_OK, XA_RDONLY = 0, 3
-
-
-class Code(enum.IntEnum):
-    """Return codes of failure, by their names and numbers in the specification."""
-
-    XA_RBROLLBACK = 100
-    XA_RBCOMMFAIL = 101
-    XA_RBDEADLOCK = 102
-    XA_RBINTEGRITY = 103
-    XA_RBOTHER = 104
-    XA_RBPROTO = 105
-    XA_RBTIMEOUT = 106
-    XA_RBTRANSIENT = 107
-    XA_HEURHAZ = 8
-    XA_HEURCOM = 7
-    XA_HEURRB = 6
-    XA_HEURMIX = 5
-    XA_RETRY = 4
-    XAER_RMERR = -3
-    XAER_NOTA = -4
-    XAER_INVAL = -5
-    XAER_PROTO = -6
-    XAER_RMFAIL = -7
-    XAER_DUPID = -8
-    XAER_OUTSIDE = -9
+#: A branch that was rolled back for one of these reasons can be repeated: a connection or a service failed, not the work.
+_PASSING = (Code.XA_RBCOMMFAIL, Code.XA_RBTRANSIENT)
 
 
 class XaError(BasculeError):
-    """What a resource answers other than success. ``code`` is the specification's."""
+    """An answer of a resource other than success. ``xa_code`` is the specification's code, ``cause`` the resource's own error."""
 
-    code: Code = Code.XAER_RMERR
+    retriable = False
+    scope = Scope.OPERATION
+    xa_code = Code.XAER_RMERR
+    http_status = 409
 
-    def __init__(self, text: str, code: Code | None = None) -> None:
-        self.code = code or type(self).code
-        super().__init__(f"{self.code.name}: {text}")
+    def __init__(self, text: str, code: Code | None = None, *, cause: BaseException | None = None) -> None:
+        self.xa_code = code or type(self).xa_code
+        self.cause = cause
+        super().__init__(f"{self.xa_code.name}: {text}")
 
 
 class BranchRolledBack(XaError):
-    """XA_RB*: the resource has rolled the branch back; nothing of it is left."""
+    """XA_RB*: the resource has rolled the branch back. ``retriable``: because a connection or a service failed."""
 
-    code = Code.XA_RBROLLBACK
+    xa_code = Code.XA_RBROLLBACK
+
+    def __init__(self, text: str, code: Code | None = None, *, cause: BaseException | None = None) -> None:
+        super().__init__(text, code, cause=cause)
+        self.retriable = self.xa_code in _PASSING
 
 
 class BranchHeuristic(XaError):
-    """XA_HEUR*: the branch was finished from outside, without asking the manager. The resource remembers it until ``forget``."""
+    """XA_HEUR*: the branch was ended from outside, without its manager. The resource remembers the branch until ``forget``."""
 
-    code = Code.XA_HEURHAZ
+    xa_code = Code.XA_HEURHAZ
 
 
 class RetryLater(XaError):
-    """XA_RETRY: not now; the branch is as it was."""
+    """XA_RETRY: the resource cannot carry the call out now; the branch is unchanged."""
 
-    code = Code.XA_RETRY
+    retriable = True
+    xa_code = Code.XA_RETRY
+    http_status = 503
 
 
 class ResourceError(XaError):
-    """XAER_RMERR: the resource is there and cannot do it. In ``prepare`` it means that the branch is not prepared."""
+    """XAER_RMERR: the resource answers and cannot carry the call out. After ``prepare`` the branch is not prepared."""
 
-    code = Code.XAER_RMERR
+    xa_code = Code.XAER_RMERR
 
 
 class ResourceFailed(XaError):
-    """XAER_RMFAIL: the resource does not answer; whether the call took effect is not known."""
+    """XAER_RMFAIL: the resource does not answer; the call may have taken effect."""
 
-    code = Code.XAER_RMFAIL
+    retriable = True
+    xa_code = Code.XAER_RMFAIL
+    http_status = 503
 
 
 class UnknownXid(XaError):
-    """XAER_NOTA: the resource has no such branch, or has it no longer."""
+    """XAER_NOTA: the resource has no such branch."""
 
-    code = Code.XAER_NOTA
+    xa_code = Code.XAER_NOTA
+    http_status = 404
 
 
 class DuplicateXid(XaError):
-    """XAER_DUPID: the branch has been started before."""
+    """XAER_DUPID: the branch was started before."""
 
-    code = Code.XAER_DUPID
+    xa_code = Code.XAER_DUPID
 
 
 class OutOfOrder(XaError):
-    """XAER_PROTO: the call is not legal in the branch's state."""
+    """XAER_PROTO: the state of the branch does not allow the call."""
 
-    code = Code.XAER_PROTO
+    xa_code = Code.XAER_PROTO
 
 
 class NoTransaction(XaError):
-    """XAER_OUTSIDE: there is no transaction in this thread or task."""
+    """XAER_OUTSIDE: this thread or task has no transaction."""
 
-    code = Code.XAER_OUTSIDE
-
-
-class TransactionError(BasculeError):
-    """Root of what a transaction tells its application. ``transaction_id`` names it in logs and to ``bascule xa``."""
-
-    def __init__(self, transaction_id: str, text: str) -> None:
-        super().__init__(f"transaction {transaction_id} {text}")
-        self.transaction_id = transaction_id
-
-
-class TransactionRolledBack(TransactionError):
-    """Nothing of the transaction has happened, nor will it. It may be tried again; the cause says why it failed."""
-
-    condition: ClassVar[str] = "amqp:transaction:rollback"
-
-
-class TransactionTimedOut(TransactionRolledBack):
-    """Rolled back, because it took longer than its ``timeout_s``."""
-
-    condition: ClassVar[str] = "amqp:transaction:timeout"
-
-
-class TransactionInDoubt(TransactionError):
-    """Whether it was committed is not known now. Recovery finishes it, all of it the same way. Do not simply repeat the work."""
+    xa_code = Code.XAER_OUTSIDE
 
 
 class HeuristicOutcome(TransactionError):
-    """Somebody finished branches from outside against the decision; recorded until the operator forgets it. ``branches`` names them."""
+    """Branches, named by ``branches``, were ended from outside against the decision. The log keeps them until an operator forgets them."""
 
-    def __init__(self, transaction_id: str, text: str, branches: Sequence[str]) -> None:
-        super().__init__(transaction_id, text)
+    xa_code = Code.XA_HEURMIX
+
+    def __init__(self, text: str, branches: Sequence[str], *, transaction_id: str = "") -> None:
+        super().__init__(text, transaction_id=transaction_id)
         self.branches = tuple(branches)

@@ -38,8 +38,6 @@ CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
 COMMITTED = "committed"
-#: ``statusCode`` of what the broker cannot do while Kafka does not answer it.
-NOT_NOW = 503
 #: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
 ASK_AGAIN_S = 0.05
 SETTLE_S = 30.0
@@ -199,7 +197,7 @@ class JmsResource:
                 continue
             except UnknownXid:
                 pass
-            raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL) from error
+            raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Workplace]:
@@ -298,8 +296,8 @@ def _translated() -> Iterator[None]:
         yield
     except XaError:
         raise
-    except TransactionRolledBack as error:  # it went with its connection, unless the broker refused a message of it
-        raise BranchRolledBack(str(error), Code.XA_RBCOMMFAIL if error.__cause__ is None else Code.XA_RBOTHER) from error
+    except TransactionRolledBack as error:
+        raise BranchRolledBack(str(error), error.xa_code, cause=error) from error
     except Unavailable as error:
         raise ResourceFailed(str(error)) from error
     except BasculeError as error:
@@ -328,8 +326,7 @@ def _checked(answer: Message) -> int:
         raise ResourceError(f"the broker answered {said.get('statusCode')} {said.get('statusDescription')}: it knows no branches")
     description = str(said.get("statusDescription"))
     error = ERRORS.get(Code(code), ResourceError)(description, Code(code))
-    away = Unavailable(description) if said.get("statusCode") == NOT_NOW else None
-    raise _Known(str(error), said["outcome"]) if "outcome" in said else error from away
+    raise _Known(str(error), said["outcome"]) if "outcome" in said else error
 
 
 def _listed(line: str) -> Xid:

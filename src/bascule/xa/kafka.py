@@ -30,7 +30,7 @@ from bascule.core.topics import XA_PREFIX
 from bascule.kafka.compacted import CLIENT_SETTINGS, Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
-from bascule.kafka.slot import Refused
+from bascule.kafka.slot import RecordRefused
 from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.kafka_clients import Clients, partition_of
@@ -280,14 +280,14 @@ class KafkaResource:
                 at.reach()
         except Unavailable as error:
             self.rollback(xid)
-            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBCOMMFAIL) from error
+            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         try:
             offsets = [each.result() for each in sent.offsets]
             record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
             clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))).result()
         except TooLarge as error:
             self.rollback(xid)
-            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER) from error
+            raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER, cause=error) from error
         except Unavailable as error:
             # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
             self._branches.move(xid, State.PREPARED)
@@ -326,7 +326,7 @@ class KafkaResource:
         try:
             with self._open().slot(slot, own=slot in self._slot_ids) as at:
                 at.transact(lambda table: [record for each in batch for record in self._ended(slot, each, table)])
-        except Refused as error:
+        except RecordRefused as error:
             if len(batch) > 1:  # it is one of them; the others shall not wait for it
                 for each in batch:
                     self._end(slot, [each])

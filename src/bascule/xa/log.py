@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 from bascule.xa.errors import Code
 from bascule.xa.xid import Xid
 
@@ -23,6 +23,9 @@ ROLLBACK_KEPT_S = 24 * 3600.0
 
 class LogDamaged(BasculeError):
     """What the decision log holds cannot be read. Nothing is guessed: decisions may be missing."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 class Outcome(enum.StrEnum):

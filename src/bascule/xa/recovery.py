@@ -227,7 +227,7 @@ def finish(resource: Resource[object], xid: Xid, outcome: Outcome, log: Decision
     except UnknownXid:
         return None
     except BranchHeuristic as error:
-        heuristic = Heuristic(xid, error.code, outcome, str(error), now_ms())
+        heuristic = Heuristic(xid, error.xa_code, outcome, str(error), now_ms())
         _log.error("%s should %s and did not: %s", xid, outcome, error)
         log.record(heuristic)
         return heuristic

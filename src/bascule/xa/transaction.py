@@ -99,7 +99,7 @@ class Transaction:
                 raise InvalidInput(f"resource {resource.name!r} is not one that the manager was made with: recovery could not reach it")
             if (left_s := self._deadline - time.monotonic()) <= 0:
                 self.status = Status.MARKED_ROLLBACK
-                raise TransactionTimedOut(self.id, f"took longer than {self.timeout_s:g} s")
+                raise TransactionTimedOut(f"took longer than {self.timeout_s:g} s", transaction_id=self.id)
             xid = branch(self.gtrid, resource.name)
             try:
                 handle = resource.start(xid, timeout_s=left_s)
@@ -125,7 +125,7 @@ class Transaction:
             self._expect(Status.ACTIVE, Status.MARKED_ROLLBACK)
             try:
                 if self.status is Status.MARKED_ROLLBACK:
-                    raise TransactionRolledBack(self.id, "was marked to be rolled back")
+                    raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
                 self.status = Status.COMMITTING
                 prepared = self._phase_one()
             except TransactionInDoubt:
@@ -135,7 +135,7 @@ class Transaction:
                 raise
             except Exception as error:
                 self._undo()
-                raise TransactionRolledBack(self.id, f"was rolled back: {error}") from error
+                raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
             except BaseException:
                 if self.status is not Status.IN_DOUBT:
                     self._undo()
@@ -188,13 +188,13 @@ class Transaction:
         prepared: list[_Branch] = []
         for place, each in enumerate(branches):
             if time.monotonic() > self._deadline:
-                raise TransactionTimedOut(self.id, f"took longer than {self.timeout_s:g} s")
+                raise TransactionTimedOut(f"took longer than {self.timeout_s:g} s", transaction_id=self.id)
             if not prepared and place == len(branches) - 1:
                 self._one_phase(each)
             elif self._vote(each) is Vote.YES:
                 prepared.append(each)
         if prepared and time.monotonic() > self._deadline:
-            raise TransactionTimedOut(self.id, f"took longer than {self.timeout_s:g} s")
+            raise TransactionTimedOut(f"took longer than {self.timeout_s:g} s", transaction_id=self.id)
         return prepared
 
     def _vote(self, each: _Branch) -> Vote:
@@ -218,7 +218,7 @@ class Transaction:
             del self._branches[each.resource.name]
             raise
         except BranchHeuristic as error:
-            heuristic = Heuristic(each.xid, error.code, Outcome.COMMIT, str(error), now_ms())
+            heuristic = Heuristic(each.xid, error.xa_code, Outcome.COMMIT, str(error), now_ms())
             self._around.log.record(heuristic)
             self._heuristics.append(heuristic)
         except BaseException as error:
@@ -238,7 +238,7 @@ class Transaction:
             raise self._doubt("is prepared, and its decision may be stored or not", error) from error
         if decision.outcome is Outcome.ROLLBACK:
             self._undo()
-            raise TransactionRolledBack(self.id, f"was rolled back by {decision.by}, before it could be committed")
+            raise TransactionRolledBack(f"was rolled back by {decision.by}, before it could be committed", transaction_id=self.id)
         try:
             for each in prepared:
                 self._finish(each, Outcome.COMMIT)
@@ -248,7 +248,7 @@ class Transaction:
     def _doubt(self, text: str, error: BaseException) -> BaseException:
         """What to raise; the end of the process is not held up."""
         self._over(Status.IN_DOUBT, pending=True)
-        return TransactionInDoubt(self.id, f"{text}: {error}") if isinstance(error, Exception) else error
+        return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 
     def _undo(self) -> None:
         self.status = Status.ROLLING_BACK
@@ -282,7 +282,7 @@ class Transaction:
         self._around.left(self, pending)
         if bad := [each for each in self._heuristics if split(each)]:
             said = "; ".join(each.text for each in bad)
-            raise HeuristicOutcome(self.id, f"is {status.value}, except for: {said}", [str(each.xid) for each in bad])
+            raise HeuristicOutcome(f"is {status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)
 
     def _expect(self, *allowed: Status) -> None:
         if self.status not in allowed:

@@ -226,7 +226,7 @@ class Narrow(ModelResource):
     def prepare(self, xid: Xid) -> Vote:
         if any(value for _, value in cast("Any", self._active[xid])):
             del self._active[xid]
-            raise BranchRolledBack("no room") from TooLarge("no room")
+            raise BranchRolledBack("no room", cause=TooLarge("no room"))
         return super().prepare(xid)
 
 

@@ -15,7 +15,7 @@ from bascule.adapter.outbound.factory import COMMITTED_TOPIC, MARKS_KEPT_MS
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
-from bascule.kafka.slot import Refused
+from bascule.kafka.slot import RecordRefused
 
 Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]
 
@@ -105,7 +105,7 @@ def test_what_was_not_committed_for_certain_is_not_in_doubt(kafka: Kafka, monkey
     def transact(make: Make) -> None:
         if refused:
             make({})
-            raise Refused("too large")
+            raise RecordRefused("too large")
         raise Unavailable("no transaction can be started")
 
     monkeypatch.setattr(kafka, "transact", transact)

@@ -8,15 +8,8 @@ import pytest
 
 from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
-from bascule.broker.errors import (
-    BranchBusy,
-    BranchExists,
-    BranchForced,
-    JournalUnavailable,
-    ResourceLimit,
-    TransactionRolledBack,
-    UnknownBranch,
-)
+from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
+from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from bascule.broker.errors import BrokerFault, JournalUnavailable, TransactionRolledBack
+from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.policy import Policy
 from bascule.broker.transactions import Draft
+from bascule.core.errors import TransactionRolledBack
 from tests.unit.broker.conftest import Bench
 
 

@@ -95,4 +95,4 @@ def test_a_branch_that_is_rolled_back_since_kafka_does_not_answer_the_broker_is_
     answer = Message(properties={"statusCode": 503, "statusDescription": "no answer", "xaCode": int(Code.XA_RBTRANSIENT)})
     with pytest.raises(BranchRolledBack, match="no answer") as caught:
         jms._checked(answer)
-    assert isinstance(caught.value.__cause__, Unavailable)
+    assert caught.value.retriable

@@ -62,8 +62,8 @@ def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at
         manager.resources["kafka"] = resource
         with pytest.raises(TransactionRolledBack) as raised, manager.begin() as transaction:
             transaction.enlist(resource).send("receipts", b"large")
-    assert raised.value.__cause__ is not None
-    assert isinstance(raised.value.__cause__.__cause__, TooLarge)
+    assert isinstance(raised.value.cause, BranchRolledBack)
+    assert isinstance(raised.value.cause.cause, TooLarge)
     assert len(clients.deleted) == 1  # what said that it sends
     assert resource._sent == {}
     assert transaction._branches == {}

@@ -14,9 +14,9 @@ from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Xa
 from bascule.adapter.inbound.state import Ref
 from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
 from bascule.core import crash
-from bascule.core.errors import BasculeError, TooLarge, Unavailable
+from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
-from bascule.xa.errors import BranchRolledBack, Code, HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack
+from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
 from bascule.xa.transaction import Status
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
@@ -31,6 +31,9 @@ _log = logging.getLogger("bascule.adapter")
 
 class NotNow(BasculeError):
     """Something that is needed is away; the record is as it was."""
+
+    retriable = True
+    scope = Scope.OPERATION
 
 
 class Mode(Protocol):
@@ -91,21 +94,24 @@ class InTransaction:
                 transaction.enlist(self._xa.log).take(ref)
                 work()
             if transaction.status is not Status.COMMITTED:
-                raise TransactionRolledBack(transaction.id, "was rolled back by its endpoint")
+                raise TransactionRolledBack("was rolled back by its endpoint", transaction_id=transaction.id)
         except ResourceFailed as error:
             raise NotNow(str(error)) from error
         except TransactionRolledBack as error:
-            if isinstance(error.__cause__, Superseded):
-                raise error.__cause__ from None
-            if isinstance(error.__cause__, ResourceFailed):
-                raise NotNow(str(error)) from error
-            if isinstance(branch := error.__cause__, BranchRolledBack):
-                if isinstance(branch.__cause__, TooLarge):
-                    raise branch.__cause__ from None
-                if branch.code is Code.XA_RBCOMMFAIL or isinstance(branch.__cause__, Unavailable):
+            if error.transaction_id != transaction.id:  # a transaction of the endpoint's own
+                raise
+            reason = error.cause
+            if isinstance(reason, Superseded):
+                raise reason from None
+            if isinstance(reason, XaError):
+                if isinstance(reason.cause, TooLarge):
+                    raise reason.cause from None
+                if reason.retriable:
                     raise NotNow(str(error)) from error
             raise
         except (TransactionInDoubt, HeuristicOutcome) as error:
+            if error.transaction_id != transaction.id:
+                raise
             _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
             if self._in_flight(ref):
                 if isinstance(error, TransactionInDoubt):  # what did not answer may do so the next time

@@ -19,12 +19,15 @@ import json
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 from bascule.core.xid import Xid
 
 
 class LogUnreadable(BasculeError):
     """An entry of the inbound log that is not one. Nothing is guessed: what it says may be a record in flight."""
+
+    retriable = False
+    scope = Scope.PROCESS
 
 
 class Place(NamedTuple):

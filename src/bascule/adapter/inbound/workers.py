@@ -18,7 +18,7 @@ from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.scheduler import Scheduler
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import Ref
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 from bascule.threads.lasting import lasting_thread
 
 #: Hanging endpoints are looked for so often.
@@ -43,9 +43,15 @@ class Phase(enum.Enum):
 class Hung(BasculeError):
     """An endpoint was at work for too long; its record counts as failed."""
 
+    retriable = True
+    scope = Scope.OPERATION
+
 
 class Late(BasculeError):
     """What an endpoint that hung is told when it returns after all: nothing of it counts."""
+
+    retriable = False
+    scope = Scope.OPERATION
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, Stored
 from bascule.kafka.own_topics import COMMITTED_PARTITIONS
-from bascule.kafka.slot import Refused, Slot
+from bascule.kafka.slot import RecordRefused, Slot
 from bascule.xa.errors import OutOfOrder
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 class CommitInDoubt(Unavailable):
     """Whether the transaction was committed is not known. Do not simply repeat it."""
+
+    retriable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ class _InKafkaTransaction:
         try:
             self._slot.transact(make)
         except Unavailable as error:
-            if not tried or isinstance(error, Refused):
+            if not tried or isinstance(error, RecordRefused):
                 raise
             raise CommitInDoubt(f"the transaction may have been committed, or not: {error}") from error
         self._mark = mark
@@ -269,7 +271,7 @@ class Connection:
     def transaction(self) -> Iterator[Self]:
         """What is sent within is visible at once, at the end of the block, or never.
 
-        Raises Refused, Unavailable: never; CommitInDoubt: one or the other.
+        Raises RecordRefused, Unavailable: never; CommitInDoubt: one or the other.
         """
         physical = self._open()
         physical.begin()

@@ -41,6 +41,8 @@ class PoolExhausted(Unavailable):
 class PoolClosed(InvalidInput):
     """The pool gives nothing any more."""
 
+    http_status = 409
+
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:

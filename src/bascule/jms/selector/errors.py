@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Scope
 
 #: Characters shown on either side of the fault: a selector may be long, the message of an error must not be.
 _CONTEXT = 60
@@ -14,6 +14,8 @@ class SelectorError(InvalidInput):
     ``reason`` says which one, ``text`` is the selector and ``column`` (from 1) where it goes wrong.
     The error's text holds all three, with a caret under the column.
     """
+
+    scope = Scope.LINK
 
     def __init__(self, reason: str, text: str, position: int) -> None:
         self.reason = reason
