@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from bascule.core.signals import StopSignals
+from bascule.core.topics import JournalTopics
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
@@ -34,7 +35,7 @@ _ARROW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.b
 def pipelines(servers: str, prefix: str, target: str, checkpoints: str) -> Pipelines:
     """One plain divert of everything, from the journal's start."""
     divert = Divert(DIVERT, ADDRESS, target, start=Start(EARLIEST))
-    return Pipelines("bench", {"bootstrap.servers": servers}, (divert,), prefix=prefix, checkpoint_dir=checkpoints)
+    return Pipelines("bench", {"bootstrap.servers": servers}, (divert,), topics=JournalTopics(prefix), checkpoint_dir=checkpoints)
 
 
 def mapped_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
@@ -73,7 +74,7 @@ def run_sink(options: Pipelines, rows: Callable[[DataFrame, Pipelines], DataFram
     """Journal to target by Spark's Kafka sink, until SIGTERM."""
     session = spark_session(options)
     with StopSignals() as stop:
-        journal = journal_rows(kafka_stream(session, options, {(options.journal_topic, 0): 0}, committed=False))
+        journal = journal_rows(kafka_stream(session, options, {(options.topics.journal, 0): 0}, committed=False))
         query = (
             rows(journal, options)
             .writeStream.format("kafka")

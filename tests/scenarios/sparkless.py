@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.admin import Topics
@@ -38,7 +39,7 @@ class Rows:
     end: int | None = None
 
     def run(self, task: DivertTask, end: int) -> None:
-        history = TopicHistory(self.pipelines.kafka, self.pipelines.journal_topic, 0)
+        history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
         records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
         columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)
         batches = [pa.RecordBatch.from_pydict({name: list(values) for name, values in columns})] if records else []
@@ -74,7 +75,7 @@ class Stream:
         if end > self.rows.start:
             self.rows.run(self.task, end)
             self.rows = replace(self.rows, start=end)
-            offsets = {self.rows.pipelines.journal_topic: {"0": end}}
+            offsets = {self.rows.pipelines.topics.journal: {"0": end}}
             self.lastProgress = {"sources": [{"endOffset": json.dumps(offsets)}]}
 
 
@@ -121,15 +122,15 @@ class Bridge:
     """A journal written by hand, diverts that come and go, and what became of the messages."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix, dead_letter_topic=f"{prefix}.dead")
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix, f"{prefix}.dead"))
         self.topics = Topics(self.pipelines.kafka)
-        self.topics.create(self.pipelines.journal_topic, 1, {})
-        self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.journal_topic)
+        self.topics.create(self.pipelines.topics.journal, 1, {})
+        self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.topics.journal)
         self.positions = Positions(self.pipelines, "")
 
     def divert(self, name: str, **more: Any) -> Divert:
         """Of all that is sent, into a topic of its own name."""
-        return Divert(name, "#", f"{self.pipelines.prefix}.{name}", **more)
+        return Divert(name, "#", f"{self.pipelines.topics.prefix}.{name}", **more)
 
     def send(self, *texts: str, taken_by: Sequence[str] = (), flags: int = 1) -> None:
         for text in texts:
@@ -138,7 +139,7 @@ class Bridge:
 
     def renew(self) -> None:
         """Another journal of the same name."""
-        admin, name = AdminClient(self.pipelines.kafka), self.pipelines.journal_topic
+        admin, name = AdminClient(self.pipelines.kafka), self.pipelines.topics.journal
         admin.delete_topics([name])[name].result()
         wait_for(lambda: name not in self.topics.partitions(), "the journal to be deleted")
         self.topics.create(name, 1, {})
@@ -147,10 +148,10 @@ class Bridge:
 
     def trim(self, before: int) -> None:
         """Deletes the journal's records before an offset."""
-        trim(self.pipelines.kafka, self.pipelines.journal_topic, {0: before})
+        trim(self.pipelines.kafka, self.pipelines.topics.journal, {0: before})
 
     def end(self) -> int:
-        return TopicHistory(self.pipelines.kafka, self.pipelines.journal_topic, 0).latest()
+        return TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0).latest()
 
     @contextmanager
     def running(self, *diverts: Divert, ingresses: tuple[Ingress, ...] = ()) -> Iterator[Running]:
@@ -169,8 +170,7 @@ class Bridge:
     def keepers(self) -> Pins:
         """A broker's look at what it keeps the journal for."""
         place: Any = SimpleNamespace(
-            kafka=self.pipelines.kafka, prefix=self.pipelines.prefix, bridge=self.pipelines.bridge_id, topic=self.pipelines.journal_topic,
-            partition=0, positions_topic=self.pipelines.positions_topic, pinned_bytes_max=0,
+            kafka=self.pipelines.kafka, topics=self.pipelines.topics, bridge=self.pipelines.bridge_id, pinned_bytes_max=0,
         )  # fmt: skip
         return Pins(place)
 
@@ -179,7 +179,7 @@ class Bridge:
         return {pin.name: pin.offset for pin in self.keepers().of_pipelines(self.end(), 1.0)}
 
     def records(self, name: str) -> list[Message]:
-        topic = f"{self.pipelines.prefix}.{name}"
+        topic = f"{self.pipelines.topics.prefix}.{name}"
         if topic not in self.topics.partitions():
             return []
         history = TopicHistory(self.pipelines.kafka, topic, 0)

@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from bascule.core import crash
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
@@ -96,13 +97,13 @@ def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_s
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x"), ingresses=(alert,)):
         pass
-    positions, key = bridge.positions, key.format(bridge.pipelines.journal_topic)
+    positions, key = bridge.positions, key.format(bridge.pipelines.topics.journal)
     with closing(positions.writer(key)) as writer:
         before = writer.current()
     monkeypatch.setattr(transactional, "TRANSACTION_TIMEOUT_MS", transactional.LONG_TRANSACTION_TIMEOUT_MS)
     with killed_in_a_commit(monkeypatch):
         positions.writer(key).write([], before, before or Position("b", "", 0, 0))
-    at = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.positions_topic, position_partition(key))
+    at = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.topics.positions, position_partition(key))
     assert at.stable() < at.latest()
     begun_s = time.monotonic()
     with bridge.running(bridge.divert("x"), ingresses=(replace(alert, enabled=False),)):
@@ -115,7 +116,7 @@ class Source:
     """A topic with a few records in each partition, and drivers of an ingress that begins behind them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
         self.topic = f"{prefix}-in"
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.topic, 2, {})
@@ -193,7 +194,7 @@ def test_a_driver_that_was_replaced_takes_no_source_back_and_none_that_is_new(so
 def test_an_ingress_goes_on_though_the_record_that_it_is_known_is_gone(source: Source) -> None:
     for name in ("before", "first"):
         assert source.take(Positions(source.pipelines, name)) == [RECORDS, RECORDS]
-    forget(source.pipelines.kafka["bootstrap.servers"], source.pipelines.prefix, "ingress:in")
+    forget(source.pipelines.kafka["bootstrap.servers"], source.pipelines.topics.prefix, "ingress:in")
     source.grow(3)
     assert source.take(source.drivers[1], 3) == [RECORDS, RECORDS, 0]
 

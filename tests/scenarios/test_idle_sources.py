@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import OFFSET_END, Producer, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import LagMirror, TopicHistory
@@ -29,7 +30,7 @@ class Source:
     """A topic of one partition that is written in transactions, and an ingress that takes them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
         self.topic = f"{prefix}-in"
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.topic, 1, {})

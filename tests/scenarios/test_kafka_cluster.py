@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
+from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, Role, UnsafeTopic, guard, guard_transactions
@@ -140,7 +141,9 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         system.broker.start()
         said = f"topic '{topic_prefix}.store' has min.insync.replicas=1: of 3 replicas, what one alone has stored is confirmed"
         assert said in system.broker.said()
-    positions = Positions(Pipelines(topic_prefix, hand.kafka, prefix=topic_prefix, replication_factor=3, min_insync_replicas=2), "test")
+    positions = Positions(
+        Pipelines(topic_prefix, hand.kafka, topics=JournalTopics(topic_prefix), replication_factor=3, min_insync_replicas=2), "test"
+    )
     positions.prepare_topics()
     assert guard(Topics(hand.kafka), {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
     make_transactions(positions)

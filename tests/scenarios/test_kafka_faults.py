@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException, Producer
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Output
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.instance import SameInstance
@@ -78,10 +79,10 @@ class Out:
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.bootstrap, self.prefix, self.topic = kafka.bootstrap, prefix, f"{prefix}.out"
-        pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix="faults")
+        pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("faults"))
         Positions(pipelines, "").prepare_topics()
         create(kafka.bootstrap, self.topic)
-        self.positions_topic = pipelines.positions_topic
+        self.positions_topic = pipelines.topics.positions
 
     def writer(self, proxy: KafkaProxy) -> TransactionalWriter:
         return TransactionalWriter(behind(proxy), self.prefix, self.positions_topic, self.prefix)

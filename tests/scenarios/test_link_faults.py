@@ -13,6 +13,7 @@ import pytest
 
 from bascule.client import Context, Message, Queue, connect
 from bascule.core.kafka_records import Output
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
 from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, TransactionalWriter
@@ -152,13 +153,13 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
 @EACH_FAULT
 def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
     topic = f"{topic_prefix}.out"
-    pipelines = Pipelines(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, prefix="link-faults-out")
+    pipelines = Pipelines(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))
     Positions(pipelines, "").prepare_topics()
     create(kafka.bootstrap, topic)
     batches = [[f"{batch}-{n}" for n in range(10)] for batch in range(4)]
     with link_to_kafka(kafka) as link:
         settings = {"bootstrap.servers": link.bootstrap, "socket.timeout.ms": REQUEST_TIMEOUT_MS, "log_level": 0}
-        with closing(TransactionalWriter(settings, topic_prefix, pipelines.positions_topic, topic_prefix)) as writer:
+        with closing(TransactionalWriter(settings, topic_prefix, pipelines.topics.positions, topic_prefix)) as writer:
             position: Position | None = None
             with under(fault, link):
                 for number, values in enumerate(batches):

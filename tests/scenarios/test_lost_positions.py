@@ -33,7 +33,7 @@ def plain(bridge: Bridge) -> Divert:
 
 @pytest.fixture
 def ingress(bridge: Bridge) -> Ingress:
-    topic = f"{bridge.pipelines.prefix}-in"
+    topic = f"{bridge.pipelines.topics.prefix}-in"
     bridge.topics.create(topic, 1, {})
     return Ingress("in", "queue", (topic,))
 

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Message, Producer
 
 from bascule.core.destination import Routing
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
@@ -250,7 +251,7 @@ start = "earliest"
     bridge.child.stop(60)
 
     pipelines = Pipelines(
-        prefix, {"bootstrap.servers": bridge.servers}, prefix=prefix, dead_letter_topic=f"{prefix}.dead",
+        prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix, f"{prefix}.dead"),
         diverts=(
             Divert("plain", "flights", f"{prefix}.plain"),
             Divert("twice", "flights", f"{prefix}.twice", function="changes:words"),

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
@@ -42,8 +43,10 @@ class Journal:
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.client = {"bootstrap.servers": kafka.bootstrap}
         self.topics = Topics(self.client)
-        self.pipelines = Pipelines(prefix, self.client, (Divert("orders", "#", "out", start=Start(EARLIEST)),), prefix=prefix)
-        self.name = self.pipelines.journal_topic
+        self.pipelines = Pipelines(
+            prefix, self.client, (Divert("orders", "#", "out", start=Start(EARLIEST)),), topics=JournalTopics(prefix)
+        )
+        self.name = self.pipelines.topics.journal
         self.topics.create(self.name, 1, {})
         self.positions = Positions(self.pipelines, "first")
         self.positions.prepare_topics()
@@ -92,7 +95,7 @@ def forget(servers: str, prefix: str, key: str) -> None:
 
 
 def test_diverts_whose_position_is_gone_do_not_start(journal: Journal) -> None:
-    forget(journal.client["bootstrap.servers"], journal.pipelines.prefix, journal.positions.common_key)
+    forget(journal.client["bootstrap.servers"], journal.pipelines.topics.prefix, journal.positions.common_key)
     with pytest.raises(PositionLost, match="'orders' has run before and has no position any more: restore the positions"):
         journal.take("second")
 
@@ -114,7 +117,7 @@ def test_diverts_do_not_start_when_what_they_have_not_read_is_deleted(journal: J
 @pytest.mark.parametrize(("key", "value"), [(b"\xff", b"{}"), (b"somebody's", b"no position")])
 def test_what_is_no_position_among_the_positions_is_named_with_its_place(journal: Journal, key: bytes, value: bytes) -> None:
     partition = position_partition(journal.positions.common_key)
-    topic = f"{journal.pipelines.prefix}.positions"
+    topic = f"{journal.pipelines.topics.prefix}.positions"
     offset = TopicHistory(journal.client, topic, partition).latest()
     producer = Producer(journal.client)
     producer.produce(topic, value, key, partition)
@@ -192,7 +195,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
     assert "was deleted and created again" in said["ingress:swapped"]
     assert "BadRecord: the value is no JSON" in said["ingress:bad"]
     assert bridge.child.running
-    stored = Positions(Pipelines(prefix, {"bootstrap.servers": bridge.servers}, prefix=prefix), "").stored()
+    stored = Positions(Pipelines(prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix)), "").stored()
     kept = stored[position_key("divert:shelved", f"{prefix}.journal", 0)]
     assert kept.offset < stored[position_key("diverts", f"{prefix}.journal", 0)].offset
     assert kept.members == ("shelved",)
@@ -272,7 +275,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
     written.wait_for(messages // 4, timeout_s)
     client = {"bootstrap.servers": bridge.servers}
     admin, at = AdminClient(client), TopicPartition(f"{prefix}.journal", 0, 0)
-    group = Positions(Pipelines(prefix, client, prefix=prefix), "").group("diverts")
+    group = Positions(Pipelines(prefix, client, topics=JournalTopics(prefix)), "").group("diverts")
 
     def shown() -> int:
         found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(ADMIN_TIMEOUT_S)

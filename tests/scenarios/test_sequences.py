@@ -25,6 +25,7 @@ from bascule.config.settings import Journal
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.sections import scan
 from bascule.kafka import slot as slot_module
@@ -78,12 +79,11 @@ class Journaled:
     """A journal, and epochs of it that answer ``sender``."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        settings = Journal(prefix=prefix)
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
-        topics.ensure(self.kafka, settings)
-        names = ("journal", "snapshots", "store", "ingress", "positions")
+        names = JournalTopics(prefix)
+        topics.ensure(self.kafka, names, Journal())
         self.place = JournalPlace(
-            self.kafka, prefix, "sequences", *map(settings.topic, names), partition=0, append_timeout_s=15, snapshot_records=1000,
+            self.kafka, names, "sequences", append_timeout_s=15, snapshot_records=1000,
             session_timeout_s=60, retention_s=0, pinned_bytes_max=0,
         )  # fmt: skip
         self.sender = Sender()
@@ -102,7 +102,7 @@ class Journaled:
 
     def end(self) -> int:
         """Where the next record will be."""
-        with closing(PartitionReader(self.kafka, self.place.topic, 0)) as reader:
+        with closing(PartitionReader(self.kafka, self.place.topics.journal, 0)) as reader:
             return reader.range()[1]
 
     def send(self, epoch: Epoch, *names: str) -> None:
@@ -141,7 +141,7 @@ def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its
         journal.send(epoch, "failed", "third", "fourth")
         await asyncio.to_thread(wait_for, lambda: writer.reported == failed + 2, "the outcome of the last one")
         assert epoch.ended
-        assert [str(error) for error in ends] == [f"journal {journal.place.topic}: append failed: timed out"]
+        assert [str(error) for error in ends] == [f"journal {journal.place.topics.journal}: append failed: timed out"]
         journal.send(epoch, "third")
         assert journal.end() == failed + 3  # all of them are stored, and nothing more
         await epoch.close()
@@ -209,7 +209,7 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
         await asyncio.to_thread(wait_for, lambda: lost.hit, "the append")
         journal.send(epoch, "third")
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 20)
-        reason = f"journal {journal.place.topic}, offset {at}: Kafka has answered for a later record, not for this one"
+        reason = f"journal {journal.place.topics.journal}, offset {at}: Kafka has answered for a later record, not for this one"
         assert [str(error) for error in journal.ends] == [reason]
         assert journal.sender.accepted_tokens == ["first"]
         await epoch.close()
@@ -234,7 +234,7 @@ def test_an_append_whose_answer_is_lost_alone_ends_the_epoch_at_once_and_its_mes
 
 def test_a_record_stored_at_an_unknown_offset_ends_the_epoch_and_is_there_once(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     journal = Journaled(kafka, topic_prefix)
-    unknown = f"journal {journal.place.topic}: Kafka has stored a record and does not say at which offset"
+    unknown = f"journal {journal.place.topics.journal}: Kafka has stored a record and does not say at which offset"
 
     async def lose(proxy: KafkaProxy) -> None:
         epoch = await journal.epoch()
@@ -453,7 +453,7 @@ def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
         journal.send(first, "first", "failed")
         await journal.answered("first", "failed")
         await first.housekeeping.rounds()
-        where(still, monkeypatch, journal.place.topic)
+        where(still, monkeypatch, journal.place.topics.journal)
         second = journal.standby()
         await asyncio.to_thread(still.came.wait)
         read = journal.end()
@@ -462,7 +462,7 @@ def test_a_standby_behind_which_the_journal_is_trimmed_loads_anew(
         journal.send(first, "third")
         await journal.answered("first", "failed", "third")
         await first.housekeeping.rounds()
-        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() > read
+        assert TopicHistory(journal.kafka, journal.place.topics.journal, 0).earliest() > read
         still.go_on.set()
         await second.start()
         assert waiting(second) == [MESSAGES["third"]]
@@ -483,7 +483,7 @@ def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_jou
         journal.send(first, "first", "failed")
         await journal.answered("first", "failed")
         await first.close()
-        before_the_journal_is_read(still, monkeypatch, journal.place.topic)
+        before_the_journal_is_read(still, monkeypatch, journal.place.topics.journal)
         old, start = journal.standby(), journal.end()
         loading = asyncio.create_task(old.start())
         await asyncio.to_thread(still.came.wait)
@@ -495,7 +495,7 @@ def test_a_broker_that_was_replaced_while_it_loads_does_not_take_the_trimmed_jou
         await journal.answered("first", "failed", "third")
         assert new.housekeeping is not None
         await new.housekeeping.rounds()
-        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() > start
+        assert TopicHistory(journal.kafka, journal.place.topics.journal, 0).earliest() > start
         still.go_on.set()
         with pytest.raises(Unavailable, match="another broker has begun a newer epoch"):
             await loading
@@ -527,7 +527,7 @@ def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_c
         await old.housekeeping.rounds()
         await asyncio.to_thread(wait_for, lambda: old.ended, "it to find out")
         assert [type(error) for error in journal.ends] == [SteppedDown]
-        assert TopicHistory(journal.kafka, journal.place.topic, 0).earliest() == 0
+        assert TopicHistory(journal.kafka, journal.place.topics.journal, 0).earliest() == 0
         await new.close()
         await old.close()
 
@@ -547,7 +547,7 @@ def test_a_replaced_broker_that_goes_on_with_a_trim_takes_away_nothing_that_its_
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, still = Journaled(kafka, topic_prefix), Still()
-    history = TopicHistory(journal.kafka, journal.place.topic, 0)
+    history = TopicHistory(journal.kafka, journal.place.topics.journal, 0)
     trim = housekeeping.trim
     monkeypatch.setattr(housekeeping, "trim", lambda *arguments: (still.come(), trim(*arguments)))
 
@@ -688,7 +688,7 @@ def test_a_slot_whose_twin_commits_at_the_last_moment_before_init_knows_it(
 
     def once(name: bytes) -> Callable[[Any], list[Outgoing]]:
         def make(found: dict[bytes, Stored]) -> list[Outgoing]:
-            return [] if b"done" in found else [Outgoing(place.topic, None, name), Outgoing(table, b"done", name, partition=0)]
+            return [] if b"done" in found else [Outgoing(place.topics.journal, None, name), Outgoing(table, b"done", name, partition=0)]
 
         return make
 

@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, bridge: Bridge, **options: str) -> None:
         self._options = {
-            "kafka.bootstrap.servers": bridge.pipelines.kafka["bootstrap.servers"], "prefix": bridge.pipelines.prefix,
+            "kafka.bootstrap.servers": bridge.pipelines.kafka["bootstrap.servers"], "prefix": bridge.pipelines.topics.prefix,
             "startingOffsets": "earliest", **options,
         }  # fmt: skip
         self.offset: Offset = self._reader().initialOffset()
@@ -77,7 +77,7 @@ def test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its
     job = Job(bridge)
     job.offset = {"offset": 2}
     assert job.batch() == ["2"]
-    assert job.offset == {"offset": 3, "journal_id": bridge.topics.ids([bridge.pipelines.journal_topic])[bridge.pipelines.journal_topic]}
+    assert job.offset == {"offset": 3, "journal_id": bridge.topics.ids([bridge.pipelines.topics.journal])[bridge.pipelines.topics.journal]}
 
 
 def test_a_stream_stops_where_its_records_are_trimmed(bridge: Bridge) -> None:

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bascule.core.kafka_records import Output
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
@@ -32,7 +33,7 @@ class Place:
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.bootstrap, self.topic = kafka.bootstrap, f"{prefix}.out"
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, prefix=prefix)
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
         Topics(self.pipelines.kafka).create(self.topic, 1, {"max.message.bytes": str(RECORD_BYTES_MAX)})
         Positions(self.pipelines, "").prepare_topics()
         with closing(self.writer()) as writer:
@@ -122,7 +123,7 @@ def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
     count, most_s = 24, 0.8 * 24 * DELAY_S  # all of it takes longer; no pause in it does
     with KafkaProxy(kafka.port) as proxy:
         settings = {"bootstrap.servers": proxy.bootstrap, "batch.num.messages": 1}
-        names = place.pipelines.transactional_id(KEY), place.pipelines.positions_topic, KEY
+        names = place.pipelines.transactional_id(KEY), place.pipelines.topics.positions, KEY
         with closing(TransactionalWriter(settings, *names)) as writer:
             assert writer.current() == BEGIN
             monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", most_s)
@@ -148,6 +149,6 @@ def test_what_a_killed_writer_has_left_open_is_ended(place: Place, writer: Trans
     assert place.values("2", committed=False) == ["1", "2"]
     end_open_transactions(place.pipelines.kafka, [place.pipelines.transactional_id(KEY)])
     # Seen at once by who reads committed records only: its transaction is behind those of the other.
-    with closing(TransactionalWriter(place.pipelines.kafka, "another", place.pipelines.positions_topic, "another")) as another:
+    with closing(TransactionalWriter(place.pipelines.kafka, "another", place.pipelines.topics.positions, "another")) as another:
         another.write(place.outputs("3"), None, BEGIN)
     assert place.values("3") == ["3"]

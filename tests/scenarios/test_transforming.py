@@ -55,8 +55,8 @@ def priced(messages: DataFrame) -> DataFrame:
 def task_of(bridge: Bridge, divert: Divert, made_bytes_max: int) -> DivertTask:
     """One that begins with the journal."""
     pipelines, key = bridge.pipelines, bridge.positions.common_key
-    topic_id = bridge.topics.ids([pipelines.journal_topic])[pipelines.journal_topic]
-    position = Position(pipelines.journal_topic, topic_id, 0, 0, epoch=-1, sequence=0, members=(divert.name,), owner="me")
+    topic_id = bridge.topics.ids([pipelines.topics.journal])[pipelines.topics.journal]
+    position = Position(pipelines.topics.journal, topic_id, 0, 0, epoch=-1, sequence=0, members=(divert.name,), owner="me")
     with closing(bridge.positions.writer(key)) as writer:
         writer.write([], writer.current(), position)
     return DivertTask(pipelines, bridge.positions.claim(key, position), (divert,), made_bytes_max=made_bytes_max)
@@ -68,7 +68,7 @@ def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
     def set_pool(pool: str) -> None:
         spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
 
-    journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.journal_topic, 0, 0, bridge.end()))
+    journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.topics.journal, 0, 0, bridge.end()))
     TransformingBatch(task, "diverts", set_pool)(journal)
 
 

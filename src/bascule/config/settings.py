@@ -19,7 +19,7 @@ from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
-from bascule.core.topics import MESSAGE_BYTES_MAX, own_topics
+from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
@@ -40,7 +40,7 @@ class Bridge(Section):
     """Who this bridge is."""
 
     id: Name = Field(
-        default="bascule", description="Name of this bridge; stands in its transactional ids and in the origin header against loops"
+        default=BRIDGE_ID, description="Name of this bridge; stands in its transactional ids and in the origin header against loops"
     )
 
 
@@ -173,7 +173,7 @@ def is_hash(password: str) -> bool:
 class Journal(Section):
     """Bascule's own topics."""
 
-    prefix: Name = Field(default="bascule", description="First word of the names of Bascule's own topics")
+    prefix: Name = Field(default=PREFIX, description="First word of the names of Bascule's own topics")
     append_timeout_s: float = Field(
         default=15, gt=0, description="If Kafka stores nothing for so long, client connections are closed; clients come back and repeat"
     )
@@ -201,14 +201,6 @@ class Journal(Section):
         if self.min_insync_replicas > self.replication_factor:
             raise ValueError(f"min_insync_replicas {self.min_insync_replicas} is more than replication_factor {self.replication_factor}")
         return self
-
-    def topic(self, name: Literal["journal", "snapshots", "store", "positions", "ingress", "dead-letter"]) -> str:
-        """Name of one of Bascule's own topics."""
-        return f"{self.prefix}.{name}"
-
-    def owns(self, topic: str) -> bool:
-        """Whether a topic is one of Bascule's own (the dead-letter topic is the user's)."""
-        return topic in own_topics(self.prefix)
 
 
 class Kafka(Section):
@@ -336,9 +328,9 @@ class Settings(BaseSettings):
         return f"{socket.gethostname()}-{place}"
 
     @property
-    def dead_letter_topic(self) -> str:
-        """Topic for records that a pipeline cannot carry."""
-        return self.pipelines.dead_letter_topic or self.journal.topic("dead-letter")
+    def journal_topics(self) -> JournalTopics:
+        """The journal of this broker and its pipelines, and its topics."""
+        return JournalTopics(self.journal.prefix, self.pipelines.dead_letter_topic or "")
 
     @model_validator(mode="after")
     def _names_unique(self) -> Settings:
@@ -365,13 +357,14 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _own_topics_untouched(self) -> Settings:
+        topics = self.journal_topics
         for position, divert in enumerate(self.divert):
-            if self.journal.owns(divert.to):
+            if divert.to in topics.internal:
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
-            if divert.to == self.dead_letter_topic:
+            if divert.to == topics.dead_letters:
                 raise located(("divert", position, "to"), f"{divert.to!r} is for what no divert can carry (pipelines.dead_letter_topic)")
         for position, ingress in enumerate(self.ingress):
             for topic in ingress.topics:
-                if self.journal.owns(topic):
+                if topic in topics.internal:
                     raise located(("ingress", position, "topics"), f"{topic!r} is one of Bascule's own topics")
         return self

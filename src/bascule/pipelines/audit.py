@@ -12,7 +12,7 @@ from bascule.core.kafka_records import Output
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.divert import DivertEngine, JournalReader
-from bascule.pipelines.positions import JOURNAL_PARTITION, Positions
+from bascule.pipelines.positions import Positions
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import Divert, Pipelines, from_settings
 from bascule.writer.position import Position
@@ -105,7 +105,7 @@ def audit_diverts(
     By default each divert is verified from where it began, or the oldest record that is still there, to where it has come. Raises
     Unavailable when Kafka does not answer.
     """
-    history = TopicHistory(pipelines.kafka, pipelines.journal_topic, JOURNAL_PARTITION)
+    history = TopicHistory(pipelines.kafka, pipelines.topics.journal, pipelines.topics.partition)
     oldest = history.earliest()
     stored = Positions(pipelines, "").stored()
     tallies = []
@@ -133,11 +133,11 @@ def _extent(pipelines: Pipelines, divert: Divert, stored: dict[str, Position]) -
 
 def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) -> None:
     start, end = min(tally.start for tally in tallies), max(tally.end for tally in tallies)
-    position = journal_position(pipelines.journal_topic, "", JOURNAL_PARTITION, start, history)
+    position = journal_position(pipelines.topics.journal, "", pipelines.topics.partition, start, history)
     by_name = {tally.divert.name: tally for tally in tallies}
     reader = JournalReader(position, [tally.divert for tally in tallies])
-    source = (pipelines.journal_topic, JOURNAL_PARTITION)
-    engine = DivertEngine(pipelines.bridge_id, source, pipelines.dead_letter_topic, pipelines.own_topics)
+    source = (pipelines.topics.journal, pipelines.topics.partition)
+    engine = DivertEngine(pipelines.bridge_id, source, pipelines.topics.dead_letters, pipelines.topics.reserved)
     for message in history.records(start, end):
         offset = message.offset()
         assert offset is not None
@@ -150,7 +150,7 @@ def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) 
                 output = outputs.get(divert.name)
                 tally.expected[taken.identity] = _content(output.key, output.value) if output else b""
                 tally.places[taken.identity] = (taken.sequence, taken.index)
-                if output is not None and output.topic != pipelines.dead_letter_topic:
+                if output is not None and output.topic != pipelines.topics.dead_letters:
                     tally.topics.add(output.topic)
 
 
@@ -160,7 +160,7 @@ def _find(pipelines: Pipelines, tallies: dict[str, _Tally]) -> None:
     topics = {topic for tally in tallies.values() for topic in tally.topics}
     topics |= {tally.divert.target for tally in tallies.values() if "${" not in tally.divert.target}
     origin = pipelines.bridge_id.encode()
-    for topic in sorted(topics | {pipelines.dead_letter_topic}):
+    for topic in sorted(topics | {pipelines.topics.dead_letters}):
         for partition in range(partitions.get(topic, 0)):
             last: dict[str, _Place] = {}
             for headers, key, value in _records(pipelines, topic, partition):
@@ -168,7 +168,7 @@ def _find(pipelines: Pipelines, tallies: dict[str, _Tally]) -> None:
                 if tally is None or headers.get(ORIGIN_HEADER) != origin:
                     continue
                 identity = (headers.get(ID_HEADER) or b"").decode()
-                if topic == pipelines.dead_letter_topic:
+                if topic == pipelines.topics.dead_letters:
                     if identity in tally.expected:
                         tally.dead.add(identity)
                 else:

@@ -100,7 +100,7 @@ def writer_for(pipelines: Pipelines, key: str) -> TransactionalWriter:
     if writer is None:
         # A transaction's records are kept until it is committed: the collector would look through them again and again, for nothing.
         gc.set_threshold(_COLLECT_AFTER)
-        writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key)
+        writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key)
     return writer
 
 

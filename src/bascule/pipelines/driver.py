@@ -27,7 +27,7 @@ from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
-from bascule.pipelines.positions import IDLE_TIMEOUT_S, JOURNAL_PARTITION, Positions
+from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
@@ -153,7 +153,7 @@ class Driver:
     # --- diverts ---
 
     def _journal_id(self) -> str:
-        topic = self.pipelines.journal_topic
+        topic = self.pipelines.topics.journal
         deadline = time.monotonic() + JOURNAL_TIMEOUT_S
         while True:
             found = self._positions.topics.ids([topic]).get(topic)
@@ -203,7 +203,8 @@ class Driver:
     def _join_those_near(self) -> None:
         for name in sorted(self._apart):
             # Of a query that does not run, be it stopped or about to start again, nothing is known.
-            behind, ahead = (_journal_offset(self.queries[query].reached()) for query in (f"{APART}{name}", COMMON))
+            journal = (self.pipelines.topics.journal, self.pipelines.topics.partition)
+            behind, ahead = (self.queries[query].reached().get(journal) for query in (f"{APART}{name}", COMMON))
             if behind is not None and ahead is not None and abs(ahead - behind) <= JOIN_RECORDS:
                 self._join(name)
 
@@ -292,7 +293,7 @@ class Driver:
         there = self._positions.topics.partitions()
         wanted = [topic for topic in there if ingress.names(topic)]
         if ingress.pattern is not None:
-            wanted = [topic for topic in wanted if not topic.startswith("__") and topic not in self.pipelines.own_topics]
+            wanted = [topic for topic in wanted if not topic.startswith("__") and topic not in self.pipelines.topics.reserved]
         ids = self._positions.topics.ids(wanted)
         return {(topic, partition): topic_id for topic, topic_id in ids.items() for partition in range(there[topic])}
 
@@ -395,7 +396,3 @@ def _scratch_base(pipelines: Pipelines) -> str | None:
 def _stopped(error: BasculeError) -> NoReturn:
     """Of a pipeline that cannot start: it is shown among the others, and they go on."""
     raise error
-
-
-def _journal_offset(reached: Mapping[tuple[str, int], int]) -> int | None:
-    return next((offset for (_, partition), offset in reached.items() if partition == JOURNAL_PARTITION), None)

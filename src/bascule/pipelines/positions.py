@@ -44,7 +44,6 @@ log = structlog.get_logger()
 #: Topic and partition.
 Source = tuple[str, int]
 
-JOURNAL_PARTITION = 0
 TAKEN_AT_ONCE = 8
 #: Who looks after queries waits no longer for somebody's open transaction.
 IDLE_TIMEOUT_S = 5.0
@@ -61,6 +60,7 @@ class _Journal:
     """The journal as it is when a driver starts."""
 
     topic: str
+    partition: int
     topic_id: str
     history: TopicHistory
     first: int
@@ -68,7 +68,7 @@ class _Journal:
 
     def position(self, offset: int) -> Position:
         """Of a reader that begins there."""
-        return journal_position(self.topic, self.topic_id, JOURNAL_PARTITION, offset, self.history)
+        return journal_position(self.topic, self.topic_id, self.partition, offset, self.history)
 
     def taken_since(self, position: Position | None) -> dict[str, int]:
         """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one.
@@ -111,14 +111,14 @@ class Positions:
         """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
         pipelines = self.pipelines
         wanted = {
-            pipelines.positions_topic: own_topics.POSITIONS,
-            pipelines.ingress_topic: own_topics.INGRESS,
-            pipelines.dead_letter_topic: own_topics.DEAD_LETTERS,
+            pipelines.topics.positions: own_topics.POSITIONS,
+            pipelines.topics.ingress: own_topics.INGRESS,
+            pipelines.topics.dead_letters: own_topics.DEAD_LETTERS,
         }
         found = own_topics.ensure(
             pipelines.kafka,
             wanted,
-            {pipelines.journal_topic: Role.OTHERS_LOG},
+            {pipelines.topics.journal: Role.OTHERS_LOG},
             replication_factor=pipelines.replication_factor,
             min_insync_replicas=pipelines.min_insync_replicas,
         )
@@ -143,11 +143,11 @@ class Positions:
     def writer(self, key: str, deadline_s: float = WRITE_DEADLINE_S) -> TransactionalWriter:
         """A writer of a position; taking it ends whatever an earlier one had open."""
         pipelines = self.pipelines
-        return TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.positions_topic, key, deadline_s=deadline_s)
+        return TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key, deadline_s=deadline_s)
 
     def group(self, pipeline: str) -> str:
         """The consumer group that shows a pipeline's lag."""
-        return lag_group(self.pipelines.prefix, self.pipelines.bridge_id, pipeline)
+        return lag_group(self.pipelines.topics.prefix, self.pipelines.bridge_id, pipeline)
 
     def claim(self, key: str, position: Position) -> Claim:
         """What a task must find to work."""
@@ -160,8 +160,8 @@ class Positions:
         names that nobody else knows, after the common one, so a driver that starts meanwhile makes it fail. None when there is nothing
         to do: no divert, and nothing left of earlier ones. Raises PositionLost, of the common position alone, and PositionMoved.
         """
-        topic = self.pipelines.journal_topic
-        history = TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
+        topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
+        history = TopicHistory(self.pipelines.kafka, topic, partition)
         # First of all: what a broker takes that begins while this looks around lies behind it.
         end = history.latest()
         with closing(self.writer(self.common_key)) as common_writer:
@@ -171,8 +171,8 @@ class Positions:
                 {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
             )
             own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
-            self._check(COMMON, topic, JOURNAL_PARTITION, topic_id, common, history)
-            journal = _Journal(topic, topic_id, history, history.earliest(), end)
+            self._check(COMMON, topic, partition, topic_id, common, history)
+            journal = _Journal(topic, partition, topic_id, history, history.earliest(), end)
 
             def has_begun(name: str) -> bool:
                 return name in begun and self._stored(begun[name]) is not None
@@ -284,7 +284,7 @@ class Positions:
     def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
         """All positions as they stand, without taking any."""
         everywhere = range(POSITION_PARTITIONS)
-        with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, everywhere)) as reader:
+        with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, everywhere)) as reader:
             return reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
@@ -295,28 +295,30 @@ class Positions:
         """
         found = self._taken(key, self.common_key)
         if found is None:
-            raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.positions_topic!r}")
-        topic = self.pipelines.journal_topic
+            raise PositionLost(f"the position {key!r} is missing: restore {self.pipelines.topics.positions!r}")
+        topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         topic_id = self.topics.ids([topic]).get(topic)
         if topic_id is None:
             raise Unavailable(f"there is no topic {topic!r} any more")
-        self._check(
-            key.partition("/")[0], topic, JOURNAL_PARTITION, topic_id, found, TopicHistory(self.pipelines.kafka, topic, JOURNAL_PARTITION)
-        )
+        history = TopicHistory(self.pipelines.kafka, topic, partition)
+        self._check(key.partition("/")[0], topic, partition, topic_id, found, history)
         return found
 
     @property
     def common_key(self) -> str:
         """The key of the position that the diverts share."""
-        return position_key(COMMON, self.pipelines.journal_topic, JOURNAL_PARTITION)
+        return self._key(COMMON)
 
     def own_key(self, divert: str) -> str:
         """The key of a divert's position while it stands apart."""
-        return position_key(f"{APART}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
+        return self._key(f"{APART}{divert}")
 
     def begun_key(self, divert: str) -> str:
         """The key of the position at which a divert once began."""
-        return position_key(f"{BEGUN}{divert}", self.pipelines.journal_topic, JOURNAL_PARTITION)
+        return self._key(f"{BEGUN}{divert}")
+
+    def _key(self, pipeline: str) -> str:
+        return position_key(pipeline, self.pipelines.topics.journal, self.pipelines.topics.partition)
 
     def _name(self, leader: str) -> str:
         return f"{self.owner}.{next(self._tries)}.{self._generations[leader]}"
@@ -404,14 +406,14 @@ class Positions:
         everywhere = range(POSITION_PARTITIONS)
         with closing(
             TableReader(
-                self.pipelines.kafka, self.pipelines.positions_topic, everywhere, lambda key, _: seen.add(key.decode()), committed=False
+                self.pipelines.kafka, self.pipelines.topics.positions, everywhere, lambda key, _: seen.add(key.decode()), committed=False
             )
         ) as reader:
             reader.read()
         return seen
 
     def _stored(self, key: str) -> Position | None:
-        with closing(PositionReader(self.pipelines.kafka, self.pipelines.positions_topic, [position_partition(key)])) as reader:
+        with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, [position_partition(key)])) as reader:
             return reader.read().get(key)
 
     def _check(
@@ -428,7 +430,7 @@ class Positions:
         if seen >= 0:
             raise PositionLost(
                 f"pipeline {pipeline!r} has no position for {topic}-{partition}, yet its consumer group {self.group(pipeline)!r}"
-                f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.positions_topic!r}, or delete"
+                f" has come to offset {seen}: the positions were lost. Restore {self.pipelines.topics.positions!r}, or delete"
                 " the group to begin anew"
             )
 

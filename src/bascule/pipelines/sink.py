@@ -22,6 +22,7 @@ from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Output
+from bascule.core.topics import BRIDGE_ID, PREFIX, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka import own_topics
@@ -62,7 +63,7 @@ class DestinationWriter(DataSourceStreamWriter):
         _check_columns(schema, lowered)
         self._address, self._routing, self._kind = lowered.get("address"), _ROUTINGS[routing], routing
         self._unbound = lowered.get("unbound", "keep")
-        self._prefix, self._bridge = lowered.get("prefix", "bascule"), lowered.get("bridge", "bascule")
+        self._topics, self._bridge = JournalTopics(lowered.get("prefix", PREFIX)), lowered.get("bridge", BRIDGE_ID)
         self._kafka = dict(kafka)
 
     def write(self, iterator: Iterator[Row]) -> Encoded:
@@ -79,19 +80,19 @@ class DestinationWriter(DataSourceStreamWriter):
         query = encoded[0].query  # an empty batch has a task, too
         if batchId == 0:
             # A job of its own may run where no pipeline ever has. How many replicas there are to be only the cluster knows here.
-            wanted = {f"{self._prefix}.positions": own_topics.POSITIONS, f"{self._prefix}.ingress": own_topics.INGRESS}
+            wanted = {self._topics.positions: own_topics.POSITIONS, self._topics.ingress: own_topics.INGRESS}
             for finding in own_topics.ensure(self._kafka, wanted):
                 log.warning("a topic is not as it should be", finding=str(finding))
         key = position_key(f"sink:{self._id}", "batches", 0)
-        transactional_id = f"{self._prefix}.{self._bridge}.{key}"
-        writer = TransactionalWriter(self._kafka, transactional_id, f"{self._prefix}.positions", key)
+        transactional_id = self._topics.transactional_id(self._bridge, key)
+        writer = TransactionalWriter(self._kafka, transactional_id, self._topics.positions, key)
         try:
             before = writer.current()
             values = [value for message in encoded for value in message.values]
             if is_written(self._id, before, query, batchId, len(values)):
                 return
             headers: Any = [(UNBOUND_HEADER, self._unbound.encode())]
-            outputs = [Output(f"{self._prefix}.ingress", None, value, headers) for value in values]
+            outputs = [Output(self._topics.ingress, None, value, headers) for value in values]
             after = replace(before or Position("batches", query, 0, 0), offset=batchId + 1, sequence=len(values))
             crash.point("sink.commit.before")
             try:

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
+from bascule.core.topics import PREFIX, JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.divert import JournalReader, Taken
-from bascule.pipelines.positions import JOURNAL_PARTITION
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
@@ -90,7 +90,8 @@ class JournalStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._kafka = kafka_settings(options)
-        self._topic = f"{options.get('prefix', 'bascule')}.journal"
+        topics = JournalTopics(options.get("prefix", PREFIX))
+        self._topic, self._partition = topics.journal, topics.partition
         start = options.get("startingoffsets", options.get("startingOffsets", LATEST))
         self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
         self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
@@ -135,7 +136,7 @@ class JournalStreamReader(DataSourceStreamReader):
         journal_id = partition.journal_id or ""
         at = _reached.get(self._topic)
         if at is None or (at.topic_id, at.offset) != (journal_id, partition.start):
-            at = journal_position(self._topic, journal_id, JOURNAL_PARTITION, partition.start, history)
+            at = journal_position(self._topic, journal_id, self._partition, partition.start, history)
         reader = JournalReader(at, [self._choice])
         yield from arrow_batches(row for taken in _taken(reader, history, partition) for row in self._rows(taken))
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
@@ -161,7 +162,7 @@ class JournalStreamReader(DataSourceStreamReader):
         return found
 
     def _history(self) -> TopicHistory:
-        return TopicHistory(self._kafka, self._topic, JOURNAL_PARTITION)
+        return TopicHistory(self._kafka, self._topic, self._partition)
 
 
 def _taken(reader: JournalReader, history: TopicHistory, partition: JournalRange) -> Iterator[Taken]:

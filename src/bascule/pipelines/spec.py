@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bascule.core.destination import Routing
-from bascule.core.topics import MESSAGE_BYTES_MAX, own_topics
+from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -87,10 +87,9 @@ class Pipelines:
     kafka: dict[str, Any]
     diverts: tuple[Divert, ...] = ()
     ingresses: tuple[Ingress, ...] = ()
-    prefix: str = "bascule"
+    topics: JournalTopics = field(default_factory=JournalTopics)
     limits: Limits = Limits()
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    dead_letter_topic: str = "bascule.dead-letter"
     stop_on_error: bool = False
     target_partitions: int = 1
     replication_factor: int = 1
@@ -101,29 +100,9 @@ class Pipelines:
     max_offsets_per_trigger: int = 50_000
     checkpoint_dir: str | None = None
 
-    @property
-    def journal_topic(self) -> str:
-        """The broker's journal."""
-        return f"{self.prefix}.journal"
-
-    @property
-    def positions_topic(self) -> str:
-        """What each pipeline has done."""
-        return f"{self.prefix}.positions"
-
-    @property
-    def ingress_topic(self) -> str:
-        """What the broker takes in."""
-        return f"{self.prefix}.ingress"
-
-    @property
-    def own_topics(self) -> frozenset[str]:
-        """Topics that no message's address may name to a divert, and no pattern to an ingress: Bascule's own, and the dead letters."""
-        return own_topics(self.prefix) | {self.dead_letter_topic}
-
     def transactional_id(self, position_key: str) -> str:
         """The one transactional id that may move a position."""
-        return f"{self.prefix}.{self.bridge_id}.{position_key}"
+        return self.topics.transactional_id(self.bridge_id, position_key)
 
 
 def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
@@ -146,10 +125,9 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
             )
             for one in settings.ingress
         ),
-        prefix=settings.journal.prefix,
+        topics=settings.journal_topics,
         limits=Limits(run.transaction_records, run.transaction_bytes, run.transaction_s),
         message_bytes_max=settings.broker.max_message_bytes,
-        dead_letter_topic=settings.dead_letter_topic,
         stop_on_error=run.on_error == "stop",
         target_partitions=run.target_partitions,
         replication_factor=settings.journal.replication_factor,

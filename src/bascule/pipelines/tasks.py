@@ -49,7 +49,7 @@ def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any
 
 
 def _dead_letter_topic(pipelines: Pipelines) -> str | None:
-    return None if pipelines.stop_on_error else pipelines.dead_letter_topic
+    return None if pipelines.stop_on_error else pipelines.topics.dead_letters
 
 
 class UnknownDivert(BasculeError):
@@ -145,7 +145,7 @@ class DivertTask:
 
     def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
         source = (self.claim.topic, self.claim.partition)
-        engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.own_topics)
+        engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
         for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
             if offset < carrier.begun_at:
                 continue
@@ -229,7 +229,7 @@ class IngressTask:
         pipelines = self.pipelines
         claims = {(claim.topic, claim.partition): claim for claim in self.claims}
         engine = IngressEngine(
-            self.ingress, pipelines.bridge_id, pipelines.ingress_topic, _dead_letter_topic(pipelines), pipelines.message_bytes_max
+            self.ingress, pipelines.bridge_id, pipelines.topics.ingress, _dead_letter_topic(pipelines), pipelines.message_bytes_max
         )
         carriers: dict[tuple[str, int], Carrier] = {}
         records = 0

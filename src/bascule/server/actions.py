@@ -142,7 +142,7 @@ async def _begin_ingress_anew(node: Node) -> Answer:
         raise Unavailable("the broker is starting")
     await node.tail.begin_anew()
     await _stored(node, node.engine)
-    return {"begun anew": node.settings.journal.topic("ingress")}
+    return {"begun anew": node.settings.journal_topics.ingress}
 
 
 def _nothing() -> None:

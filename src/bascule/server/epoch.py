@@ -24,6 +24,7 @@ from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
@@ -77,14 +78,8 @@ class JournalPlace:
     """Where the journal is, and what bounds it."""
 
     kafka: dict[str, Any]
-    prefix: str  # of Bascule's own topics
+    topics: JournalTopics
     bridge: str
-    topic: str
-    snapshots_topic: str
-    store_topic: str
-    ingress_topic: str
-    positions_topic: str
-    partition: int
     append_timeout_s: float
     snapshot_records: int
     session_timeout_s: float
@@ -119,7 +114,7 @@ class Epoch:
         self._on_ticked = on_ticked
         self._on_stalled = on_stalled
         self._loop = asyncio.get_running_loop()
-        self._writer = JournalWriter(place.kafka, place.topic, place.partition, self._post)
+        self._writer = JournalWriter(place.kafka, place.topics.journal, place.topics.partition, self._post)
         self._started: asyncio.Future[int] | None = None
         self._next_offset = -1
         self._flush_due = False
@@ -188,7 +183,7 @@ class Epoch:
             return await asyncio.wait_for(self._started, self.place.append_timeout_s)
         except TimeoutError:
             raise Unavailable(
-                f"journal {self.place.topic}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s"
+                f"journal {self.place.topics.journal}: Kafka has not stored the start record in {self.place.append_timeout_s:.0f} s"
             ) from None
 
     def _set_timer(self) -> None:
@@ -263,9 +258,11 @@ class Epoch:
 
     def _settle_one(self, offset: int, error: str | None) -> None:
         if error is not None:
-            self.end(JournalUnavailable(f"journal {self.place.topic}: append failed: {error}"))
+            self.end(JournalUnavailable(f"journal {self.place.topics.journal}: append failed: {error}"))
         elif offset == UNKNOWN_OFFSET:
-            self.end(AppendOffsetUnknown(f"journal {self.place.topic}: Kafka has stored a record and does not say at which offset"))
+            self.end(
+                AppendOffsetUnknown(f"journal {self.place.topics.journal}: Kafka has stored a record and does not say at which offset")
+            )
         elif self._started is not None and not self._started.done():
             self._started.set_result(offset)
         elif offset == self._next_offset or self._own_gap(self._next_offset, offset):
@@ -284,11 +281,11 @@ class Epoch:
         """
         try:
             if self.following.created_again():
-                raise DamagedRecord(f"journal {self.place.topic} {CREATED_AGAIN}")
+                raise DamagedRecord(f"journal {self.place.topics.journal} {CREATED_AGAIN}")
         except BasculeError as error:
             self.end(error)
             return False
-        reader = PartitionReader(self.place.kafka, self.place.topic, self.place.partition)
+        reader = PartitionReader(self.place.kafka, self.place.topics.journal, self.place.topics.partition)
         try:
             reader.seek(start)
             for message in reader.up_to(end):
@@ -297,16 +294,16 @@ class Epoch:
                     header = decode_header(None if value is None else bytes(value))
                 except ForeignRecord as error:
                     self.following.foreign += 1
-                    log.error("journal %s, offset %s: foreign record passed over: %s", self.place.topic, message.offset(), error)
+                    log.error("journal %s, offset %s: foreign record passed over: %s", self.place.topics.journal, message.offset(), error)
                     continue
                 except RecordError as error:  # a newer broker's, perhaps: what comes behind it cannot be judged
-                    self.end(type(error)(f"journal {self.place.topic}, offset {message.offset()}: {error}"))
+                    self.end(type(error)(f"journal {self.place.topics.journal}, offset {message.offset()}: {error}"))
                     return False
                 if header.kind is Kind.EPOCH:
-                    self.end(SteppedDown(f"another broker started epoch {message.offset()} of journal {self.place.topic}"))
+                    self.end(SteppedDown(f"another broker started epoch {message.offset()} of journal {self.place.topics.journal}"))
                     return False
                 if header.epoch == self.engine.journaling.epoch:
-                    place = f"journal {self.place.topic}, offset {message.offset()}"
+                    place = f"journal {self.place.topics.journal}, offset {message.offset()}"
                     self.end(JournalUnavailable(f"{place}: Kafka has answered for a later record, not for this one"))
                     return False
         finally:
@@ -323,7 +320,8 @@ class Epoch:
         if self.engine.journaling.in_flight and age_s > self.place.append_timeout_s and self.engine.stalled is None:
             size = self.engine.journaling.in_flight_bytes
             self.engine.stalled = JournalUnavailable(
-                f"journal {self.place.topic}: Kafka has not stored {size} bytes in {age_s:.0f} s; nothing persistent is taken until it does"
+                f"journal {self.place.topics.journal}: Kafka has not stored {size} bytes in {age_s:.0f} s;"
+                " nothing persistent is taken until it does"
             )
             self._on_stalled(self.engine.stalled)
         if self.engine.stalled is not None and not self._probing:
@@ -332,7 +330,9 @@ class Epoch:
 
     async def _probe(self) -> None:
         place = self.place
-        asked = in_background(lambda: takes_appends(place.kafka, place.topic, place.partition, place.append_timeout_s), "journal-probe")
+        asked = in_background(
+            lambda: takes_appends(place.kafka, place.topics.journal, place.topics.partition, place.append_timeout_s), "journal-probe"
+        )
         reached = await asyncio.wrap_future(asked)
         if reached and self._reached and not self.ended and self.engine.stalled is not None:
             self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))

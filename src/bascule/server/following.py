@@ -60,7 +60,7 @@ class Following:
         self._end: int | None = None
         self._closing = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
-        self.store = StoredMessages(place.kafka, place.store_topic)
+        self.store = StoredMessages(place.kafka, place.topics.store)
         self.foreign = 0  # records that are not Bascule's
         self.next_offset = 0  # of the journal: what is before it has been read
         self.journal_id = ""  # of the topic
@@ -88,19 +88,19 @@ class Following:
                 if names == tried:
                     raise DamagedRecord(f"{error}, and no usable snapshot covers what was before") from error
                 log.info("%s: loading anew", error)
-                tried, self.foreign, self.store = names, 0, StoredMessages(self._place.kafka, self._place.store_topic)
+                tried, self.foreign, self.store = names, 0, StoredMessages(self._place.kafka, self._place.topics.store)
 
     def _load(self, candidates: list[Snapshot]) -> Loader:
         # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
         stored = self.store.read()
-        reader = PartitionReader(self._place.kafka, self._place.topic, self._place.partition)
+        reader = PartitionReader(self._place.kafka, self._place.topics.journal, self._place.topics.partition)
         try:
             first, high = reader.range()
             for newest in candidates[:1]:
                 if newest.next_offset > high:
                     raise DamagedRecord(
-                        f"journal {self._place.topic} ends at offset {high}, and snapshot {newest.id} was made at {newest.next_offset}:"
-                        f" it has lost its end. {HELP}"
+                        f"journal {self._place.topics.journal} ends at offset {high}, and snapshot {newest.id} was made at"
+                        f" {newest.next_offset}: it has lost its end. {HELP}"
                     )
             for snapshot in [*candidates, None]:
                 loader = self._beginning(snapshot, stored, first)
@@ -125,7 +125,7 @@ class Following:
     def _candidates(self) -> list[Snapshot]:
         """The newest first."""
         found: list[Snapshot] = []
-        store = SnapshotStore(self._place.kafka, self._place.snapshots_topic)
+        store = SnapshotStore(self._place.kafka, self._place.topics.snapshots)
         for name, data in store.read().items():
             try:
                 found.append(snapshots.decode(data))
@@ -138,14 +138,14 @@ class Following:
         """The journal's topic must be the one that was there at the first start. Raises DamagedRecord, Unavailable."""
         self.journal_id = self._id_now()
         if store.journal_id(self.journal_id) != self.journal_id:
-            raise DamagedRecord(f"journal {self._place.topic} {CREATED_AGAIN}")
+            raise DamagedRecord(f"journal {self._place.topics.journal} {CREATED_AGAIN}")
 
     def created_again(self) -> bool:
         """Whether the journal's topic is another one of its name by now. Raises Unavailable."""
         return self._id_now() != self.journal_id
 
     def _id_now(self) -> str:
-        return Topics(self._place.kafka).id(self._place.topic)
+        return Topics(self._place.kafka).id(self._place.topics.journal)
 
     def _beginning(self, snapshot: Snapshot | None, stored: Mapping[int, bytes], first: int) -> Loader | None:
         try:
@@ -156,7 +156,7 @@ class Following:
         if loader.first_offset >= first:
             return loader
         if snapshot is None:
-            raise Trimmed(f"journal {self._place.topic} begins at offset {first}")
+            raise Trimmed(f"journal {self._place.topics.journal} begins at offset {first}")
         log.error("snapshot %s needs journal offset %d; it begins at %d", snapshot.id, loader.first_offset, first)
         return None
 
@@ -173,7 +173,9 @@ class Following:
             if messages or known is None:
                 since_s = time.monotonic()
             elif time.monotonic() - since_s > ANSWER_TIMEOUT_S:
-                raise Unavailable(f"reading {self._place.topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}")
+                raise Unavailable(
+                    f"reading {self._place.topics.journal}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}"
+                )
             for message in messages:
                 offset, value = message.offset(), message.value()
                 assert offset is not None
@@ -187,9 +189,9 @@ class Following:
             loader.apply(offset, value)
         except ForeignRecord as error:
             self.foreign += 1
-            log.error("journal %s, offset %d: foreign record passed over: %s", self._place.topic, offset, error)
+            log.error("journal %s, offset %d: foreign record passed over: %s", self._place.topics.journal, offset, error)
         except RecordError as error:
-            raise type(error)(f"journal {self._place.topic}, offset {offset}: {error}") from error
+            raise type(error)(f"journal {self._place.topics.journal}, offset {offset}: {error}") from error
 
     async def close(self) -> None:
         """Stop following."""

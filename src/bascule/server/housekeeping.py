@@ -100,7 +100,7 @@ class Housekeeping:
         self._engine = engine
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._snapshots = SnapshotStore(place.kafka, place.snapshots_topic)
+        self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
         self._store = store
         self._rounds = Rounds(self, engine, offsets)
         self._records = 0  # stored in this epoch
@@ -206,16 +206,16 @@ class Housekeeping:
     def _trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
         place = self.place
-        journal = TopicHistory(place.kafka, place.topic, place.partition)
+        journal = TopicHistory(place.kafka, place.topics.journal, place.topics.partition)
         mean_bytes = self._size_bytes / self._records if self._records else 0.0
         self._found = self._pins.found(taken, self._retained(journal), held, mean_bytes)
         kept = [pin.offset for pin in self._found if not pin.released]
-        self._trim_to(journal, place.topic, place.partition, min([taken.next_offset, *kept]))
-        if not taken.ingress or Topics(place.kafka).ids([place.ingress_topic]).get(place.ingress_topic) != taken.ingress_topic_id:
+        self._trim_to(journal, place.topics.journal, place.topics.partition, min([taken.next_offset, *kept]))
+        if not taken.ingress or Topics(place.kafka).ids([place.topics.ingress]).get(place.topics.ingress) != taken.ingress_topic_id:
             return  # of one that was created again nothing has been taken
         for partition, next_offset in taken.ingress.items():
-            ingress = TopicHistory(place.kafka, place.ingress_topic, partition)
-            self._trim_to(ingress, place.ingress_topic, partition, min(next_offset, self._retained(ingress)))
+            ingress = TopicHistory(place.kafka, place.topics.ingress, partition)
+            self._trim_to(ingress, place.topics.ingress, partition, min(next_offset, self._retained(ingress)))
 
     def _retained(self, history: TopicHistory) -> int:
         """Where the owner's retention begins."""

@@ -67,7 +67,6 @@ RETRY_S = 1.0
 STANDBY_AFTER_S = 4.0
 #: A hand-over waits so long for its snapshot. One of a million messages takes a few seconds to store.
 HANDOVER_SNAPSHOT_S = 6.0
-PARTITION = 0
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
@@ -206,7 +205,7 @@ class Node:
 
     def _stand_for_election(self) -> Election:
         loop = asyncio.get_running_loop()
-        journal = self.settings.journal
+        names = self.settings.journal_topics
 
         def changed(elected: bool) -> None:
             loop.call_soon_threadsafe(self._election_changed, elected)
@@ -218,7 +217,7 @@ class Node:
             loop.call_soon_threadsafe(_resolve, self._stopping, error)
 
         return Election(
-            self._kafka, f"{journal.prefix}.brokers", journal.topic("journal"), self.settings.instance,
+            self._kafka, names.brokers, names.journal, self.settings.instance,
             self.settings.broker.session_timeout_s, on_change=changed, on_doubt=doubted, on_error=failed,
         )  # fmt: skip
 
@@ -285,7 +284,8 @@ class Node:
         return AdminServer(self, host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
 
     def _ensure_topics(self) -> None:
-        for finding in topics.ensure(self._kafka, self.settings.journal, int(self.settings.broker.max_message_bytes)):
+        settings = self.settings
+        for finding in topics.ensure(self._kafka, settings.journal_topics, settings.journal, int(settings.broker.max_message_bytes)):
             log.warning("%s", finding)
 
     async def _bind(self, port: int) -> asyncio.Server:
@@ -302,14 +302,8 @@ class Node:
         self._ended = asyncio.get_running_loop().create_future()
         place = JournalPlace(
             self._kafka,
-            prefix=journal.prefix,
+            self.settings.journal_topics,
             bridge=self.settings.bridge.id,
-            topic=journal.topic("journal"),
-            snapshots_topic=journal.topic("snapshots"),
-            store_topic=journal.topic("store"),
-            ingress_topic=journal.topic("ingress"),
-            positions_topic=journal.topic("positions"),
-            partition=PARTITION,
             append_timeout_s=journal.append_timeout_s,
             snapshot_records=journal.snapshot_records,
             session_timeout_s=self.settings.broker.session_timeout_s,
@@ -331,7 +325,7 @@ class Node:
         """Returns what the journal has room for: what clients are told holds for this epoch."""
         loop = asyncio.get_running_loop()
         wanted = int(self.settings.broker.max_message_bytes)
-        room = await loop.run_in_executor(None, topics.room, self._kafka, self.settings.journal, wanted)
+        room = await loop.run_in_executor(None, topics.room, self._kafka, self.settings.journal_topics.journal, wanted)
         self.max_message_bytes = min(wanted, room.content_bytes)
         if room.shortage is not None:
             log.error("%s, and start anew: until then messages of more than %d bytes are refused", room.shortage, self.max_message_bytes)
@@ -341,7 +335,8 @@ class Node:
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()
-        self.tail = IngressTail(self._kafka, self.settings.journal.topic("ingress"), PARTITION, epoch.engine, loop)
+        names = self.settings.journal_topics
+        self.tail = IngressTail(self._kafka, names.ingress, names.partition, epoch.engine, loop)
         return room
 
     async def _leave_epoch(self, error: BasculeError | None) -> None:

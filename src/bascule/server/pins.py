@@ -124,7 +124,9 @@ class Pins:
         """What its driver said last, unless it has moved since. It decides nothing, so it may be missing."""
         place = self._place
         try:
-            offset, note = committed_note(place.kafka, lag_group(place.prefix, place.bridge, name), place.topic, place.partition)
+            offset, note = committed_note(
+                place.kafka, lag_group(place.topics.prefix, place.bridge, name), place.topics.journal, place.topics.partition
+            )
         except Unavailable as error:
             log.warning("why pipeline %s stands still cannot be told: %s", name, error)
             return ""
@@ -136,19 +138,19 @@ class Pins:
         """Of the pipelines that read the journal, and of exclusive diverts that none stands for yet: where begins what they took."""
         place = self._place
         stored = self._stored()
-        common = stored.get(position_key(COMMON, place.topic, place.partition))
+        common = stored.get(position_key(COMMON, place.topics.journal, place.topics.partition))
         for key, position in sorted((self._unclaimed(common) | stored).items()):
             # Where a divert once began is remembered, and needs nothing of the journal.
             if key.startswith(BEGUN) or position.vacant:
                 continue
-            if position.topic == place.topic and position.partition == place.partition:
+            if position.topic == place.topics.journal and position.partition == place.topics.partition:
                 yield key.partition("/")[0], position
 
     def _stored(self) -> dict[str, Position]:
         place = self._place
-        if place.positions_topic not in Topics(place.kafka).partitions():
+        if place.topics.positions not in Topics(place.kafka).partitions():
             return {}
-        reader = PositionReader(place.kafka, place.positions_topic, range(POSITION_PARTITIONS))
+        reader = PositionReader(place.kafka, place.topics.positions, range(POSITION_PARTITIONS))
         try:
             return reader.read()
         finally:
@@ -158,14 +160,14 @@ class Pins:
         place = self._place
         if common is not None and not common.vacant:
             return {}
-        if common is not None and common.topic_id != Topics(place.kafka).ids([place.topic]).get(place.topic):
+        if common is not None and common.topic_id != Topics(place.kafka).ids([place.topics.journal]).get(place.topics.journal):
             common = None  # in an earlier journal of the same name
         if common not in self._taken:  # it changes with an epoch, and with the position
-            history = TopicHistory(place.kafka, place.topic, place.partition)
+            history = TopicHistory(place.kafka, place.topics.journal, place.topics.partition)
             self._taken = {common: taken_since(common, history, history.latest())}
         return {
-            position_key(f"{APART}{name}", place.topic, place.partition): Position(
-                place.topic, "", place.partition, offset, members=(name,)
+            position_key(f"{APART}{name}", place.topics.journal, place.topics.partition): Position(
+                place.topics.journal, "", place.topics.partition, offset, members=(name,)
             )
             for name, offset in self._taken[common].items()
         }

@@ -11,7 +11,7 @@ from typing import Any
 
 from bascule.config.settings import Journal, Settings
 from bascule.core.errors import Unavailable
-from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
+from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
@@ -29,24 +29,24 @@ FRAME_BYTES = 128
 WATCH_S = 5.0
 
 
-def ensure(kafka: Mapping[str, Any], journal: Journal, message_bytes: int = MESSAGE_BYTES_MAX) -> list[Finding]:
+def ensure(kafka: Mapping[str, Any], topics: JournalTopics, journal: Journal, message_bytes: int = MESSAGE_BYTES_MAX) -> list[Finding]:
     """Make those that are not there. Returns what weakens a promise, of messages so large; blocks. Raises Unavailable, UnsafeTopic."""
     Topics(kafka).reach()
     return own_topics.ensure(
         kafka,
-        _made_here(journal),
+        _made_here(topics),
         replication_factor=journal.replication_factor,
         min_insync_replicas=journal.min_insync_replicas,
         record_bytes=_record_bytes(message_bytes),
     )
 
 
-def _made_here(journal: Journal) -> dict[str, own_topics.OwnTopic]:
+def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
     return {
-        journal.topic("journal"): own_topics.JOURNAL,
-        journal.topic("ingress"): own_topics.INGRESS,
-        journal.topic("snapshots"): own_topics.SNAPSHOTS,
-        journal.topic("store"): own_topics.STORE,
+        topics.journal: own_topics.JOURNAL,
+        topics.ingress: own_topics.INGRESS,
+        topics.snapshots: own_topics.SNAPSHOTS,
+        topics.store: own_topics.STORE,
     }
 
 
@@ -59,9 +59,9 @@ class Watch:
     def __init__(self, kafka: Mapping[str, Any], settings: Settings) -> None:
         self.trouble = ""  # what is wrong now
         self._kafka = kafka
-        journal = settings.journal
-        own = {**_made_here(journal), journal.topic("positions"): own_topics.POSITIONS}
-        others = {settings.dead_letter_topic: own_topics.DEAD_LETTERS, **own_topics.SHARED}
+        topics = settings.journal_topics
+        own = {**_made_here(topics), topics.positions: own_topics.POSITIONS}
+        others = {topics.dead_letters: own_topics.DEAD_LETTERS, **own_topics.SHARED}
         # Apart: where this broker may not look at others, it goes on looking at its own.
         self._watched = [own_topics.expected(each) for each in (own, others)]
         self._over = threading.Event()
@@ -120,9 +120,11 @@ class Room:
             raise UnsafeTopic(str(too_small(self.topic, self.record_bytes, max(largest, self.needed_bytes))))
 
 
-def room(kafka: Mapping[str, Any], journal: Journal, message_bytes: int) -> Room:
-    """For an epoch that is to take messages of so many bytes; blocks. Raises Unavailable, and UnsafeTopic where none could be served."""
-    topic = journal.topic("journal")
+def room(kafka: Mapping[str, Any], topic: str, message_bytes: int) -> Room:
+    """Return the room of the journal ``topic`` for an epoch that takes messages of so many bytes; blocks.
+
+    Raises Unavailable; UnsafeTopic where the topic is too small for any message.
+    """
     found = Room(topic, int(Topics(kafka).config(topic)["max.message.bytes"]), _record_bytes(message_bytes))
     if found.record_bytes < RECORD_BYTES_MIN:
         raise UnsafeTopic(str(found.shortage))

@@ -12,8 +12,8 @@ def test_settings_are_complete_without_any_source_and_ignore_the_environment(mon
     assert settings.broker.port == 5672
     assert settings.broker.max_message_bytes == 64 * MIB
     assert settings.kafka.bootstrap_servers is None
-    assert settings.journal.topic("journal") == "bascule.journal"
-    assert settings.dead_letter_topic == "bascule.dead-letter"
+    assert settings.journal_topics.journal == "bascule.journal"
+    assert settings.journal_topics.dead_letters == "bascule.dead-letter"
 
 
 def test_settings_cannot_be_changed() -> None:

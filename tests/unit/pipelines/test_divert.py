@@ -9,7 +9,7 @@ import pytest
 from bascule.core.destination import Routing
 from bascule.core.errors import BadRecord
 from bascule.core.kafka_records import Output
-from bascule.core.topics import DECISIONS, OUTBOUND
+from bascule.core.topics import DECISIONS, OUTBOUND, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
 from bascule.jms.to_kafka import target_topic
@@ -254,6 +254,6 @@ def test_an_address_cannot_name_a_topic_that_is_none_or_not_the_users(address: s
 
 @pytest.mark.parametrize("name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead"])
 def test_no_message_and_no_pattern_names_a_topic_of_bascules(name: str) -> None:
-    own = Pipelines("bridge", {}, prefix="orders", dead_letter_topic="orders.dead").own_topics
+    own = Pipelines("bridge", {}, topics=JournalTopics("orders", "orders.dead")).topics.reserved
     with pytest.raises(BadRecord, match="one of Bascule's own"):
         target_topic("${address}", name, own=own)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.core.errors import Unavailable
+from bascule.core.topics import JournalTopics
 from bascule.server.housekeeping import Housekeeping
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
@@ -27,9 +28,7 @@ class Snapshots:
 
 
 def housekeeping_of(broker: BrokerInMemory, snapshots: Snapshots, append_timeout_s: float = 0.01) -> Housekeeping:
-    place: Any = SimpleNamespace(
-        kafka={}, snapshots_topic="snapshots", store_topic="store", append_timeout_s=append_timeout_s, snapshot_records=10
-    )
+    place: Any = SimpleNamespace(kafka={}, topics=JournalTopics(), append_timeout_s=append_timeout_s, snapshot_records=10)
     store: Any = SimpleNamespace(mids_now=set)
     found: Any = Housekeeping(place, broker.engine, broker.offsets, store, lambda: True)
     found._snapshots = snapshots
