@@ -218,7 +218,7 @@ def test_in_one_phase_there_is_no_prepare_and_a_lost_answer_is_found_out(work: W
     work.done_in(resource)
     resource.commit(work.xid, one_phase=True)
     assert work.waiting() == ([], ["bill"])
-    with pytest.raises(UnknownXid, match="committed"):
+    with pytest.raises(BranchHeuristic, match="committed"):
         make().rollback(work.xid)
 
 

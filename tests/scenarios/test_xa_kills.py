@@ -28,7 +28,8 @@ from bascule.client import Message, connect
 from bascule.embedded.kafka import EmbeddedKafka, serves
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.xa.log import Outcome
-from bascule.xa.recovery import Pass, Recoverer
+from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery_protocol import Pass
 from tests.scenarios.topics import Reader, create, produce
 from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
 from tests.support.system import Command, wait_for

@@ -18,7 +18,7 @@ from bascule.journal.branches import Ending
 from bascule.xa import log as decisions
 from bascule.xa.errors import Code
 from bascule.xa.log import Decision, Heuristic
-from bascule.xa.recovery import Action, Step, View, plan
+from bascule.xa.plan import Action, Step, View, plan
 from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.broker import Connection, ConnectionLost

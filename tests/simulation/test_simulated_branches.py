@@ -15,7 +15,7 @@ from bascule.broker.transactions import Transaction
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ended, Ending
 from bascule.xa.log import Outcome
-from bascule.xa.recovery import Action, Step
+from bascule.xa.plan import Action, Step
 from tests.sim import requests
 from tests.sim.managers import Manager
 from tests.sim.simulation import Parts

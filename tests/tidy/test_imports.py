@@ -36,6 +36,18 @@ DOES_NOT_USE = {"adapter": {"pipelines"}}
 TESTING_MAY_NOT = ("server", "cli")
 #: Bytes and state only: no third party, and none of the ways to the world outside.
 ENGINES = ("core", "amqp", "jms", "journal", "broker", "writer")
+#: Protocols of other packages: they await their effects.
+PROTOCOLS = (
+    "xa/broker_protocol.py",
+    "xa/effects.py",
+    "xa/errors.py",
+    "xa/finishing.py",
+    "xa/log.py",
+    "xa/plan.py",
+    "xa/recovery_protocol.py",
+    "xa/resource.py",
+    "xa/two_phase.py",
+)
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
 MODULES = sorted(SOURCE.rglob("*.py"))
 #: A module whose docstring has these words reaches none of the clients below, through no other module.
@@ -117,7 +129,7 @@ def test_a_module_imports_only_packages_before_its_own(path: Path) -> None:
     assert ours - allowed - {"__version__"} == set()
 
 
-@pytest.mark.parametrize("path", in_packages(*ENGINES), ids=named)
+@pytest.mark.parametrize("path", [*in_packages(*ENGINES), *(SOURCE / each for each in PROTOCOLS)], ids=named)
 def test_an_engine_has_no_third_party_and_no_way_to_the_world(path: Path) -> None:
     roots = {name.split(".")[0] for name in imports(path)}
     assert roots - sys.stdlib_module_names - {"bascule"} == set()

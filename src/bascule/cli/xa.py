@@ -17,7 +17,8 @@ from bascule.core.errors import InvalidInput
 if TYPE_CHECKING:
     from bascule.xa import TransactionManager
     from bascule.xa.log import Outcome
-    from bascule.xa.recovery import Pass, Step
+    from bascule.xa.plan import Step
+    from bascule.xa.recovery_protocol import Pass
 
 commands = typer.Typer(help="Show and finish transactions over several resources.", no_args_is_help=True)
 

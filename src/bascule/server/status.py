@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import bascule
+from bascule.broker.branch_requests import STATES
 from bascule.broker.branches import Listed, listed
 from bascule.broker.delivery import Counters
 from bascule.broker.queue import Queue
 from bascule.core.destination import Routing
 from bascule.server.links import ConsumerLink, ProducerLink
-from bascule.server.management import STATES
 
 if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection

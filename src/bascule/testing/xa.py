@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bascule.core.errors import Unavailable
+from bascule.xa.branches import Branches
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
-from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState
-from bascule.xa.resource import NEXT, Branches, Call, Resource, State, Vote, refusal
+from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
+from bascule.xa.resource import NEXT, Call, Resource, State, TellsOutcome, Vote, refusal
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -73,6 +74,14 @@ class Checked(Generic[HandleT]):
         """See Resource."""
         self.inner.forget(xid)
 
+    def token(self, xid: Xid) -> str:
+        """See TellsOutcome."""
+        return self.inner.token(xid) if isinstance(self.inner, TellsOutcome) else ""
+
+    def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """See TellsOutcome."""
+        return self.inner.outcome(xid, token) if isinstance(self.inner, TellsOutcome) else None
+
     def _finish(self, xid: Xid, call: Call, act: Callable[[], None]) -> None:
         state = self._branches.state(xid)
         if state is not State.NONE and (state, call) not in NEXT:  # one that another process began may be finished here
@@ -120,6 +129,15 @@ class Watched(Generic[HandleT]):
     def forget(self, xid: Xid) -> None:
         """See Resource."""
         self._around("forget", lambda: self.inner.forget(xid))
+
+    def token(self, xid: Xid) -> str:
+        """See TellsOutcome."""
+        return self.inner.token(xid) if isinstance(self.inner, TellsOutcome) else ""
+
+    def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """See TellsOutcome."""
+        inner = self.inner
+        return self._around("outcome", lambda: inner.outcome(xid, token)) if isinstance(inner, TellsOutcome) else None
 
     def _around(self, call: str, act: Callable[[], AnswerT]) -> AnswerT:
         self._watch(f"{self.name}.{call}.before")
@@ -174,6 +192,8 @@ class DurableBranches:
     committed: list[str] = field(default_factory=list)
     #: Finished from outside: the code that callers are answered, until forgotten.
     heuristic: dict[Xid, Code] = field(default_factory=dict)
+    #: How each branch that was prepared has ended, as ``pg_xact_status`` tells it.
+    ended: dict[Xid, Outcome] = field(default_factory=dict)
 
 
 class ModelResource:
@@ -221,6 +241,7 @@ class ModelResource:
             if one_phase and self.vote == "no":
                 raise BranchRolledBack(f"{self.name} refuses")
             self.durable.committed += work
+            self.durable.ended[xid] = Outcome.COMMIT
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
@@ -229,6 +250,7 @@ class ModelResource:
                 raise BranchHeuristic(f"{xid} was finished by hand", self.durable.heuristic[xid])
             if self._active.pop(xid, None) is None and self.durable.prepared.pop(xid, None) is None:
                 raise UnknownXid(f"no branch {xid}")
+            self.durable.ended[xid] = Outcome.ROLLBACK
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
@@ -241,8 +263,24 @@ class ModelResource:
             if self.durable.heuristic.pop(xid, None) is None:
                 raise UnknownXid(f"no branch {xid}")
 
+    def token(self, xid: Xid) -> str:
+        """See TellsOutcome."""
+        return str(xid)
+
+    def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """See TellsOutcome."""
+        with _Point(self, "outcome"):
+            return self.durable.ended.get(xid) if token == str(xid) else None
+
+    def end_by_hand(self, xid: Xid, outcome: Outcome) -> None:
+        """Somebody finishes a prepared branch, and the resource does not remember who: as ``ROLLBACK PREPARED`` in psql."""
+        work = self.durable.prepared.pop(xid)
+        if outcome is Outcome.COMMIT:
+            self.durable.committed += work
+        self.durable.ended[xid] = outcome
+
     def force(self, xid: Xid, code: Code) -> None:
-        """Somebody finishes a prepared branch by hand."""
+        """Somebody finishes a prepared branch by hand, and the resource remembers it."""
         work = self.durable.prepared.pop(xid)
         if code is Code.XA_HEURCOM:
             self.durable.committed += work

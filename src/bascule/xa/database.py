@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
+from bascule.xa.branches import Branches
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
@@ -19,7 +20,7 @@ from bascule.xa.errors import (
     XaError,
 )
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa.resource import Call, State, Vote
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -213,8 +214,12 @@ class DatabaseResource(Generic[HandleT]):
         raw.rollback()
         return found
 
-    def outcome(self, xid: Xid) -> Outcome | None:  # noqa: ARG002 - for those who can tell
-        """What became of a branch of this process that the database has no more; None when it cannot tell."""
+    def token(self, xid: Xid) -> str:  # noqa: ARG002 - for those who can tell
+        """See TellsOutcome."""
+        return ""
+
+    def outcome(self, xid: Xid, token: str = "") -> Outcome | None:  # noqa: ARG002 - for those who can tell
+        """See TellsOutcome. Without a token, of a branch of this process."""
         return None
 
     def _from_outside(self, xid: Xid, outcome: Outcome) -> None:

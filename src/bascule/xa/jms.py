@@ -14,22 +14,14 @@ from typing import Any
 
 from bascule.client import ConnectionFactory, ConnectionLost, Context, Message, TransactionRolledBack
 from bascule.client.branch import BranchContext, Workplace, ended
+from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
-from bascule.xa.errors import (
-    XA_OK,
-    XA_RDONLY,
-    BranchHeuristic,
-    BranchRolledBack,
-    Code,
-    DuplicateXid,
-    ResourceError,
-    ResourceFailed,
-    RetryLater,
-    UnknownXid,
-    XaError,
-)
-from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa import broker_protocol
+from bascule.xa.branches import Branches
+from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
+from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
+from bascule.xa.resource import Call, State, Vote
 
 #: Workplaces kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
@@ -37,26 +29,6 @@ IDLE_MAX = 8
 CONSUMERS_MAX = 32
 #: ``type`` of the requests.
 TYPE = "bascule.xa"
-COMMITTED = "committed"
-#: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
-ASK_AGAIN_S = 0.05
-SETTLE_S = 30.0
-#: What the broker answers, by its ``xaCode``; XA_RB* and XA_HEUR* aside.
-ERRORS: dict[Code, type[XaError]] = {
-    Code.XAER_NOTA: UnknownXid,
-    Code.XAER_DUPID: DuplicateXid,
-    Code.XA_RETRY: RetryLater,
-    **dict.fromkeys((code for code in Code if code.name.startswith("XA_RB")), BranchRolledBack),
-    **dict.fromkeys((code for code in Code if code.name.startswith("XA_HEUR")), BranchHeuristic),
-}
-
-
-class _Known(UnknownXid):
-    """A branch that has ended, and the broker remembers how."""
-
-    def __init__(self, text: str, outcome: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
 
 
 class JmsResource:
@@ -110,33 +82,23 @@ class JmsResource:
     def prepare(self, xid: Xid) -> Vote:
         """See Resource."""
         self._branches.check(xid, Call.PREPARE)
-        with self._working(xid) as workplace:
-            txn_id = workplace.hand_over()
-            code = XA_RDONLY if txn_id is None else _ask(workplace, "prepare", xid, txnId=txn_id.hex())
-        self._over(xid)
-        return Vote.READ_ONLY if code == XA_RDONLY else Vote.YES
+        with self._ending(xid):
+            return run_blocking(broker_protocol.prepare(_Calls(self), xid))
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
         if one_phase or self._branches.state(xid) is not State.NONE:
             self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
-        if not one_phase:
-            self._from_outside("commit", xid)
-            return
-        try:
-            with self._working(xid) as workplace:
-                txn_id = workplace.hand_over()
-                if txn_id is not None:
-                    _ask(workplace, "commit", xid, txnId=txn_id.hex())
-        except ResourceFailed as error:
-            self._settle(xid, error)
-            return
-        self._over(xid)
+        if one_phase:
+            with self._ending(xid):
+                run_blocking(broker_protocol.commit_one_phase(_Calls(self), xid))
+        else:
+            run_blocking(broker_protocol.end(_Calls(self), xid, COMMITTED))
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
         if self._branches.state(xid) is State.NONE:
-            self._from_outside("rollback", xid)
+            run_blocking(broker_protocol.end(_Calls(self), xid, ROLLED_BACK))
             return
         with self._lock:
             workplace, handle = self._work[xid]
@@ -150,12 +112,11 @@ class JmsResource:
 
     def recover(self) -> Sequence[Xid]:
         """See Resource."""
-        answer = self._asked(_request("recover"))
-        return [_listed(line) for line in str(answer.body or "").splitlines()]
+        return run_blocking(broker_protocol.recover(_Calls(self)))
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""
-        self._from_outside("forget", xid)
+        run_blocking(broker_protocol.request(_Calls(self), "forget", xid))
 
     def close(self) -> None:
         """Closes the connection. Branches that are not prepared are rolled back."""
@@ -169,35 +130,15 @@ class JmsResource:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _from_outside(self, operation: str, xid: Xid) -> None:
-        """Asks the broker to end a branch that it has, whoever prepared it."""
-        self._asked(_request(operation, **_fields(xid)))
-
-    def _asked(self, request: Message) -> Message:
-        """The broker's answer to what may be asked again: once more where the connection turns out to be lost."""
-        with _translated():
-            try:
-                return self._asked_once(request)
-            except ConnectionLost:
-                return self._asked_once(request)
-
-    def _settle(self, xid: Xid, error: ResourceFailed) -> None:
-        """What became of a commit in one phase that has not been answered. The broker refuses it from now on, if it has not done it."""
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            try:
-                self._from_outside("rollback", xid)
-            except _Known as known:
-                if known.outcome == COMMITTED:
-                    return
-            except RetryLater:  # it is being stored
-                if time.monotonic() > deadline:
-                    raise error from None
-                time.sleep(ASK_AGAIN_S)
-                continue
-            except UnknownXid:
-                pass
-            raise BranchRolledBack(f"{self.name} lost it: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+    @contextmanager
+    def _ending(self, xid: Xid) -> Iterator[None]:
+        """Around the last request of a branch: afterwards the branch is in the broker's hands alone."""
+        try:
+            yield
+        except BaseException:
+            self._over(xid, reusable=False)
+            raise
+        self._over(xid)
 
     @contextmanager
     def _working(self, xid: Xid) -> Iterator[Workplace]:
@@ -211,21 +152,31 @@ class JmsResource:
             self._over(xid, reusable=False)
             raise
 
-    def _asked_once(self, request: Message) -> Message:
-        workplace = self._borrowed()
-        try:
-            answer = workplace.ask(request)
-        except BaseException:
-            workplace.close()
-            raise
+    def _ask(self, request: Message) -> Reply:
+        """The broker's answer. Raises AnswerLost, ResourceFailed, ResourceError."""
+        with _translated():
+            workplace = self._borrowed()
+            try:
+                answer = workplace.ask(request)
+            except BaseException:
+                workplace.close()
+                raise
         self._take_back(workplace)
-        _checked(answer)
-        return answer
+        return _reply(answer)
+
+    def _hand_over(self, operation: str, xid: Xid) -> Reply | None:
+        """The broker's answer to a request about the branch's own transaction; None where the branch has not begun one."""
+        with self._working(xid) as workplace:
+            txn_id = workplace.hand_over()
+            return None if txn_id is None else _reply(workplace.ask(_request(operation, **_fields(xid), txnId=txn_id.hex())))
 
     def _over(self, xid: Xid, *, reusable: bool = True) -> None:
         self._branches.move(xid, State.NONE)
         with self._lock:
-            workplace, _ = self._work.pop(xid)
+            found = self._work.pop(xid, None)
+        if found is None:
+            return  # its request has failed
+        workplace, _ = found
         if reusable:
             self._take_back(workplace)
         else:
@@ -257,14 +208,14 @@ class JmsResource:
                 _close(connection)
         failures = self._failures
         with self._connecting:
-            if self._connection is connection:
+            current = self._connection
+            if current is None or current is connection:
                 if self._failure is not None and self._failures > failures:
                     # Another one's try, which this one has waited for: no need to wait for as long again. A copy: one exception
                     # object that several threads raise would gather the tracebacks of all.
                     raise type(self._failure)(*self._failure.args)
-                self._connection = self._connect()
-            assert self._connection is not None
-            return Workplace(self._connection, self._consumers_max)
+                current = self._connection = self._connect()
+            return Workplace(current, self._consumers_max)
 
     def _connect(self) -> Context:
         try:
@@ -296,6 +247,8 @@ def _translated() -> Iterator[None]:
         yield
     except XaError:
         raise
+    except ConnectionLost as error:
+        raise AnswerLost(str(error)) from error
     except TransactionRolledBack as error:
         raise BranchRolledBack(str(error), error.xa_code, cause=error) from error
     except Unavailable as error:
@@ -308,28 +261,34 @@ def _request(operation: str, **properties: Any) -> Message:
     return Message(properties={"operation": operation, "type": TYPE, **properties})
 
 
-def _ask(workplace: Workplace, operation: str, xid: Xid, **properties: Any) -> int:
-    """Have an operation on a branch carried out. Returns XA_OK or XA_RDONLY, raises XaError for any other answer."""
-    return _checked(workplace.ask(_request(operation, **_fields(xid), **properties)))
-
-
 def _fields(xid: Xid) -> dict[str, Any]:
     return {"formatId": xid.format_id, "gtrid": xid.gtrid.hex(), "bqual": xid.bqual.hex()}
 
 
-def _checked(answer: Message) -> int:
+def _reply(answer: Message) -> Reply:
     said = answer.properties
-    code = said.get("xaCode")
-    if code in (XA_OK, XA_RDONLY):
-        return int(code)
-    if code not in set(Code):
-        raise ResourceError(f"the broker answered {said.get('statusCode')} {said.get('statusDescription')}: it knows no branches")
-    description = str(said.get("statusDescription"))
-    error = ERRORS.get(Code(code), ResourceError)(description, Code(code))
-    raise _Known(str(error), said["outcome"]) if "outcome" in said else error
+    text = answer.body if isinstance(answer.body, str) else ""
+    return Reply(said.get("xaCode"), said.get("statusCode"), str(said.get("statusDescription")), said.get("outcome", ""), text)
 
 
-def _listed(line: str) -> Xid:
-    """The branch that a line of ``recover`` names: STATE SINCE_MS FORMAT:GTRID:BQUAL, the last two in hexadecimal digits."""
-    format_id, gtrid, bqual = line.split(" ")[2].split(":")
-    return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
+class _Calls:
+    """The effects of the protocol, performed by the calling thread."""
+
+    def __init__(self, resource: JmsResource) -> None:
+        self._resource = resource
+
+    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+        """See BrokerCalls."""
+        return self._resource._ask(_request(operation, **({} if xid is None else _fields(xid))))
+
+    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+        """See BrokerCalls."""
+        return self._resource._hand_over(operation, xid)
+
+    async def sleep(self, seconds: float) -> None:
+        """See BrokerCalls."""
+        time.sleep(seconds)
+
+    def monotonic_s(self) -> float:
+        """See BrokerCalls."""
+        return time.monotonic()

@@ -32,10 +32,11 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import RecordRefused
 from bascule.kafka.transactional import end_open_transactions
-from bascule.xa.errors import BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
+from bascule.xa.branches import Branches
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
 from bascule.xa.kafka_clients import Clients, partition_of
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa.resource import Call, State, Vote
 from bascule.xa.xid import Xid
 
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
@@ -300,7 +301,7 @@ class KafkaResource:
     def _finish(self, xid: Xid, outcome: Outcome, *, one_phase: bool = False) -> None:
         """Ends a prepared branch, together with others that wait for the same transactional id."""
         sent = self._sent.get(xid)
-        slot = self._slot_ids[sent.slot] if sent else self._slot_of(xid)
+        slot = self._slot_ids[sent.slot] if sent else self._slot_of(xid, outcome)
         mine = _Ending(xid, outcome, sent.messages if sent else None, one_phase, sent.weight if sent else 1.0)
         clients = self._open()
         with self._lock:
@@ -309,7 +310,7 @@ class KafkaResource:
             while not mine.done:
                 self._end(slot, self._next_batch(slot))
         if mine.error is not None:
-            if isinstance(mine.error, UnknownXid | BranchRolledBack):
+            if isinstance(mine.error, UnknownXid | BranchRolledBack | BranchHeuristic):
                 self._gone(xid)
             raise mine.error
 
@@ -343,8 +344,8 @@ class KafkaResource:
         each.error = None
         key = _key(each.xid)
         if (stored := table.get(key)) is None:
-            if each.one_phase and _is_rolled_back(table.get(key + STARTED)):
-                each.error = BranchRolledBack(f"another process took {each.xid} for left behind, and has rolled it back")
+            if each.outcome is Outcome.COMMIT and _is_rolled_back(table.get(key + STARTED)):
+                each.error = _rolled_back(each.xid, one_phase=each.one_phase)
             elif not each.tried:
                 each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
             return []
@@ -375,9 +376,12 @@ class KafkaResource:
             raise ResourceError(f"{self.name}: of {prepared.count} messages of {xid} only {len(copies)} are in {self._side}")
         return copies
 
-    def _slot_of(self, xid: Xid) -> str:
+    def _slot_of(self, xid: Xid, outcome: Outcome) -> str:
         """The transactional id that a branch of another process says it is to be ended with."""
-        if (stored := self._table().get(_key(xid))) is None:
+        table = self._table()
+        if (stored := table.get(_key(xid))) is None:
+            if outcome is Outcome.COMMIT and _is_rolled_back(table.get(_key(xid) + STARTED)):
+                raise _rolled_back(xid, one_phase=False)
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
         return Prepared.decode(stored.value).slot
 
@@ -439,6 +443,13 @@ def _key(xid: Xid) -> bytes:
 
 def _started(slot: str, *, rolled_back: bool) -> bytes:
     return json.dumps({"at_ms": _now_ms(), "slot": slot, "rolled_back": rolled_back}).encode()
+
+
+def _rolled_back(xid: Xid, *, one_phase: bool) -> XaError:
+    """In one phase nothing but the branch was to commit; in two phases COMMIT had been decided."""
+    if one_phase:
+        return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back")
+    return BranchHeuristic(f"{xid} was rolled back by another process, against the decision", Code.XA_HEURRB)
 
 
 def _is_rolled_back(started: Stored | None) -> bool:

@@ -51,7 +51,8 @@ class KafkaLog:
         found = sorted((stored.offset, key) for key, stored in table.items() if key.startswith(mine))
         # Gone again already: another process has seen it and finished what it says.
         first = self._entry(found[0][1], table[found[0][1]]) if found else decision
-        assert isinstance(first, Decision)
+        if not isinstance(first, Decision):
+            raise LogDamaged(f"{self._topic}, offset {found[0][0]}: a decision is expected behind key {found[0][1]!r}")
         return first
 
     def read(self) -> LogState:

@@ -13,12 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bascule.core.errors import BasculeError, Scope
+from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.xa.errors import Code
 from bascule.xa.xid import Xid
 
 #: A rollback is remembered for so long, in case a manager that stood still in between asks for COMMIT after all.
 ROLLBACK_KEPT_S = 24 * 3600.0
+
+
+#: The format of entries that this version writes. Entries without a format have format 0, which has no tokens.
+FORMAT = 1
 
 
 class LogDamaged(BasculeError):
@@ -37,13 +41,22 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An outcome. ``resources`` are those that are prepared, ``at_ms`` is when (since the epoch), ``by`` who decided."""
+    """An outcome. ``resources`` are those that are prepared, ``at_ms`` is when (since the epoch), ``by`` who decided.
+
+    ``tokens`` has for each resource what tells the outcome of its branch in any process, or "" (see ``TellsOutcome``); it is empty if no
+    resource has given one, and in entries of format 0.
+    """
 
     gtrid: bytes
     outcome: Outcome
     resources: tuple[str, ...]
     at_ms: int
     by: str
+    tokens: tuple[str, ...] = ()
+
+    def token(self, resource: str) -> str:
+        """Return the token of a resource, "" if there is none."""
+        return dict(zip(self.resources, self.tokens, strict=False)).get(resource, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +118,11 @@ def encode(entry: Entry) -> bytes:
     fields: dict[str, Any]
     if isinstance(entry, Decision):
         fields = {"gtrid": entry.gtrid.decode("latin-1"), "outcome": entry.outcome, "resources": entry.resources, "by": entry.by}
+        if entry.tokens:
+            fields["tokens"] = entry.tokens
     else:
         fields = {"xid": str(entry.xid), "code": entry.code.name, "wanted": entry.wanted, "text": entry.text}
-    return json.dumps(fields | {"at_ms": entry.at_ms}, separators=(",", ":")).encode()
+    return json.dumps(fields | {"at_ms": entry.at_ms, "format": FORMAT}, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Entry:
@@ -119,8 +134,10 @@ def decode(data: bytes) -> Entry:
 
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
+    if (written := fields.get("format", 0)) > FORMAT:
+        raise InvalidInput(f"its format is {written}; this version of Bascule reads formats up to {FORMAT}")
     if "gtrid" in fields:
-        gtrid, resources = fields["gtrid"].encode("latin-1"), tuple(fields["resources"])
-        return Decision(gtrid, Outcome(fields["outcome"]), resources, fields["at_ms"], fields["by"])
+        gtrid, resources, tokens = fields["gtrid"].encode("latin-1"), tuple(fields["resources"]), tuple(fields.get("tokens", ()))
+        return Decision(gtrid, Outcome(fields["outcome"]), resources, fields["at_ms"], fields["by"], tokens)
     xid, code = Xid.parse(fields["xid"]), Code[fields["code"]]
     return Heuristic(xid, code, Outcome(fields["wanted"]), fields["text"], fields["at_ms"])

@@ -28,7 +28,8 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
 from bascule.xa.log import DecisionLog
-from bascule.xa.recovery import Pass, Recoverer, said_of
+from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.resource import Resource
 from bascule.xa.transaction import HandleT, Surroundings, Transaction
 from bascule.xa.xid import MANAGER_NAME, RESOURCE_NAME, named

@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 
 from bascule.core.errors import Unavailable
 from bascule.xa.database import IDLE_MAX, DatabaseResource, DbapiResource, HandleT, translated
-from bascule.xa.errors import BranchRolledBack, RetryLater
+from bascule.xa.errors import BranchRolledBack, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
@@ -44,21 +44,34 @@ class PostgresRules(DatabaseResource[HandleT]):
         return Vote.YES
 
     def listed(self, raw: Any) -> Sequence[Xid]:
-        """PostgreSQL lists the branches of all databases; one can only be finished in its own."""
+        """PostgreSQL lists the branches of all databases; one can only be finished in its own. Raises ResourceFailed for a standby."""
+        self._refuse_standby(raw)
         database = _one(raw, "SELECT current_database()")
         recovered = [each for each in raw.tpc_recover() if each.database == database and each.format_id is not None]
         raw.rollback()
         return [Xid(each.format_id, each.gtrid.encode(), each.bqual.encode()) for each in recovered]
 
-    def outcome(self, xid: Xid) -> Outcome | None:
-        """See DatabaseResource."""
-        if (number := self._numbers.get(xid)) is None:
+    def token(self, xid: Xid) -> str:
+        """See TellsOutcome. The number of the transaction."""
+        return self._numbers.get(xid, "")
+
+    def outcome(self, xid: Xid, token: str = "") -> Outcome | None:
+        """See TellsOutcome. Raises RetryLater while the branch is being finished, ResourceFailed for a standby."""
+        if not (number := token or self.token(xid)):
             return None
         with translated(), self.connected() as raw:
+            self._refuse_standby(raw)
             status = _one(raw, "SELECT pg_xact_status(%s::xid8)", number)
         if status == "in progress":
             raise RetryLater(f"{xid} is being finished")
         return {"committed": Outcome.COMMIT, "aborted": Outcome.ROLLBACK}.get(str(status))
+
+    def _refuse_standby(self, raw: Any) -> None:
+        """A standby may be behind its primary: what it does not list may be prepared, and what it lists may have ended."""
+        if _one(raw, "SELECT pg_is_in_recovery()"):
+            raise ResourceFailed(
+                f"{self.name}: the server is a standby; connect to the primary, for one by target_session_attrs=read-write"
+            )
 
     def forget(self, xid: Xid) -> None:
         """See Resource."""

@@ -6,11 +6,11 @@ A resource is a whole resource manager (a database, a Kafka cluster, a broker), 
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid, XaError
+from bascule.xa.log import Outcome
 from bascule.xa.xid import Xid
 
 Handle_co = TypeVar("Handle_co", covariant=True)
@@ -64,6 +64,21 @@ class Resource(Protocol[Handle_co]):
         """Drops what is remembered of a heuristic outcome. Raises UnknownXid."""
 
 
+@runtime_checkable
+class TellsOutcome(Protocol):
+    """A resource that can tell how a branch has ended, after any crash, although it does not list the branch any more.
+
+    The decision log keeps the token of each prepared branch. Recovery uses it when the resource answers UnknownXid to a commit: the branch
+    was committed before, or somebody has rolled it back. Without this a branch that the resource does not know counts as committed.
+    """
+
+    def token(self, xid: Xid) -> str:
+        """Return what identifies a prepared branch of this process for ``outcome``; "" if there is nothing."""
+
+    def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """Return how the branch has ended; None if the resource does not know. Raises RetryLater, ResourceFailed."""
+
+
 class State(enum.Enum):
     """Of a branch (XA specification, section 7.3)."""
 
@@ -111,31 +126,3 @@ def refusal(state: State, call: Call, xid: Xid) -> XaError:
     if call is Call.START:
         return DuplicateXid(f"start: branch {xid} is {state.value}")
     return OutOfOrder(f"{call.value}: branch {xid} is {state.value}")
-
-
-class Branches:
-    """The states of the branches that one process has begun, for resources that check their callers. Safe for threads."""
-
-    def __init__(self) -> None:
-        self._states: dict[Xid, State] = {}
-        self._lock = threading.Lock()
-
-    def check(self, xid: Xid, call: Call) -> State:
-        """The state that the call leads to. Raises DuplicateXid, OutOfOrder, UnknownXid."""
-        state = self.state(xid)
-        if (after := NEXT.get((state, call))) is None:
-            raise refusal(state, call, xid)
-        return after
-
-    def state(self, xid: Xid) -> State:
-        """Where the branch is."""
-        with self._lock:
-            return self._states.get(xid, State.NONE)
-
-    def move(self, xid: Xid, state: State) -> None:
-        """It is there now."""
-        with self._lock:
-            if state is State.NONE:
-                self._states.pop(xid, None)
-            else:
-                self._states[xid] = state

@@ -8,7 +8,18 @@ import secrets
 from bascule.core.errors import InvalidInput
 from bascule.core.xid import Xid
 
-__all__ = ["FORMAT_ID", "MANAGER_NAME", "RESOURCE_NAME", "Xid", "branch", "deadline_ms_of", "manager_of", "named", "new_gtrid"]
+__all__ = [
+    "FORMAT_ID",
+    "MANAGER_NAME",
+    "RESOURCE_NAME",
+    "Xid",
+    "branch",
+    "deadline_ms_of",
+    "manager_of",
+    "manager_of_gtrid",
+    "named",
+    "new_gtrid",
+]
 
 #: "BASC": says that the gtrid was made by ``new_gtrid``.
 FORMAT_ID = 0x42415343
@@ -32,7 +43,12 @@ def branch(gtrid: bytes, resource: str) -> Xid:
 
 def manager_of(xid: Xid) -> str | None:
     """The name of the manager that made it; None for a foreign one."""
-    match = _GTRID.fullmatch(xid.gtrid) if xid.format_id == FORMAT_ID else None
+    return manager_of_gtrid(xid.gtrid) if xid.format_id == FORMAT_ID else None
+
+
+def manager_of_gtrid(gtrid: bytes) -> str | None:
+    """The name of the manager that began a transaction; None for a foreign one."""
+    match = _GTRID.fullmatch(gtrid)
     return match[1].decode() if match else None
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager, Xid
+from bascule.xa.blocking import now_ms
 from bascule.xa.errors import Code, ResourceFailed
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
-from bascule.xa.recovery import now_ms
 from bascule.xa.xid import branch, new_gtrid
 from tests.unit.cli.conftest import Bascule
 

@@ -10,7 +10,8 @@ from bascule.core.errors import Unavailable
 from bascule.testing.xa import Checked, DurableBranches, ModelLog, ModelResource, Watch, unwatched
 from bascule.xa.errors import ResourceFailed, TransactionError, TransactionInDoubt, TransactionRolledBack
 from bascule.xa.log import LogState, Outcome
-from bascule.xa.recovery import Pass, Recoverer
+from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery_protocol import Pass
 from bascule.xa.transaction import Surroundings, Transaction
 
 MANAGER = "shop"

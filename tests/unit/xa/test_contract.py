@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bascule.testing.xa import Checked, ModelResource
+from bascule.xa.branches import Branches
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid
-from bascule.xa.resource import NEXT, Branches, Call, State
+from bascule.xa.resource import NEXT, Call, State
 from bascule.xa.xid import branch, new_gtrid
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "xa.md"

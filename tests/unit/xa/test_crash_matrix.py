@@ -141,7 +141,7 @@ def names(wrong: list[str]) -> set[str]:
 def test_the_verdict_finds_what_a_bad_log_does(log: type[ModelLog]) -> None:
     votes = ("yes", "yes")
     found = [wrong for at in range(len(points(votes, "commit"))) for wrong in meet(votes, "commit", at, log)]
-    assert names(found) == {"xa-split", "xa-lost"}
+    assert names(found) == {"xa-split", "xa-heuristic"}
 
 
 def left(*committed: int, prepared: Iterable[Xid] = (), log: Iterable[Decision | Heuristic] = ()) -> World:

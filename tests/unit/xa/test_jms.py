@@ -13,10 +13,10 @@ import pytest
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
 from bascule.amqp.events import SessionBegun
-from bascule.client import Message
 from bascule.core.errors import Unavailable
 from bascule.testing.xa import ModelLog
-from bascule.xa import TransactionManager, jms
+from bascule.xa import TransactionManager
+from bascule.xa.broker_protocol import Reply, checked
 from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
@@ -92,7 +92,7 @@ def test_threads_that_wait_for_a_broker_that_is_away_wait_for_one_try_together()
 
 
 def test_a_branch_that_is_rolled_back_since_kafka_does_not_answer_the_broker_is_so_for_what_is_away() -> None:
-    answer = Message(properties={"statusCode": 503, "statusDescription": "no answer", "xaCode": int(Code.XA_RBTRANSIENT)})
+    answer = Reply(int(Code.XA_RBTRANSIENT), 503, "no answer")
     with pytest.raises(BranchRolledBack, match="no answer") as caught:
-        jms._checked(answer)
+        checked(answer)
     assert caught.value.retriable

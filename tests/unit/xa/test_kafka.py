@@ -66,7 +66,7 @@ def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at
     assert isinstance(raised.value.cause.cause, TooLarge)
     assert len(clients.deleted) == 1  # what said that it sends
     assert resource._sent == {}
-    assert transaction._branches == {}
+    assert not transaction.enlisted
     assert transaction.unfinished == {}
 
 

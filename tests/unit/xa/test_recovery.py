@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
-from bascule.xa.errors import Code, ResourceFailed, UnknownXid
+from bascule.xa.blocking import now_ms
+from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
-from bascule.xa.recovery import Action, Recoverer, View, now_ms, plan
+from bascule.xa.plan import Action, View, plan
+from bascule.xa.recovery import Recoverer
 from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, new_gtrid
 
 NOW_MS = 1_790_000_000_000
@@ -48,8 +50,8 @@ def test_a_branch_follows_the_decision_and_is_rolled_back_without_one() -> None:
     decided, given_up, unknown = (new_gtrid("shop", LATER_MS) for _ in range(3))
     branches = {"db": [branch(each, "db") for each in (decided, given_up, unknown)]}
     made = plan("shop", view(branches, decision(decided), decision(given_up, Outcome.ROLLBACK)), patient=False)
-    assert actions(made) == [(Action.COMMIT, "db"), (Action.ROLLBACK, "db"), (Action.ROLLBACK, "db")]
-    assert [step.why.partition(",")[0] for step in made] == ["the log says commit", "the log says rollback", "the log has no decision"]
+    assert actions(made) == [(Action.COMMIT, "db"), (Action.ROLLBACK, "db"), (Action.ROLLBACK, "db"), (Action.FORGET, "")]
+    assert [step.why.partition(",")[0] for step in made[:3]] == ["the log says commit", "the log says rollback", "the log has no decision"]
 
 
 def test_branches_of_others_are_not_touched() -> None:
@@ -68,19 +70,86 @@ def test_a_patient_recoverer_waits_for_the_deadline_and_not_for_what_is_decided(
     gtrid, decided = new_gtrid("shop", LATER_MS), new_gtrid("shop", LATER_MS)
     branches = {"db": [branch(gtrid, "db"), branch(decided, "db")]}
     made = plan("shop", view(branches, decision(decided)), patient=True)
-    assert actions(made) == [(Action.WAIT, "db"), (Action.COMMIT, "db")]
+    assert actions(made) == [(Action.WAIT, "db"), (Action.COMMIT, "db"), (Action.FORGET, "")]
     assert "60 s left" in made[0].why
     made = plan("shop", view(branches, decision(decided), now=LATER_MS), patient=True)
-    assert actions(made) == [(Action.ROLLBACK, "db"), (Action.COMMIT, "db")]
+    assert actions(made) == [(Action.ROLLBACK, "db"), (Action.COMMIT, "db"), (Action.FORGET, "")]
 
 
-def test_a_commit_is_forgotten_when_each_of_its_resources_has_been_asked_and_lists_it_no_more() -> None:
+def test_commit_is_confirmed_by_each_resource_that_does_not_list_it_before_it_is_forgotten() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
     committed = decision(gtrid, resources=("db", "kafka"))
-    assert actions(plan("shop", view({"db": [], "kafka": []}, committed), patient=False)) == [(Action.FORGET, "")]
-    assert plan("shop", view({"db": []}, committed), patient=False) == []  # kafka does not answer
+    confirmed = [(Action.CONFIRM, "db"), (Action.CONFIRM, "kafka"), (Action.FORGET, "")]
+    assert actions(plan("shop", view({"db": [], "kafka": []}, committed), patient=False)) == confirmed
+    assert actions(plan("shop", view({"db": []}, committed), patient=False)) == [(Action.CONFIRM, "db")]  # kafka does not answer
     made = plan("shop", view({"db": [], "kafka": [branch(gtrid, "kafka")]}, committed), patient=False)
-    assert actions(made) == [(Action.COMMIT, "kafka")]
+    assert actions(made) == [(Action.COMMIT, "kafka"), (Action.CONFIRM, "db"), (Action.FORGET, "")]
+
+
+def test_branch_that_a_resource_does_not_list_is_committed_before_the_decision_is_forgotten(durable: DurableBranches) -> None:
+    """As of a PostgreSQL standby, which is behind its primary."""
+    gtrid = new_gtrid("shop", 0)
+    durable.prepared[branch(gtrid, "db")] = ["work"]
+    resource, log = ModelResource("db", durable), ModelLog(LogState({gtrid: decision(gtrid)}))
+    resource.recover = list  # type: ignore[method-assign]
+    recoverer(log, resource).run()
+    assert durable.committed == ["work"]
+    assert log.durable.decisions == {}
+
+
+def test_decision_stays_while_a_resource_cannot_confirm_its_commit(durable: DurableBranches) -> None:
+    gtrid = new_gtrid("shop", 0)
+
+    def fail(point: str) -> None:
+        if point == "db.commit.before":
+            raise ResourceFailed("read-only")
+
+    log = ModelLog(LogState({gtrid: decision(gtrid)}))
+    done = recoverer(log, ModelResource("db", durable, watch=fail)).run()
+    assert [(step.action, why) for step, why in done.failed.items()] == [(Action.CONFIRM, "XAER_RMFAIL: read-only")]
+    assert not done.finished
+    assert list(log.durable.decisions) == [gtrid]
+
+
+def test_rollback_by_hand_while_the_program_was_down_is_a_heuristic_outcome(durable: DurableBranches) -> None:
+    gtrid = new_gtrid("shop", 0)
+    xid = branch(gtrid, "db")
+    durable.prepared[xid] = ["work"]
+    resource, log = ModelResource("db", durable), ModelLog()
+    log.decide(Decision(gtrid, Outcome.COMMIT, ("db",), NOW_MS, "host/1", (resource.token(xid),)))
+    resource.end_by_hand(xid, Outcome.ROLLBACK)
+    recoverer(log, resource).run()
+    assert log.durable.heuristics[xid].code is Code.XA_HEURRB
+    assert log.durable.heuristics[xid].wanted is Outcome.COMMIT
+    assert log.durable.decisions == {}
+
+
+def test_recovery_leaves_what_another_manager_has_in_the_same_log(durable: DurableBranches) -> None:
+    """Each has a database of its own under one name: a branch of the other manager is in none that this one can ask."""
+    theirs = new_gtrid("billing", 0)
+    old = decision(new_gtrid("billing", 0), Outcome.ROLLBACK, at_ms=0)
+    log = ModelLog(LogState({theirs: decision(theirs), old.gtrid: old}))
+    log.record(Heuristic(branch(theirs, "other"), Code.XA_HEURRB, Outcome.COMMIT, "by hand", NOW_MS))
+    done = recoverer(log, ModelResource("db", durable)).run()
+    assert (done.steps, done.heuristics) == ([], [])
+    assert list(log.durable.decisions) == [theirs, old.gtrid]
+    with pytest.raises(InvalidInput, match="is not of transaction manager 'shop'"):
+        recoverer(log, ModelResource("db", durable)).finish_now(branch(theirs, "db"), Outcome.ROLLBACK)
+
+
+@pytest.mark.parametrize("code", [Code.XA_RBROLLBACK, Code.XA_RBTIMEOUT])
+def test_commit_that_is_answered_with_rolled_back_is_a_heuristic_outcome(durable: DurableBranches, code: Code) -> None:
+    gtrid = new_gtrid("shop", 0)
+    xid = branch(gtrid, "db")
+    durable.prepared[xid] = ["work"]
+
+    def refuse(point: str) -> None:
+        if point == "db.commit.before":
+            raise BranchRolledBack("it is gone", code)
+
+    log = ModelLog(LogState({gtrid: decision(gtrid)}))
+    recoverer(log, ModelResource("db", durable, watch=refuse)).run()
+    assert log.durable.heuristics[xid].code is Code.XA_HEURRB
 
 
 def test_a_commit_that_was_stored_after_the_resources_were_asked_is_not_forgotten() -> None:

@@ -15,8 +15,8 @@ from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, Transa
 from bascule.xa import manager as module
 from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
 from bascule.xa.log import Outcome
-from bascule.xa.recovery import Action
-from bascule.xa.transaction import Status
+from bascule.xa.plan import Action
+from bascule.xa.two_phase import Status
 from bascule.xa.xid import branch, new_gtrid
 
 WAIT_S = 20.0
@@ -153,7 +153,7 @@ def test_a_transaction_marked_for_rollback_does_not_commit(manager: TransactionM
 def test_a_transaction_that_took_too_long_rolls_back(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
     transaction = manager.begin(timeout_s=60)
     transaction.enlist(one).append("a")
-    transaction._deadline = time.monotonic()
+    transaction._protocol._deadline_s = time.monotonic()
     with pytest.raises(TransactionTimedOut, match="longer than 60 s"):
         transaction.enlist(two)
     with pytest.raises(TransactionRolledBack):

@@ -17,7 +17,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
-from bascule.xa.transaction import Status
+from bascule.xa.two_phase import Status
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
 AWAY_PAUSE_S = 1.0

@@ -25,8 +25,9 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import CLIENT_SETTINGS, DELETIONS_KEPT_S, TABLE_CONFIG, Appender, TableReader, trim
 from bascule.kafka.guards import Role, ensure
+from bascule.xa.branches import Branches
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid, XaError
-from bascule.xa.resource import Branches, Call, State, Vote
+from bascule.xa.resource import Call, State, Vote
 
 #: Source partitions are spread over so many: appends of one are in order, and those of others do not wait for them.
 PARTITIONS = 8

@@ -1,0 +1,141 @@
+"""Requests about transaction branches, without IO: what each does to the engine, and what its answer says.
+
+docs/reference/amqp.md has each request and answer. The management node and the simulation carry them out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from bascule.broker import branches
+from bascule.broker.engine import Engine
+from bascule.broker.errors import UnknownBranch
+from bascule.broker.transactions import Transaction
+from bascule.core.errors import BasculeError
+from bascule.core.xa_codes import XA_OK, XA_RDONLY
+from bascule.core.xid import Xid
+from bascule.journal.branches import Ending
+
+STATES: Final = {None: "prepared", Ending.FORCED_COMMIT: "heuristic-commit", Ending.FORCED_ROLLBACK: "heuristic-rollback"}
+ENDINGS: Final = {Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled-back"}
+
+
+class RequestViolation(enum.StrEnum):
+    """Rules of the requests that a test breaks."""
+
+    #: A prepared transaction stays its connection's, and is rolled back with it.
+    TRANSACTION_STAYS = "request-transaction-stays"
+    #: A refusal is answered from memory, perhaps by a broker that another one has replaced.
+    REFUSAL_UNSTORED = "request-refusal-unstored"
+    #: The list of branches is answered from memory.
+    LIST_UNSTORED = "request-list-unstored"
+
+
+class Answer(NamedTuple):
+    """The answer to a request: ``code`` is XA_OK, XA_RDONLY or a ``Code``; ``outcome`` says how a branch that is gone has ended."""
+
+    status: int
+    description: str
+    code: int
+    text: str | None = None
+    outcome: str | None = None
+
+
+Say = Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRequest:
+    """A request of a connection, whose local transactions are ``transactions``. ``name`` is the one that the request names, if any."""
+
+    operation: str
+    xid: Xid
+    container: str
+    transactions: MutableMapping[bytes, Transaction]
+    name: bytes | None = None
+
+    def transaction(self, violations: Collection[enum.StrEnum]) -> Transaction | None:
+        """Take the named transaction from its connection; None if the connection does not have it."""
+        if self.name is None:
+            return None
+        if RequestViolation.TRANSACTION_STAYS in violations:
+            return self.transactions.get(self.name)
+        return self.transactions.pop(self.name, None)
+
+
+def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+    """Carry a request out; ``say`` is told the answer once, when what it says is stored."""
+    try:
+        OPERATIONS[request.operation](engine, request, say, violations)
+    except BasculeError as error:
+        if RequestViolation.REFUSAL_UNSTORED in violations:
+            say(failure(error))
+        else:
+            engine.journaling.then_anew(say, failure(error))  # another broker may have the branch by now
+
+
+def done(code: int = XA_OK, text: str | None = None) -> Answer:
+    """Return the answer of success."""
+    return Answer(200, "OK", code, text)
+
+
+def failure(error: BasculeError) -> Answer:
+    """Return the answer to a request that was not carried out, and will not be."""
+    outcome = ENDINGS[error.ending] if isinstance(error, UnknownBranch) and error.ending is not None else None
+    return Answer(error.http_status, str(error), error.xa_code, outcome=outcome)
+
+
+def _prepare(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
+    def voted(prepared: bool) -> None:
+        say(done(XA_OK if prepared else XA_RDONLY))
+
+    branches.prepare(engine, request.transaction(violations), request.xid, request.container, voted)
+
+
+def _commit(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
+    if request.name is None:
+        branches.end(engine, request.xid, Ending.COMMITTED, partial(say, done()))
+        return
+
+    def committed(error: BasculeError | None) -> None:
+        say(done() if error is None else failure(error))
+
+    branches.commit_one_phase(engine, request.transaction(violations), request.xid, committed)
+
+
+def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
+    branches.end(engine, request.xid, Ending.ROLLED_BACK, partial(say, done()))
+
+
+def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
+    def listed() -> None:
+        lines = [
+            f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}"
+            for each in branches.listed(engine)
+        ]
+        say(done(text="\n".join(lines)))
+
+    if RequestViolation.LIST_UNSTORED in violations:
+        listed()
+    else:
+        engine.journaling.then_anew(listed)
+
+
+def _forget(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
+    branches.forget(engine, request.xid, partial(say, done()))
+
+
+OPERATIONS: Final[dict[str, Callable[[Engine, BranchRequest, Say, Collection[enum.StrEnum]], None]]] = {
+    "prepare": _prepare,
+    "commit": _commit,
+    "rollback": _rollback,
+    "recover": _recover,
+    "forget": _forget,
+}
+#: The operations that need no xid.
+WITHOUT_XID: Final = frozenset({"recover"})
+NO_XID: Final = Xid(0, b"", b"")

@@ -1,0 +1,116 @@
+"""The effects of the XA protocols, performed by the calling thread. None of these methods suspends: see ``run_blocking``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
+from bascule.xa.resource import Resource, TellsOutcome, Vote
+from bascule.xa.xid import Xid
+
+T = TypeVar("T")
+
+
+def directly(_resource: str, call: Callable[[], T]) -> T:
+    """Call a resource, and wait for its answer however long it takes."""
+    return call()
+
+
+class BlockingParticipant:
+    """A resource. ``within`` makes each call, given the name of the resource and the call."""
+
+    def __init__(self, resource: Resource[Any], within: Callable[[str, Callable[[], Any]], Any] = directly) -> None:
+        self.name = resource.name
+        self._resource = resource
+        self._within = within
+
+    async def start(self, xid: Xid, *, timeout_s: float) -> Any:
+        """See Participant."""
+        return self._within(self.name, lambda: self._resource.start(xid, timeout_s=timeout_s))
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """See Participant."""
+        self._within(self.name, lambda: self._resource.end(xid, success=success))
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """See Participant."""
+        vote: Vote = self._within(self.name, lambda: self._resource.prepare(xid))
+        return vote
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Participant."""
+        if one_phase:
+            self._within(self.name, lambda: self._resource.commit(xid, one_phase=True))
+        else:
+            self._within(self.name, lambda: self._resource.commit(xid))
+
+    async def rollback(self, xid: Xid) -> None:
+        """See Participant."""
+        self._within(self.name, lambda: self._resource.rollback(xid))
+
+    async def recover(self) -> Sequence[Xid]:
+        """See Participant."""
+        found: Sequence[Xid] = self._within(self.name, self._resource.recover)
+        return found
+
+    async def forget(self, xid: Xid) -> None:
+        """See Participant."""
+        self._within(self.name, lambda: self._resource.forget(xid))
+
+    async def token(self, xid: Xid) -> str:
+        """See Participant. No IO: the resource has it from the prepare."""
+        return self._resource.token(xid) if isinstance(self._resource, TellsOutcome) else ""
+
+    async def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """See Participant."""
+        resource = self._resource
+        if not isinstance(resource, TellsOutcome):
+            return None
+        found: Outcome | None = self._within(self.name, lambda: resource.outcome(xid, token))
+        return found
+
+
+class BlockingLog:
+    """A decision log."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
+
+    async def decide(self, decision: Decision) -> Decision:
+        """See Decisions."""
+        return self._log.decide(decision)
+
+    async def read(self) -> LogState:
+        """See Decisions."""
+        return self._log.read()
+
+    async def record(self, heuristic: Heuristic) -> None:
+        """See Decisions."""
+        self._log.record(heuristic)
+
+    async def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See Decisions."""
+        self._log.forget(gtrids)
+
+    async def forget_heuristic(self, xid: Xid) -> None:
+        """See Decisions."""
+        self._log.forget_heuristic(xid)
+
+
+class SystemClock:
+    """The clocks of the machine."""
+
+    def now_ms(self) -> int:
+        """See Clock."""
+        return now_ms()
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return time.monotonic()
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,156 @@
+"""The broker as a resource, without IO: requests about branches, what the answers mean, and what is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bascule.core.xid import Xid
+from bascule.xa.errors import (
+    XA_OK,
+    XA_RDONLY,
+    BranchHeuristic,
+    BranchRolledBack,
+    Code,
+    DuplicateXid,
+    ResourceError,
+    ResourceFailed,
+    RetryLater,
+    UnknownXid,
+    XaError,
+)
+from bascule.xa.resource import Vote
+
+#: How a branch has ended, by the broker's ``outcome``; and the operation that ends it so.
+COMMITTED, ROLLED_BACK = "committed", "rolled-back"
+OPERATIONS = {COMMITTED: "commit", ROLLED_BACK: "rollback"}
+#: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
+ASK_AGAIN_S = 0.05
+SETTLE_S = 30.0
+#: What the broker answers, by its ``xaCode``; XA_RB* and XA_HEUR* aside.
+ERRORS: dict[Code, type[XaError]] = {
+    Code.XAER_NOTA: UnknownXid,
+    Code.XAER_DUPID: DuplicateXid,
+    Code.XA_RETRY: RetryLater,
+    **dict.fromkeys((code for code in Code if code.name.startswith("XA_RB")), BranchRolledBack),
+    **dict.fromkeys((code for code in Code if code.name.startswith("XA_HEUR")), BranchHeuristic),
+}
+
+
+class AnswerLost(ResourceFailed):
+    """The connection was lost before the answer came."""
+
+
+class Reply(NamedTuple):
+    """What the broker answers to a request. ``code`` is None if it does not know branches."""
+
+    code: int | None
+    status: int | None = None
+    description: str = ""
+    outcome: str = ""
+    text: str = ""
+
+
+class BrokerCalls(Protocol):
+    """The effects of the protocol."""
+
+    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+        """Make a request on any connection. Raises AnswerLost, or another XaError if there is no connection."""
+
+    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+        """Make a request about the local transaction of a branch, on its own connection. Returns None if the branch has done no work."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that no correction of the clock changes."""
+
+
+class _Known(UnknownXid):
+    """A branch that has ended, and the broker remembers how."""
+
+    def __init__(self, text: str, outcome: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
+def checked(reply: Reply) -> int:
+    """Return XA_OK or XA_RDONLY. Raises XaError for any other answer."""
+    if reply.code in (XA_OK, XA_RDONLY):
+        return int(reply.code)
+    if reply.code not in set(Code):
+        raise ResourceError(f"the broker answered {reply.status} {reply.description}: it knows no branches")
+    error = ERRORS.get(Code(reply.code), ResourceError)(reply.description, Code(reply.code))
+    raise _Known(str(error), reply.outcome) if reply.outcome else error
+
+
+async def prepare(calls: BrokerCalls, xid: Xid) -> Vote:
+    """Return the vote of a branch."""
+    reply = await calls.hand_over("prepare", xid)
+    return Vote.READ_ONLY if reply is None or checked(reply) == XA_RDONLY else Vote.YES
+
+
+async def commit_one_phase(calls: BrokerCalls, xid: Xid) -> None:
+    """Commit the local transaction of a branch. Raises BranchRolledBack; ResourceFailed if the outcome stays unknown."""
+    try:
+        reply = await calls.hand_over("commit", xid)
+        if reply is not None:
+            checked(reply)
+    except ResourceFailed as error:
+        await _settle(calls, xid, error)
+
+
+async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
+    """End a prepared branch; ``wanted`` is COMMITTED or ROLLED_BACK.
+
+    Raises UnknownXid if the branch is gone, BranchHeuristic if it has ended the other way as far as the broker remembers, XaError.
+    """
+    try:
+        await request(calls, OPERATIONS[wanted], xid)
+    except _Known as known:
+        if known.outcome == wanted:
+            raise
+        code = Code.XA_HEURCOM if known.outcome == COMMITTED else Code.XA_HEURRB
+        raise BranchHeuristic(f"{xid} has been {known.outcome} at the broker, against the decision", code) from known
+
+
+async def recover(calls: BrokerCalls) -> Sequence[Xid]:
+    """Return the branches that somebody has to see to."""
+    reply = await request(calls, "recover", None)
+    return [_listed(line) for line in reply.text.splitlines()]
+
+
+async def request(calls: BrokerCalls, operation: str, xid: Xid | None) -> Reply:
+    """Ask for what may be asked again: once more if the connection is lost. Raises XaError."""
+    try:
+        reply = await calls.ask(operation, xid)
+    except AnswerLost:
+        reply = await calls.ask(operation, xid)
+    checked(reply)
+    return reply
+
+
+async def _settle(calls: BrokerCalls, xid: Xid, error: ResourceFailed) -> None:
+    """Find out what has become of a commit in one phase. The broker refuses it from now on, if it has not carried it out."""
+    deadline_s = calls.monotonic_s() + SETTLE_S
+    while True:
+        try:
+            await request(calls, OPERATIONS[ROLLED_BACK], xid)
+        except _Known as known:
+            if known.outcome == COMMITTED:
+                return
+        except RetryLater:  # it is being stored
+            if calls.monotonic_s() > deadline_s:
+                raise error from None
+            await calls.sleep(ASK_AGAIN_S)
+            continue
+        except UnknownXid:
+            pass
+        raise BranchRolledBack(f"the broker lost {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+
+
+def _listed(line: str) -> Xid:
+    """Return the branch that a line of ``recover`` names: STATE SINCE_MS FORMAT:GTRID:BQUAL, the last two in hexadecimal digits."""
+    format_id, gtrid, bqual = line.split(" ")[2].split(":")
+    return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))

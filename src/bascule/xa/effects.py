@@ -1,0 +1,78 @@
+"""The effects of the XA protocols: calls on resources, on the decision log, and the clocks.
+
+``two_phase`` and ``recovery_protocol`` await them. ``blocking`` performs them in the calling thread; the simulation performs them in
+virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from bascule.xa.log import Decision, Heuristic, LogState, Outcome
+from bascule.xa.resource import Vote
+from bascule.xa.xid import Xid
+
+
+class Participant(Protocol):
+    """The calls on one resource. See ``Resource`` for what each call promises and raises."""
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+
+    async def start(self, xid: Xid, *, timeout_s: float) -> Any:
+        """Begin a branch and return the application's handle."""
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """End the work of a branch."""
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """Return the vote of a branch."""
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """Commit a branch."""
+
+    async def rollback(self, xid: Xid) -> None:
+        """Roll a branch back."""
+
+    async def recover(self) -> Sequence[Xid]:
+        """Return the prepared branches of the resource, of all managers."""
+
+    async def forget(self, xid: Xid) -> None:
+        """Drop a heuristic outcome."""
+
+    async def token(self, xid: Xid) -> str:
+        """Return what ``outcome`` needs to tell the outcome of a prepared branch in any process; "" if the resource cannot tell it."""
+
+    async def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """Return how a branch has ended; None if the resource does not know. Raises XaError if the resource cannot answer now."""
+
+
+class Decisions(Protocol):
+    """The calls on the decision log. See ``DecisionLog``."""
+
+    async def decide(self, decision: Decision) -> Decision:
+        """Store a decision and return the one that stands."""
+
+    async def read(self) -> LogState:
+        """Return all stored entries."""
+
+    async def record(self, heuristic: Heuristic) -> None:
+        """Store a heuristic outcome."""
+
+    async def forget(self, gtrids: Iterable[bytes]) -> None:
+        """Delete decisions, at some time."""
+
+    async def forget_heuristic(self, xid: Xid) -> None:
+        """Delete a heuristic outcome."""
+
+
+class Clock(Protocol):
+    """The clocks of the process."""
+
+    def now_ms(self) -> int:
+        """Return the time in milliseconds since the epoch."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that no correction of the clock changes."""

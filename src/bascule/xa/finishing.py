@@ -1,0 +1,70 @@
+"""The second phase of one branch, without IO: the transaction and the recovery tell a branch its outcome in the same way."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Collection
+
+from bascule.xa.effects import Clock, Decisions, Participant
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, UnknownXid
+from bascule.xa.log import Heuristic, Outcome
+from bascule.xa.xid import Xid
+
+_log = logging.getLogger("bascule.xa")
+
+_CONTRARY = {Outcome.COMMIT: Code.XA_HEURCOM, Outcome.ROLLBACK: Code.XA_HEURRB}
+
+
+class FinishingViolation(enum.StrEnum):
+    """Rules of the second phase that a test breaks."""
+
+    #: A branch that ended against the decision is neither recorded nor reported.
+    HEURISTIC_DROPPED = "finishing-heuristic-dropped"
+    #: A branch that the resource does not know any more counts as ended as decided, although the resource can tell its outcome.
+    UNKNOWN_IS_DONE = "finishing-unknown-is-done"
+
+
+async def finish(
+    participant: Participant,
+    xid: Xid,
+    outcome: Outcome,
+    log: Decisions,
+    clock: Clock,
+    *,
+    token: str = "",
+    violations: Collection[enum.StrEnum] = frozenset(),
+) -> Heuristic | None:
+    """Tell a branch its outcome. Returns, and records, the heuristic outcome of a branch that has ended without its manager.
+
+    A branch that the resource does not know has been told before, unless the resource says otherwise: ``token`` is what it needs for that.
+    Raises XaError, and Unavailable of the log: then the branch has to be told again.
+    """
+    try:
+        if outcome is Outcome.COMMIT:
+            await participant.commit(xid)
+        else:
+            await participant.rollback(xid)
+    except UnknownXid:
+        found = await participant.outcome(xid, token) if token and FinishingViolation.UNKNOWN_IS_DONE not in violations else None
+        if found is None or found is outcome:
+            return None
+        heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"{xid} was finished from outside, by {found}", clock.now_ms())
+    except BranchRolledBack as error:
+        if outcome is Outcome.ROLLBACK:
+            return None
+        heuristic = Heuristic(xid, Code.XA_HEURRB, outcome, str(error), clock.now_ms())
+    except BranchHeuristic as error:
+        heuristic = Heuristic(xid, error.xa_code, outcome, str(error), clock.now_ms())
+    else:
+        return None
+    if FinishingViolation.HEURISTIC_DROPPED in violations:
+        return None
+    _log.error("%s should %s and did not: %s", xid, outcome, heuristic.text)
+    await log.record(heuristic)
+    return heuristic
+
+
+def split(heuristic: Heuristic) -> bool:
+    """Return whether a heuristic outcome differs, or may differ, from the decision."""
+    return heuristic.code is not _CONTRARY[heuristic.wanted]

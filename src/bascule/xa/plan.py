@@ -1,0 +1,146 @@
+"""What recovery does with branches and decisions that a crash has left: a pure function of what resources and log say.
+
+``bascule xa recover --explain`` shows the plan and the reason for each step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bascule.xa.log import ROLLBACK_KEPT_S, Decision, LogState, Outcome
+from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, manager_of_gtrid
+
+
+class PlanViolation(enum.StrEnum):
+    """Rules of the plan that a test breaks."""
+
+    #: Recovery finishes, and deletes, decisions of other managers that share the log.
+    FOREIGN_DECISIONS_FORGOTTEN = "plan-foreign-decisions-forgotten"
+    #: A branch that its resource does not list counts as committed.
+    NOT_LISTED_IS_COMMITTED = "plan-not-listed-is-committed"
+    #: A decision is deleted although one of its resources did not answer.
+    UNREACHABLE_IS_COMMITTED = "plan-unreachable-is-committed"
+    #: Transactions that this process is working on count as left behind.
+    AT_WORK_IGNORED = "plan-at-work-ignored"
+    #: A recoverer that has to wait for the deadline of a transaction does not wait.
+    DEADLINE_IGNORED = "plan-deadline-ignored"
+    #: Prepared branches of other managers are rolled back.
+    FOREIGN_BRANCHES_ROLLED_BACK = "plan-foreign-branches-rolled-back"
+    #: A ROLLBACK is deleted at once, before a slow application asks for COMMIT.
+    ROLLBACK_FORGOTTEN_EARLY = "plan-rollback-forgotten-early"
+    #: The log is read before the resources are asked, and a decision stored in between is not seen when decisions are deleted.
+    LATER_READING_IS_COMPLETE = "plan-later-reading-is-complete"
+
+
+class Action(enum.StrEnum):
+    """What recovery does with a branch, or with a decision."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    #: The resource does not list the branch of a committed transaction; it is told to commit once more, and answers what has become of it.
+    CONFIRM = "confirm"
+    WAIT = "wait"
+    #: A decision is deleted. A COMMIT only if all steps of its transaction have succeeded.
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do.
+
+    ``xid`` has no bqual where the step is about a decision; ``why`` is a sentence for the operator; for ``token`` see Decision.
+    """
+
+    action: Action
+    resource: str
+    xid: Xid
+    why: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known when a plan is made. ``before`` is the log before the resources were asked, ``after`` the log after that."""
+
+    branches: Mapping[str, Sequence[Xid]]
+    before: LogState
+    after: LogState
+    live: Collection[bytes]
+    now_ms: int
+
+
+def plan(manager: str, view: View, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
+    """Return what is to be done with the manager's own branches and decisions; nothing that bears another name is touched.
+
+    ``patient`` leaves a transaction without a decision alone until its deadline: the process that began it may still be at work.
+    """
+    return list(_Planner(manager, view, patient, violations).steps())
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    manager: str
+    view: View
+    patient: bool
+    violations: Collection[enum.StrEnum]
+
+    def steps(self) -> Iterator[Step]:
+        for resource, xids in self.view.branches.items():
+            for xid in xids:
+                if self._own_branch(resource, xid) and (step := self._of_branch(resource, xid)) is not None:
+                    yield step
+        log = self.view.after if PlanViolation.LATER_READING_IS_COMPLETE in self.violations else self.view.before
+        for decision in log.decisions.values():
+            if self._own_decision(decision) and not self._at_work(decision.gtrid):
+                yield from self._of_decision(decision)
+
+    def _own_branch(self, resource: str, xid: Xid) -> bool:
+        if xid.bqual.decode("latin-1") != resource:
+            return False
+        maker = manager_of(xid)
+        return maker == self.manager or (maker is not None and PlanViolation.FOREIGN_BRANCHES_ROLLED_BACK in self.violations)
+
+    def _own_decision(self, decision: Decision) -> bool:
+        return manager_of_gtrid(decision.gtrid) == self.manager or PlanViolation.FOREIGN_DECISIONS_FORGOTTEN in self.violations
+
+    def _at_work(self, gtrid: bytes) -> bool:
+        return gtrid in self.view.live and PlanViolation.AT_WORK_IGNORED not in self.violations
+
+    def _of_branch(self, resource: str, xid: Xid) -> Step | None:
+        if self._at_work(xid.gtrid):
+            return None
+        if xid in self.view.after.heuristics:
+            return Step(Action.WAIT, resource, xid, "it was finished from outside; the operator has to look at it and forget it")
+        if (decision := self.view.after.decisions.get(xid.gtrid)) is not None:
+            return Step(
+                Action(decision.outcome), resource, xid, f"the log says {decision.outcome}, by {decision.by}", decision.token(resource)
+            )
+        left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
+        if self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations:
+            return Step(Action.WAIT, resource, xid, f"nothing is decided, and its process has {left_s:.0f} s left for it")
+        return Step(Action.ROLLBACK, resource, xid, "the log has no decision, so it was not committed (presumed abort)")
+
+    def _of_decision(self, decision: Decision) -> Iterator[Step]:
+        """A decision is needed until each of its resources has said that its branch has ended; that it is not listed says nothing."""
+        whole = Xid(0, decision.gtrid, b"")
+        if decision.outcome is Outcome.ROLLBACK:
+            kept_s = 0.0 if PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations else ROLLBACK_KEPT_S
+            if self.view.now_ms - decision.at_ms > kept_s * 1000:
+                yield Step(Action.FORGET, "", whole, "rolled back long ago")
+            return
+        if not decision.resources:
+            return  # any resource may still have a branch of it
+        needed = False
+        for resource in decision.resources:
+            xid = branch(decision.gtrid, resource)
+            if resource not in self.view.branches:
+                needed = needed or PlanViolation.UNREACHABLE_IS_COMMITTED not in self.violations
+            elif any(each.gtrid == decision.gtrid for each in self.view.branches[resource]):
+                needed = needed or xid in self.view.after.heuristics
+            elif xid not in self.view.after.heuristics and PlanViolation.NOT_LISTED_IS_COMMITTED not in self.violations:
+                why = f"the log says commit, by {decision.by}; {resource} does not list it and has to confirm it"
+                yield Step(Action.CONFIRM, resource, xid, why, decision.token(resource))
+        if not needed:
+            yield Step(Action.FORGET, "", whole, f"committed in {', '.join(decision.resources)}")

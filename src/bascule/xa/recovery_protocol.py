@@ -1,0 +1,161 @@
+"""One pass of recovery, without IO: look at log and resources, make a plan, take its steps.
+
+Any number of recoverers may work on the same branches at once: the decision log says what becomes of a transaction, and each obeys.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bascule.core import crash
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.xa.effects import Clock, Decisions, Participant
+from bascule.xa.errors import UnknownXid
+from bascule.xa.finishing import finish
+from bascule.xa.log import Decision, Heuristic, Outcome
+from bascule.xa.plan import Action, Step, View, plan
+from bascule.xa.xid import Xid, manager_of, manager_of_gtrid
+
+_log = logging.getLogger("bascule.xa")
+
+
+class RecoveryViolation(enum.StrEnum):
+    """Rules of a pass that a test breaks."""
+
+    #: The answer of the log to a ROLLBACK is ignored.
+    DECISION_IGNORED = "recovery-decision-ignored"
+    #: A branch is rolled back without asking the log.
+    ROLLBACK_UNDECIDED = "recovery-rollback-undecided"
+    #: A pass plans, and does nothing.
+    NOTHING_DONE = "recovery-nothing-done"
+    #: A decision is deleted although a step of its transaction has failed.
+    FAILED_STEP_IS_DONE = "recovery-failed-step-is-done"
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one pass of recovery has found and done."""
+
+    steps: list[Step] = field(default_factory=list)
+    #: Resources that did not answer, and what they said instead.
+    unreachable: dict[str, str] = field(default_factory=dict)
+    #: Steps that failed, to be tried again.
+    failed: dict[Step, str] = field(default_factory=dict)
+    heuristics: list[Heuristic] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the next pass would find nothing, of a pass that has taken its steps."""
+        return not self.unreachable and not self.failed and all(step.action is not Action.WAIT for step in self.steps)
+
+
+class RecoveryProtocol:
+    """The recovery of one manager's transactions."""
+
+    def __init__(
+        self,
+        manager: str,
+        log: Decisions,
+        participants: Mapping[str, Participant],
+        clock: Clock,
+        by: str,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``by`` names this process in the decisions that it makes."""
+        self._manager = manager
+        self._log = log
+        self._participants = participants
+        self._clock = clock
+        self._by = by
+        self._violations = violations
+
+    async def look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
+        """Return what a pass would do now. ``live`` gives the transactions of this process. Raises Unavailable without the log."""
+        found = Pass()
+        at_work = dict.fromkeys(live())
+        before = await self._log.read()
+        branches: dict[str, Sequence[Xid]] = {}
+        for name, participant in self._participants.items():
+            try:
+                branches[name] = await participant.recover()
+            except Exception as error:  # of one resource: it does not keep the branches of others from being finished
+                found.unreachable[name] = said_of(error)
+        at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
+        view = View(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms())
+        found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
+        found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
+        return found
+
+    async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
+        """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""
+        done = await self.look(live, patient=patient)
+        crash.point("xa.recover.before")
+        if RecoveryViolation.NOTHING_DONE in self._violations:
+            return done
+        for step in done.steps:
+            if step.action is Action.FORGET and self._needed(step.xid.gtrid, done):
+                continue
+            try:
+                await self._take(step)
+                crash.point("xa.recover.step")
+            except Exception as error:
+                done.failed[step] = said_of(error)
+                _log.warning("recovery: %s %s: %s", step.action, step.xid, said_of(error))
+        return done
+
+    def _needed(self, gtrid: bytes, done: Pass) -> bool:
+        failed = any(step.xid.gtrid == gtrid for step in done.failed)
+        return failed and RecoveryViolation.FAILED_STEP_IS_DONE not in self._violations
+
+    async def _take(self, step: Step) -> None:
+        if step.action is Action.FORGET:
+            await self._log.forget([step.xid.gtrid])
+        elif step.action is not Action.WAIT:
+            outcome = Outcome.ROLLBACK if step.action is Action.ROLLBACK else Outcome.COMMIT
+            if outcome is Outcome.ROLLBACK:
+                outcome = await self._stands(step.xid.gtrid)
+            _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
+            participant = self._participants[step.resource]
+            await finish(participant, step.xid, outcome, self._log, self._clock, token=step.token, violations=self._violations)
+
+    async def _stands(self, gtrid: bytes) -> Outcome:
+        """Ask the log for ROLLBACK, and return what stands: the application may have been only slow."""
+        if RecoveryViolation.ROLLBACK_UNDECIDED in self._violations:
+            return Outcome.ROLLBACK
+        decision = await self._log.decide(Decision(gtrid, Outcome.ROLLBACK, (), self._clock.now_ms(), self._by))
+        crash.point("xa.recover.decided")
+        return Outcome.ROLLBACK if RecoveryViolation.DECISION_IGNORED in self._violations else decision.outcome
+
+    async def finish_now(self, xid: Xid, outcome: Outcome, *, who: str, only: str) -> Outcome:
+        """Finish a transaction as somebody says, unless the log says otherwise. See ``Recoverer.finish_now``."""
+        if manager_of_gtrid(xid.gtrid) != self._manager:
+            raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
+        # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
+        decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
+        decision = await self._log.decide(decision)
+        for participant in [self._participants[only]] if only else self._participants.values():
+            for each in await participant.recover():
+                if each.gtrid == xid.gtrid:
+                    token = decision.token(participant.name)
+                    await finish(participant, each, decision.outcome, self._log, self._clock, token=token, violations=self._violations)
+        return decision.outcome
+
+    async def forget(self, xid: Xid) -> None:
+        """Drop a heuristic outcome that the operator has seen to. Raises UnknownXid if none is recorded."""
+        if xid not in (await self._log.read()).heuristics:
+            raise UnknownXid(f"no heuristic outcome is recorded for {xid}")
+        if (participant := self._participants.get(xid.bqual.decode("latin-1"))) is not None:
+            try:
+                await participant.forget(xid)
+            except UnknownXid:
+                _log.debug("%s knows nothing of %s any more", participant.name, xid)
+        await self._log.forget_heuristic(xid)
+
+
+def said_of(error: Exception) -> str:
+    """Return the text of an error, with its class if it is not one of Bascule's: the text of a driver's error may be empty."""
+    return str(error) if isinstance(error, BasculeError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,365 @@
+"""One global transaction and its two phases, without IO.
+
+The transaction ends and prepares its branches, has the decision log store COMMIT, and tells the branches the outcome that stands. A branch
+that cannot be told is left to recovery.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bascule.core import crash
+from bascule.xa.effects import Clock, Decisions, Participant
+from bascule.xa.errors import (
+    BranchHeuristic,
+    BranchRolledBack,
+    HeuristicOutcome,
+    OutOfOrder,
+    ResourceError,
+    TransactionInDoubt,
+    TransactionRolledBack,
+    TransactionTimedOut,
+    UnknownXid,
+    XaError,
+)
+from bascule.xa.finishing import finish, split
+from bascule.xa.log import Decision, Heuristic, Outcome
+from bascule.xa.resource import Vote
+from bascule.xa.xid import Xid, branch
+
+_log = logging.getLogger("bascule.xa")
+
+
+class TwoPhaseViolation(enum.StrEnum):
+    """Rules of a transaction that a test breaks."""
+
+    #: Each branch is committed as soon as it has voted yes.
+    COMMIT_BEFORE_ALL_PREPARED = "two-phase-commit-before-all-prepared"
+    #: A prepare that fails counts as a yes vote.
+    FAILED_PREPARE_IS_YES = "two-phase-failed-prepare-is-yes"
+    #: The branches are told to commit before the log has stored the decision.
+    COMMIT_BEFORE_DECISION = "two-phase-commit-before-decision"
+    #: The transaction commits although the log answers that ROLLBACK stands.
+    DECISION_IGNORED = "two-phase-decision-ignored"
+    #: A commit whose decision may be stored is reported as rolled back.
+    IN_DOUBT_IS_ROLLED_BACK = "two-phase-in-doubt-is-rolled-back"
+    #: A commit in one phase that was not answered is reported as rolled back.
+    ONE_PHASE_IN_DOUBT_IS_ROLLED_BACK = "two-phase-one-phase-in-doubt-is-rolled-back"
+    #: The decision is deleted although a branch could not be told.
+    UNTOLD_IS_FORGOTTEN = "two-phase-untold-is-forgotten"
+    #: A transaction with several branches commits the last one in one phase although others are prepared.
+    LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
+
+
+class Status(enum.Enum):
+    """The state of a transaction, as in Jakarta Transactions."""
+
+    ACTIVE = "active"
+    MARKED_ROLLBACK = "to be rolled back"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling back"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    IN_DOUBT = "in doubt"
+
+
+class Event(enum.Enum):
+    """What changes the state of a transaction."""
+
+    MARK = "marked to be rolled back"
+    COMMIT = "commit is called"
+    ROLLBACK = "rollback is called"
+    REFUSED = "a branch does not prepare, or the time is over"
+    NOTHING_LEFT = "no branch is prepared: read-only, or committed in one phase"
+    ALL_PREPARED = "all branches are prepared"
+    COMMIT_STANDS = "the log answers COMMIT"
+    ROLLBACK_STANDS = "the log answers ROLLBACK"
+    UNANSWERED = "the log, or a commit in one phase, is not answered"
+    TOLD = "each branch is told, or left to recovery"
+
+
+#: The states of a transaction. An event that is not here is refused.
+TRANSITIONS: Mapping[tuple[Status, Event], Status] = {
+    (Status.ACTIVE, Event.MARK): Status.MARKED_ROLLBACK,
+    (Status.MARKED_ROLLBACK, Event.MARK): Status.MARKED_ROLLBACK,
+    (Status.ACTIVE, Event.COMMIT): Status.PREPARING,
+    (Status.MARKED_ROLLBACK, Event.COMMIT): Status.ROLLING_BACK,
+    (Status.ACTIVE, Event.ROLLBACK): Status.ROLLING_BACK,
+    (Status.MARKED_ROLLBACK, Event.ROLLBACK): Status.ROLLING_BACK,
+    (Status.PREPARING, Event.REFUSED): Status.ROLLING_BACK,
+    (Status.PREPARING, Event.NOTHING_LEFT): Status.COMMITTED,
+    (Status.PREPARING, Event.UNANSWERED): Status.IN_DOUBT,
+    (Status.PREPARING, Event.ALL_PREPARED): Status.PREPARED,
+    (Status.PREPARED, Event.COMMIT_STANDS): Status.COMMITTING,
+    (Status.PREPARED, Event.ROLLBACK_STANDS): Status.ROLLING_BACK,
+    (Status.PREPARED, Event.UNANSWERED): Status.IN_DOUBT,
+    (Status.COMMITTING, Event.TOLD): Status.COMMITTED,
+    (Status.ROLLING_BACK, Event.TOLD): Status.ROLLED_BACK,
+}
+#: The states that no event leaves.
+ENDED = frozenset({Status.COMMITTED, Status.ROLLED_BACK, Status.IN_DOUBT})
+
+
+@dataclass(slots=True)
+class _Enlisted:
+    participant: Participant
+    xid: Xid
+    handle: Any
+    token: str = ""
+
+
+class TwoPhase:
+    """The protocol of one transaction; one call at a time.
+
+    ``status`` is the state, ``unfinished`` names the resources that could not be told their outcome and says why, ``pending`` says
+    whether recovery has something left to do when the transaction has ended.
+    """
+
+    def __init__(
+        self,
+        gtrid: bytes,
+        timeout_s: float,
+        log: Decisions,
+        clock: Clock,
+        by: str,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``by`` names this process in the decision. After ``timeout_s`` the transaction takes no more work and does not commit."""
+        self.gtrid = gtrid
+        self.id = gtrid.decode()
+        self.status = Status.ACTIVE
+        self.unfinished: dict[str, str] = {}
+        self.pending = False
+        self._timeout_s = timeout_s
+        self._log = log
+        self._clock = clock
+        self._by = by
+        self._violations = violations
+        self._deadline_s = clock.monotonic_s() + timeout_s
+        self._branches: dict[str, _Enlisted] = {}
+        self._heuristics: list[Heuristic] = []
+
+    @property
+    def enlisted(self) -> Collection[str]:
+        """The names of the resources whose branches this process has to finish."""
+        return self._branches.keys()
+
+    async def enlist(self, participant: Participant) -> Any:
+        """Start a branch, once for each resource. Returns the application's handle.
+
+        Raises OutOfOrder if the transaction does not take work any more, TransactionTimedOut, and what ``start`` of the resource raises;
+        the last two mark the transaction to be rolled back.
+        """
+        if self.status is not Status.ACTIVE:
+            raise self._refusal()
+        if (known := self._branches.get(participant.name)) is not None:
+            return known.handle
+        if (left_s := self._deadline_s - self._clock.monotonic_s()) <= 0:
+            self._move(Event.MARK)
+            raise self._timed_out()
+        xid = branch(self.gtrid, participant.name)
+        try:
+            handle = await participant.start(xid, timeout_s=left_s)
+        except BaseException:
+            self._move(Event.MARK)
+            raise
+        crash.point("xa.enlist.after")
+        self._branches[participant.name] = _Enlisted(participant, xid, handle)
+        return handle
+
+    def mark(self) -> None:
+        """Make sure that the transaction does not commit. Raises OutOfOrder if it has ended."""
+        self._move(Event.MARK)
+
+    async def commit(self) -> None:
+        """Run both phases. Returns when COMMIT stands and each branch is told, except those in ``unfinished``.
+
+        Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder if the transaction has ended.
+        """
+        marked = self.status is Status.MARKED_ROLLBACK
+        self._move(Event.COMMIT)
+        if marked:
+            await self._undo()
+            raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
+        try:
+            prepared = await self._phase_one()
+        except GeneratorExit:  # the process has died
+            raise
+        except BaseException as error:
+            if self.status is Status.IN_DOUBT:
+                raise
+            self._move(Event.REFUSED)
+            await self._undo()
+            if isinstance(error, TransactionRolledBack) or not isinstance(error, Exception):
+                raise
+            raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
+        if prepared:
+            self._move(Event.ALL_PREPARED)
+            await self._phase_two(prepared)
+        else:
+            self._move(Event.NOTHING_LEFT)
+        self._report_heuristics()
+
+    async def rollback(self) -> None:
+        """Undo everything. Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended."""
+        self._move(Event.ROLLBACK)
+        for each in self._branches.values():
+            try:
+                await each.participant.end(each.xid, success=False)
+            except XaError as error:
+                _log.debug("end of %s: %s", each.xid, error)
+        await self._undo()
+
+    # -- the first phase ---------------------------------------------------------------------------------------------------
+
+    async def _phase_one(self) -> list[_Enlisted]:
+        """Return the prepared branches. The last branch commits at once if no other branch has anything to commit."""
+        branches = list(self._branches.values())
+        for each in branches:
+            await each.participant.end(each.xid, success=True)
+        prepared: list[_Enlisted] = []
+        for place, each in enumerate(branches):
+            if self._clock.monotonic_s() > self._deadline_s:
+                raise self._timed_out()
+            last = place == len(branches) - 1
+            if last and (not prepared or TwoPhaseViolation.LAST_BRANCH_IN_ONE_PHASE in self._violations):
+                await self._one_phase(each)
+            elif await self._vote(each) is Vote.YES:
+                prepared.append(each)
+        if prepared and self._clock.monotonic_s() > self._deadline_s:
+            raise self._timed_out()
+        return prepared
+
+    async def _vote(self, each: _Enlisted) -> Vote:
+        try:
+            crash.point("xa.prepare.before")
+            vote = await each.participant.prepare(each.xid)
+            crash.point("xa.prepare.after")
+        except BranchRolledBack:
+            if TwoPhaseViolation.FAILED_PREPARE_IS_YES in self._violations:
+                return Vote.YES
+            del self._branches[each.participant.name]
+            raise
+        if vote is Vote.READ_ONLY:
+            del self._branches[each.participant.name]
+            return vote
+        each.token = await each.participant.token(each.xid)
+        if TwoPhaseViolation.COMMIT_BEFORE_ALL_PREPARED in self._violations:
+            await self._tell(each, Outcome.COMMIT)
+        return vote
+
+    async def _one_phase(self, each: _Enlisted) -> None:
+        try:
+            crash.point("xa.one_phase.before")
+            await each.participant.commit(each.xid, one_phase=True)
+            crash.point("xa.one_phase.after")
+        except (BranchRolledBack, ResourceError, UnknownXid):
+            del self._branches[each.participant.name]
+            raise
+        except BranchHeuristic as error:
+            heuristic = Heuristic(each.xid, error.xa_code, Outcome.COMMIT, str(error), self._clock.now_ms())
+            await self._log.record(heuristic)
+            self._heuristics.append(heuristic)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if TwoPhaseViolation.ONE_PHASE_IN_DOUBT_IS_ROLLED_BACK in self._violations:
+                del self._branches[each.participant.name]
+                raise
+            text = f"may have been committed in {each.participant.name}, the only one that had to commit"
+            raise self._in_doubt(text, error) from error
+
+    # -- the second phase --------------------------------------------------------------------------------------------------
+
+    async def _phase_two(self, prepared: list[_Enlisted]) -> None:
+        if TwoPhaseViolation.COMMIT_BEFORE_DECISION in self._violations:
+            for each in prepared:
+                await self._tell(each, Outcome.COMMIT)
+        decision = await self._decided(prepared)
+        if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
+            self._move(Event.ROLLBACK_STANDS)
+            await self._undo()
+            raise TransactionRolledBack(f"was rolled back by {decision.by}, before it could be committed", transaction_id=self.id)
+        self._move(Event.COMMIT_STANDS)
+        try:
+            for each in prepared:
+                await self._tell(each, Outcome.COMMIT)
+        finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
+            self._move(Event.TOLD)
+            self.pending = bool(self.unfinished)
+        if not self.unfinished or TwoPhaseViolation.UNTOLD_IS_FORGOTTEN in self._violations:
+            crash.point("xa.forget.before")
+            await self._log.forget([self.gtrid])
+
+    async def _decided(self, prepared: list[_Enlisted]) -> Decision:
+        names, tokens = tuple(each.participant.name for each in prepared), tuple(each.token for each in prepared)
+        try:
+            crash.point("xa.decide.before")
+            wanted = Decision(self.gtrid, Outcome.COMMIT, names, self._clock.now_ms(), self._by, tokens if any(tokens) else ())
+            decision = await self._log.decide(wanted)
+            crash.point("xa.decide.after")
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            in_doubt = self._in_doubt("is prepared, and its decision may be stored or not", error)
+            if TwoPhaseViolation.IN_DOUBT_IS_ROLLED_BACK in self._violations:
+                raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
+            raise in_doubt from error
+        return decision
+
+    async def _undo(self) -> None:
+        try:
+            for each in self._branches.values():
+                await self._tell(each, Outcome.ROLLBACK)
+        finally:
+            self._move(Event.TOLD)
+            self.pending = bool(self.unfinished)
+        self._report_heuristics()
+
+    async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
+        name = each.participant.name
+        self.unfinished[name] = "not told yet"
+        try:
+            crash.point("xa.finish.before")
+            heuristic = await finish(
+                each.participant, each.xid, outcome, self._log, self._clock, token=each.token, violations=self._violations
+            )
+            crash.point("xa.finish.after")
+        except Exception as error:
+            _log.warning("%s cannot be told to %s: %s", each.xid, outcome, error)
+            self.unfinished[name] = str(error)
+            return
+        del self.unfinished[name]
+        if heuristic is not None:
+            self._heuristics.append(heuristic)
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _move(self, event: Event) -> None:
+        if (after := TRANSITIONS.get((self.status, event))) is None:
+            raise self._refusal()
+        self.status = after
+
+    def _refusal(self) -> OutOfOrder:
+        return OutOfOrder(f"transaction {self.id} is {self.status.value}")
+
+    def _timed_out(self) -> TransactionTimedOut:
+        return TransactionTimedOut(f"took longer than {self._timeout_s:g} s", transaction_id=self.id)
+
+    def _in_doubt(self, text: str, error: BaseException) -> BaseException:
+        """Return what to raise: what ends the process passes."""
+        self._move(Event.UNANSWERED)
+        self.pending = True
+        return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
+
+    def _report_heuristics(self) -> None:
+        if bad := [each for each in self._heuristics if split(each)]:
+            said = "; ".join(each.text for each in bad)
+            raise HeuristicOutcome(f"is {self.status.value}, except for: {said}", [str(each.xid) for each in bad], transaction_id=self.id)
