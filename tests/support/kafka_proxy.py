@@ -32,6 +32,10 @@ _INT32 = struct.Struct(">i")
 #: Of a partition's answer to a Produce: partition, error code, offset of the first record.
 _PRODUCED = struct.Struct(">ihq")
 _DUPLICATE_SEQUENCE_NUMBER = 46
+#: An answer to Produce or Fetch that says NOT_LEADER_OR_FOLLOWER ends with the address of the leader (KIP-951).
+ENDPOINT_TAIL_BYTES = 64
+#: The name of a topic lies within so much of a Produce request.
+REQUEST_HEAD_BYTES = 1024
 
 
 class Api(IntEnum):
@@ -73,14 +77,19 @@ _NAMING = frozenset({Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER})
 class Injection:
     """A fault for the next requests of one kind. ``answer`` is what Kafka said to the last of them, without length and correlation id."""
 
-    def __init__(self, api: Api, action: Action, times: int) -> None:
+    def __init__(self, api: Api, action: Action, times: int, topic: str = "") -> None:
         self.api = api
+        self.topic = topic  # of a Produce; "" is any
         self.action = action
         self.left = times
         self.answer = b""
         self._hit = threading.Event()
         self._released = threading.Event()
         self._answered = threading.Event()
+
+    def meets(self, api: int, frame: bytes) -> bool:
+        """Whether a request is one for it."""
+        return bool(self.api == api and self.left and (not self.topic or _names(frame, self.topic)))
 
     @property
     def hit(self) -> bool:
@@ -128,9 +137,9 @@ class KafkaProxy(Relay):
         """Clients that ask from now on are sent there."""
         self._advertised_port = port
 
-    def inject(self, api: Api, action: Action, *, times: int = 1) -> Injection:
-        """The next ``times`` requests of a kind, on whatever connection, meet the fault."""
-        injection = Injection(api, action, times)
+    def inject(self, api: Api, action: Action, *, times: int = 1, topic: str = "") -> Injection:
+        """The next ``times`` requests of a kind, on whatever connection, meet the fault; of Produce, if given, those to ``topic``."""
+        injection = Injection(api, action, times, topic)
         with self._lock:
             self._injections.append(injection)
         return injection
@@ -160,7 +169,7 @@ class KafkaProxy(Relay):
         self._end(client, kafka)
 
     def _request(self, frame: bytes, api: int, kafka: socket.socket, expected: deque[_Expected]) -> None:
-        injection = self._meet(api)
+        injection = self._meet(api, frame)
         action = None if injection is None else injection.action
         if injection is not None and action is Action.HOLD:
             injection._hold()
@@ -177,11 +186,11 @@ class KafkaProxy(Relay):
             # The client may have gone: the connection to Kafka stays until Kafka has done it.
             injection._answered.wait(ANSWER_S)
 
-    def _meet(self, api: int) -> Injection | None:
+    def _meet(self, api: int, frame: bytes) -> Injection | None:
         with self._lock:
             self.passed[api] += 1
             for each in self._injections:
-                if each.api == api and each.left:
+                if each.meets(api, frame):
                     each.left -= 1
                     return each
         return None
@@ -198,13 +207,14 @@ class KafkaProxy(Relay):
                         continue
                     if injection.action is Action.SEQUENCE_KNOWN:
                         frame = _without_offset(frame)
-                client.sendall(self._renamed(frame) if api in _NAMING else frame)
+                client.sendall(self._renamed(frame, 0 if api in _NAMING else max(0, len(frame) - ENDPOINT_TAIL_BYTES)))
         self._end(client, kafka)
 
-    def _renamed(self, frame: bytes) -> bytes:
-        """With this side's port for Kafka's. The length stays, so nothing else of the answer needs to be understood."""
+    def _renamed(self, frame: bytes, start: int) -> bytes:
+        """With this side's port for Kafka's, from ``start`` on. The length stays, so nothing else of the answer needs to be understood."""
         host = HOST.encode()
-        return frame.replace(host + _INT32.pack(self._kafka_port), host + _INT32.pack(self._advertised_port or self.port))
+        advertised = _INT32.pack(self._advertised_port or self.port)
+        return frame[:start] + frame[start:].replace(host + _INT32.pack(self._kafka_port), host + advertised)
 
 
 def _without_offset(frame: bytes) -> bytes:
@@ -215,6 +225,11 @@ def _without_offset(frame: bytes) -> bytes:
     if error:
         raise ValueError(f"an answer to a Produce with error {error}: {frame!r}")
     return frame[:at] + _PRODUCED.pack(partition, _DUPLICATE_SEQUENCE_NUMBER, -1) + frame[at + _PRODUCED.size :]
+
+
+def _names(frame: bytes, topic: str) -> bool:
+    """Whether a Produce request (version 9 or newer) is for a topic. Its name comes before the records."""
+    return bytes([len(topic) + 1]) + topic.encode() in frame[:REQUEST_HEAD_BYTES]
 
 
 def read_frame(connection: socket.socket) -> bytes:

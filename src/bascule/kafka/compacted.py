@@ -55,7 +55,10 @@ BARRIER_KEY = b"barrier"
 
 
 class OffsetUnknown(Unavailable):
-    """A record is stored, and the client was not told where."""
+    """A record is stored, and the client was not told where.
+
+    Kafka says so (DUPLICATE_SEQUENCE_NUMBER) to a repeated request whose first try it has stored too long ago to remember the offset.
+    """
 
 
 def hand_over(produce: Callable[..., None], record: Outgoing, delivered: Callable[[KafkaError | None, Message], None]) -> None:
@@ -101,18 +104,16 @@ class Appender:
     def append(self, record: Outgoing) -> Future[int]:
         """Sends a record off; gives its offset. The future raises TooLarge, or Unavailable where it may be stored or not.
 
+        It raises OffsetUnknown where the record is stored and its offset is not known; ``await_stored`` is for a caller that needs none.
         Where the client has no room it is waited for: what came before is stored, or fails, within ``APPEND_TIMEOUT_S``.
         """
         future: Future[int] = Future()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            offset = message.offset() if error is None else None
-            if error is not None:
-                future.set_exception(_failure(record, error))
-            elif offset is None or offset < 0:  # Kafka had answered the first try of a repeated request
-                future.set_exception(OffsetUnknown(f"{record.topic} has stored a record at an unknown offset"))
-            else:
-                future.set_result(offset)
+            try:
+                future.set_result(_offset(record, error, message))
+            except Exception as failure:
+                future.set_exception(failure if isinstance(failure, Unavailable) else Unavailable(f"{record.topic}: {failure!r}"))
 
         producer = self._client(record.topic)
         try:
@@ -162,6 +163,22 @@ def _answer_all(producer: Producer) -> None:
     if producer.flush(APPEND_TIMEOUT_S):
         producer.purge()
         producer.flush(PURGE_TIMEOUT_S)
+
+
+def await_stored(future: Future[int], timeout_s: float | None = None) -> None:
+    """Return when a record that was appended is stored, at whatever offset. Raises what ``Appender.append`` says, and TimeoutError."""
+    with suppress(OffsetUnknown):
+        future.result(timeout_s)
+
+
+def _offset(record: Outgoing, error: KafkaError | None, message: Message) -> int:
+    """Where a record is stored, by its delivery report. Raises Unavailable, OffsetUnknown."""
+    if error is not None:
+        raise _failure(record, error)
+    offset = message.offset()
+    if offset is None or offset < 0:
+        raise OffsetUnknown(f"topic {record.topic!r} has stored a record, and Kafka does not say at which offset")
+    return offset
 
 
 def _failure(record: Outgoing, error: KafkaError) -> Unavailable:

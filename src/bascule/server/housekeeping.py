@@ -20,7 +20,7 @@ from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, trim
+from bascule.kafka.compacted import Appender, await_stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import SnapshotStore
@@ -87,7 +87,7 @@ class StoredMessages:
         try:
             futures = [appender.append(Outgoing(self._topic, str(mid).encode(), value, partition=0)) for mid, value in records.items()]
             for future in futures:
-                future.result(STORE_TIMEOUT_S)
+                await_stored(future, STORE_TIMEOUT_S)
         finally:
             appender.close()
 

@@ -27,7 +27,7 @@ from typing import Any
 from bascule.core.errors import BasculeError, InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import XA_PREFIX
-from bascule.kafka.compacted import CLIENT_SETTINGS, Stored, trim
+from bascule.kafka.compacted import CLIENT_SETTINGS, OffsetUnknown, Stored, await_stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import RecordRefused
@@ -285,8 +285,8 @@ class KafkaResource:
         try:
             offsets = [each.result() for each in sent.offsets]
             record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
-            clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))).result()
-        except TooLarge as error:
+            await_stored(clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))))
+        except (TooLarge, OffsetUnknown) as error:  # by their offsets what was sent is found when the branch is committed
             self.rollback(xid)
             raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER, cause=error) from error
         except Unavailable as error:

@@ -17,7 +17,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import DECISIONS
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, Stored, TableReader
+from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown, Stored, TableReader
 from bascule.kafka.guards import guard
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
@@ -97,7 +97,12 @@ class KafkaLog:
         """The table as it is once the entry is in it."""
         clients = self._clients()
         key = _prefix(entry) + uuid.uuid4().hex.encode()
-        offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
+        try:
+            offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
+        except OffsetUnknown:
+            # It is stored, before what is appended now. Of a second entry with a key of its own it is the first that counts.
+            key = _prefix(entry) + uuid.uuid4().hex.encode()
+            offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
         crash.point("xa.log.append.after")
         return clients.reader.reach(0, offset, APPEND_TIMEOUT_S)
 

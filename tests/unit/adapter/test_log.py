@@ -17,6 +17,7 @@ from bascule.adapter.inbound.workers import Counts, Delivery, Workers
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
+from bascule.kafka.compacted import OffsetUnknown
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed
@@ -35,6 +36,8 @@ class Topic:
         self.lost = False
         #: So many appends are not stored, and those after them are.
         self.drops = 0
+        #: All appends are stored, and none is told its offset.
+        self.offsets_known = True
         self.follow: Callable[[bytes, bytes | None], None] = lambda *_: None
         self._entries: list[tuple[bytes, bytes | None]] = []
         self._end = self._read = 0
@@ -51,6 +54,9 @@ class Topic:
                 self._entries.append((record.key or b"", record.value))
             if self.replicas:
                 self._end = len(self._entries)
+            if self.replicas and not self.offsets_known:
+                future.set_exception(OffsetUnknown("no offset"))
+            elif self.replicas:
                 future.set_result(self._end - 1)
             else:
                 future.set_exception(Unavailable("no answer"))
@@ -301,3 +307,33 @@ def test_what_was_done_in_an_outage_is_in_flight_no_more_when_kafka_is_back(case
     told_again(case.log)
     case.topic.read(0.0)
     assert case.log._fold.place(PLACE).flights == {}
+
+
+def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
+    case = Case()
+    case.topic.offsets_known = False
+    other = Ref(PLACE, case.ref.token, 6)
+    case.log.schedule([other])
+    assert set(case.log.flights(PLACE).keys) == {5, 6}
+    case.log.done(PLACE, [key_of(FLIGHT, case.ref)], wait=True)
+    case.log.done(PLACE, [key_of(FLIGHT, other)])
+    assert not case.log.flights(PLACE).keys
+    assert not case.log._deletions
+
+
+def test_partition_is_not_taken_and_claim_is_refused_while_offset_of_entry_is_unknown() -> None:
+    """Who came first is decided by offsets."""
+    case = Case()
+    case.topic.offsets_known = False
+    with pytest.raises(OffsetUnknown):
+        case.log.take(PLACE, case.ref.token)
+    case.topic.offsets_known = True
+    ref = Ref(PLACE, case.log.take(PLACE, case.log.owner(PLACE)), 5)
+    case.topic.offsets_known = False
+    case.log.start(FIRST, timeout_s=60).take(ref)
+    case.log.end(FIRST, success=True)
+    with pytest.raises(ResourceFailed):
+        case.log.prepare(FIRST)
+    case.log.rollback(FIRST)
+    case.topic.offsets_known = True
+    assert case.log.recover() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from confluent_kafka.admin import OffsetSpec
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import compacted
-from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, TableReader
+from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, OffsetUnknown, TableReader, await_stored
+from tests.support.system import wait_for
 
 SOON_S = 30.0
 
@@ -152,6 +154,71 @@ def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pyte
     appender.close()
     assert isinstance(error, Unavailable)
     assert isinstance(error, TooLarge) is large
+
+
+class Reporting(Producer):
+    """Reports each record as stored, at what ``offset`` gives; ``failure`` leaves its poll."""
+
+    failure: BaseException | None = None
+
+    def __init__(self, offset: Callable[[], int | None]) -> None:
+        self._offset = offset
+
+    def produce(self, *_record: object, on_delivery: Callable[[Any, Any], None], **_rest: object) -> None:
+        on_delivery(None, SimpleNamespace(offset=self._offset))
+
+    def poll(self, timeout_s: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+        time.sleep(timeout_s)
+
+    def flush(self, _timeout_s: float) -> None: ...
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, offset: Callable[[], int | None]) -> Future[int]:
+    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Reporting(offset))
+    appender = Appender({})
+    future = appender.append(Outgoing("topic", None, b"value"))
+    appender.close()
+    return future
+
+
+@pytest.mark.parametrize("offset", [None, -1, -1001])
+def test_record_stored_at_unknown_offset_is_stored_and_has_no_offset(monkeypatch: pytest.MonkeyPatch, offset: int | None) -> None:
+    future = reported(monkeypatch, lambda: offset)
+    with pytest.raises(OffsetUnknown, match="'topic' has stored a record"):
+        future.result(0)
+    await_stored(future, 0)
+
+
+def test_stored_record_has_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reported(monkeypatch, lambda: 0).result(0) == 0
+
+
+def test_delivery_report_that_cannot_be_read_fails_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise ValueError("bad report")
+
+    future = reported(monkeypatch, fail)
+    assert isinstance(future.exception(0), Unavailable)
+    with pytest.raises(Unavailable, match="bad report"):
+        await_stored(future, 0)
+
+
+def test_appender_whose_thread_failed_appends_with_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Reporting] = []
+
+    def make(_settings: object) -> Reporting:
+        made.append(Reporting(lambda: len(made)))
+        made[-1].failure = KafkaException(KafkaError(KafkaError._FATAL)) if len(made) == 1 else None
+        return made[-1]
+
+    monkeypatch.setattr("bascule.kafka.compacted.Producer", make)
+    appender = Appender({})
+    appender._client("topic")
+    wait_for(lambda: appender._producer is None, "the first client to be given up")
+    assert appender.append(Outgoing("topic", None, b"value")).result(SOON_S) == 2
+    appender.close()
 
 
 #: Nobody is there.

@@ -16,6 +16,7 @@ from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Worke
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import await_stored
 from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
 from bascule.xa.two_phase import Status
 
@@ -59,7 +60,7 @@ class AtLeastOnce:
 
     def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
         """See Mode. Killed in between, the record is in both."""
-        self._log.append(outgoing).result()
+        await_stored(self._log.append(outgoing))
         self._log.done(delivery.ref.place, delivery.keys, wait=True)
 
 

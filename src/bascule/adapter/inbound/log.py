@@ -23,7 +23,16 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import CLIENT_SETTINGS, DELETIONS_KEPT_S, TABLE_CONFIG, Appender, TableReader, trim
+from bascule.kafka.compacted import (
+    CLIENT_SETTINGS,
+    DELETIONS_KEPT_S,
+    TABLE_CONFIG,
+    Appender,
+    OffsetUnknown,
+    TableReader,
+    await_stored,
+    trim,
+)
 from bascule.kafka.guards import Role, ensure
 from bascule.xa.branches import Branches
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid, XaError
@@ -138,7 +147,7 @@ class InboundLog:
     def schedule(self, refs: Sequence[Ref]) -> None:
         """Returns when all of them are in flight, and stored. May be repeated. Raises Unavailable: some may be stored, or all."""
         for future in [self._append(key_of(FLIGHT, ref), b"1", ref.place, many=True) for ref in refs]:
-            future.result()
+            await_stored(future)
 
     def failed(self, ref: Ref, failures: int) -> bytes:
         """Keeps how often a record has failed; gives the key. Lazy: when it gets lost the record is tried once more."""
@@ -154,7 +163,7 @@ class InboundLog:
         futures = [self._append(key, None, place, many=not wait and len(gone) == 1) for key in gone]
         if wait:
             for future in futures:
-                future.result()
+                await_stored(future)
         else:
             for key, future in zip(gone, futures, strict=True):
                 future.add_done_callback(partial(self._keep, place, key))
@@ -165,7 +174,7 @@ class InboundLog:
         return self._open().single.append(outgoing)
 
     def _keep(self, place: Place, key: bytes, deletion: Future[int]) -> None:
-        if deletion.exception() is not None:
+        if not isinstance(deletion.exception(), OffsetUnknown | None):
             self._deletions.append((place, key))
 
     def _delete_again(self) -> None:
@@ -239,7 +248,8 @@ class InboundLog:
         try:
             if state is State.PREPARED and branch is not None and branch.ref is not None:
                 # Also a claim that was not answered and cannot be read yet: should it come, it comes before its deletion.
-                self._answer(self._append(key_of(CLAIM, branch.ref, xid), None, branch.ref.place).result)
+                deletion = self._append(key_of(CLAIM, branch.ref, xid), None, branch.ref.place)
+                self._answer(lambda: await_stored(deletion))
             elif state in (State.NONE, State.PREPARED):
                 self._finish(xid, commit=False)
         finally:  # recovery finds it by the log, if it ever was there
@@ -284,7 +294,7 @@ class InboundLog:
             # Stored before the claim goes: between the two it is claimed and gone, and to be told once more does no harm. Without a claim
             # nobody would know that a record which is still in flight is done.
             self._answer(lambda: self.done(place, keys, wait=True))
-        self._answer(lambda: self._append(claim.key, None, place).result())
+        self._answer(lambda: await_stored(self._append(claim.key, None, place)))
         self._gone(xid)
 
     def _gone(self, xid: Xid) -> None:

@@ -26,7 +26,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import OUTBOUND
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, Stored
+from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, OffsetUnknown, Stored
 from bascule.kafka.own_topics import COMMITTED_PARTITIONS
 from bascule.kafka.slot import RecordRefused, Slot
 from bascule.xa.errors import OutOfOrder
@@ -117,7 +117,7 @@ class _UnderWay:
     def _done(self, future: Future[int]) -> None:
         with self._answered:
             self._waiting -= 1
-            if (error := future.exception()) is not None:
+            if (error := future.exception()) is not None and not isinstance(error, OffsetUnknown):
                 self._failed += 1
                 self._first = self._first or error
             self._answered.notify_all()

@@ -1,0 +1,62 @@
+"""The decision log in Kafka while an append is stored at an unknown offset: the first decision stands, for all alike."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import OffsetUnknown, Stored
+from bascule.xa.kafka_log import KafkaLog, _Clients
+from bascule.xa.log import Decision, Outcome
+
+
+class Topic:
+    """Entries in the order of their offsets; the next ``unknown`` appends are stored, and are not told where."""
+
+    def __init__(self) -> None:
+        self.unknown = 0
+        self.between: list[Outgoing] = []  # stored by another process behind the next append
+        self.entries: list[tuple[bytes, bytes]] = []
+
+    def append(self, record: Outgoing) -> Future[int]:
+        future: Future[int] = Future()
+        for each in (record, *self.between):
+            self.entries.append((each.key or b"", each.value or b""))
+        offset, self.between = len(self.entries) - 1 - len(self.between), []
+        if self.unknown:
+            self.unknown -= 1
+            future.set_exception(OffsetUnknown("no offset"))
+        else:
+            future.set_result(offset)
+        return future
+
+    def reach(self, partition: int, offset: int, _timeout_s: float) -> dict[bytes, Stored]:
+        return {key: Stored(value, partition, at) for at, (key, value) in enumerate(self.entries[: offset + 1])}
+
+
+def log_of(topic: Topic) -> KafkaLog:
+    log, client = KafkaLog({}), cast("Any", topic)
+    log._open = _Clients(client, client, client)
+    return log
+
+
+def decision(outcome: Outcome, by: str) -> Decision:
+    return Decision(b"transaction", outcome, ("db",), 0, by)
+
+
+def test_decision_stored_at_unknown_offset_stands_before_later_one_of_another_process() -> None:
+    topic, other = Topic(), Topic()
+    assert log_of(other).decide(decision(Outcome.ROLLBACK, "other")).by == "other"
+    topic.between = [Outgoing("decisions", *other.entries[0])]
+    topic.unknown = 1
+    assert log_of(topic).decide(decision(Outcome.COMMIT, "mine")).by == "mine"
+    assert log_of(topic).decide(decision(Outcome.ROLLBACK, "late")).by == "mine"
+    assert len({key for key, _ in topic.entries}) == len(topic.entries)
+
+
+def test_decision_of_another_process_stands_before_one_stored_at_unknown_offset() -> None:
+    topic = Topic()
+    assert log_of(topic).decide(decision(Outcome.ROLLBACK, "other")).by == "other"
+    topic.unknown = 1
+    assert log_of(topic).decide(decision(Outcome.COMMIT, "mine")).by == "other"
