@@ -22,7 +22,7 @@ from bascule.broker.policy import Policy
 from bascule.broker.queue import Consumer
 from bascule.broker.transactions import Transaction
 from bascule.core.errors import BasculeError
-from bascule.journal.offsets import OffsetMap
+from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
     Kind,
@@ -362,8 +362,8 @@ class Broker:
     def _outcome(self, offset: int, error: str | None) -> None:
         if self.ended.done:
             return
-        if error is not None:
-            self.end(JournalUnavailable(f"append failed: {error}"))
+        if error is not None or offset == UNKNOWN_OFFSET:
+            self.end(JournalUnavailable(f"append failed: {error or 'stored at an unknown offset'}"))
         elif not self._started.done:
             self._started.keep(offset)
         elif offset == self._next_offset or self.own_gap(self._next_offset, offset):

@@ -75,7 +75,7 @@ class Following:
     async def _load(self, candidates: list[Snapshot]) -> Loader:
         journal = self._journal
         stored = {int(key): value for key, value in (await newest(self._kafka, self._process, STORE)).items()}
-        first, high = await self._kafka.request(self._process, "ListOffsets", lambda: (journal.start, journal.end))
+        first, high = await self._kafka.request(self._process, "ListOffsets", lambda: (journal.earliest, journal.latest()), at=journal)
         await self._dawdle()
         for snapshot in [*candidates, None]:
             loader = self._beginning(snapshot, stored, first)

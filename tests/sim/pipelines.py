@@ -30,6 +30,8 @@ TRANSACTION_MAX: Final = 6
 #: Tries of a task before its query fails, as Spark's default.
 TRIES_MAX: Final = 4
 TRIGGER_MS: Final = 25.0
+#: How long a task waits for records that are there, as far as its driver knows.
+POLL_MS: Final = 100.0
 #: How often a driver looks whether a worker still lives.
 LOOK_MS: Final = 15.0
 #: Drivers that may believe at one time that they are the one. (Many would fence one another for ever.)
@@ -198,7 +200,7 @@ async def carry(
     writer = worker.writer(claim.key)
     position = claim.check(await writer.current())
     begin = begin_of(position, start)
-    records, _ = await pipelines.kafka.fetch(worker.process, source, start, committed=ingress is not None)
+    records = await _range(pipelines, worker.process, source, start, end, committed=ingress is not None)
     outputs_of, state = _mapping(pipelines, ingress, source, begin)
     outputs: list[Output] = []
     reached, size = begin.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
@@ -220,6 +222,20 @@ async def carry(
     except Exception:
         await writer.abandon()
         raise
+
+
+async def _range(pipelines: Pipelines, process: Process, source: Partition, start: int, end: int, *, committed: bool) -> list[Record]:
+    """The records of a range. As Spark's consumer it reads until it is there. Raises KafkaFault where that takes too long."""
+    found: list[Record] = []
+    deadline_ms = pipelines.world.now_ms + POLL_MS
+    while start < end:
+        records, start = await pipelines.kafka.fetch(process, source, start, committed=committed)
+        found += records
+        if start < end:
+            if pipelines.world.now_ms > deadline_ms:
+                raise KafkaFault("timed-out")
+            await process.sleep(LOOK_MS)
+    return found
 
 
 def begin_of(position: Position, start: int) -> Position:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from bascule.broker.engine import Engine
 from bascule.journal.records import RecordError
 from bascule.writer.position import position_key
-from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault
+from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault, Partition
 from tests.sim.keeping import Following
 from tests.sim.world import Process, Promise, World
 from tests.sim.writer import DIVERTS, committed_offset
@@ -27,9 +27,11 @@ class _AtOnce(Kafka):
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(World(0))
-        self._partitions = kafka._partitions
+        self.cluster.partitions = kafka.cluster.partitions
 
-    def request(self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS) -> Promise[T]:
+    def request(
+        self, process: Process, what: str, carry_out: Callable[[], T], give_up_ms: float = GIVE_UP_MS, *, at: Partition | None = None
+    ) -> Promise[T]:
         promise: Promise[T] = Promise()
         try:
             promise.keep(carry_out())

@@ -91,7 +91,7 @@ def documented(text: str) -> str:
 # -- faults that still replace an attribute -------------------------------------------------------------------------------
 
 #: A planted fault must show within so many runs.
-PLANTED_SEEDS = 150
+PLANTED_SEEDS = 600
 
 Plant = Callable[[pytest.MonkeyPatch], Parts]
 
