@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow lock clean
+.PHONY: help setup up demo test test-fast check format bench bench-pipelines soak slow mutants lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,6 +77,10 @@ bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
 soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
+mutants: setup ## change the code in a sample of 1,000 places; tells what the fast tests do not find (half an hour)
+	@mkdir -p artifacts
+	$(BIN)/python -m tests.mutants --list artifacts/mutants.txt $(ARGS)
+
 slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(ARGS)
 
@@ -91,4 +95,4 @@ lock: ## resolve all locks anew (needs uv and mvn)
 	.ci/lock-jars
 
 clean: ## remove what tools and builds left (not .venv, not the cache of jars)
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse artifacts
+	rm -rf build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse artifacts
