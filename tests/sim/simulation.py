@@ -16,14 +16,14 @@ from bascule.jms.selector import compile_selector
 from bascule.pipelines.spec import Divert, Ingress
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
-from tests.sim.cluster import NODES
-from tests.sim.kafka import JOURNAL, SNAPSHOTS, STORE, Kafka, KafkaFault, Producer, ToWrite, Weather
+from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, Producer, ToWrite, Weather
 from tests.sim.ledger import Mishaps
+from tests.sim.nemesis import Nemesis
 from tests.sim.office import Office
 from tests.sim.pipelines import MakeWriter, Pipelines
 from tests.sim.witness import Witness
 from tests.sim.world import Process, World
-from tests.sim.writer import POSITION_PARTITIONS, POSITIONS, Writer, committed_offset
+from tests.sim.writer import Writer, committed_offset
 from tests.support.history import Divert as Diverted
 from tests.support.history import Tally, check
 from tests.support.history_audit import JournalAudit
@@ -31,8 +31,6 @@ from tests.support.history_audit import JournalAudit
 #: How long things go wrong, and how soon after that all must have arrived.
 TROUBLE_MS: Final = 550.0
 HEALED_MS: Final = 12_000.0
-#: How long a broker may not know that another one has been elected.
-ELECTION_MS: Final = 250.0
 #: What was broken when all was healed may still end badly for so long.
 AFTERMATH_MS: Final = 600.0
 #: Nothing has happened for so long: nothing more will.
@@ -41,10 +39,6 @@ LOOK_MS: Final = 25.0
 #: One kill of a broker more, when all else is well: what it has kept is what counts then.
 LAST_KILL: Final = 0.4
 LAST_KILL_MS: Final = 300.0
-#: How soon a broker that has begun an epoch is replaced while it still reads.
-OVERTAKE_MS: Final = 25.0
-#: As long as a step of housekeeping takes, or two.
-STEP_MS: Final = 8.0
 #: Long enough for what waits to be old: as long as some rounds of housekeeping.
 NAP_MS: Final = 400.0
 DEAD_LETTERS: Final = "DLQ"
@@ -60,10 +54,6 @@ DIVERTS: Final = (
 )
 #: The topic of a divert is among the sources: what this bridge wrote must not come in again.
 INGRESSES: Final = (Ingress("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
-
-
-#: Troubles that the drivers do not withstand yet: their reads that decide may be answered by a former leader.
-AWAITED: Final = ("cut off node",)
 
 
 @dataclass(slots=True)
@@ -107,6 +97,7 @@ class Simulation:
         self.stage = Stage(world, self.brokers)
         self.clients: list[Client] = []
         self.healed_ms = float("inf")
+        self.nemesis = Nemesis(self)
         self.witness = Witness(self.kafka, self.brokers[0].fresh_engine)
         parts.prepare(self)
 
@@ -122,7 +113,7 @@ class Simulation:
             self.brokers[1].launch(elected=False)
         self.pipelines.launch()
         self._people()
-        self.world.after(self.random.random() * 40, self._trouble)
+        self.nemesis.begin()
         application = Process(self.world, "application")
         feeding = application.spawn(self._feed(application, self.random.randint(0, 12)))
         feeding.then(feeding.result)
@@ -153,14 +144,13 @@ class Simulation:
         self.pipelines.zombies = some(0.4)
         self.pipelines.restlessness = some(0.4)
         stand_by, slowness = pick.random() < 0.3, some(0.6)
-        self.frailty, self.hesitation = some(0.1), some(0.8)
+        self.nemesis.frailty, self.nemesis.hesitation = some(0.1), some(0.8)
         for broker in self.brokers:
-            broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self._housekeeping
+            broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self.nemesis.housekeeping
             broker.on_delivery = self.witness.handed_out
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2))
-        self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5 and name not in AWAITED}
-        self.pause_ms = pick.choice((15.0, 60.0, 200.0))
+        self.nemesis.draw()
 
     def _people(self) -> None:
         stage, pick = self.stage, self.random
@@ -201,190 +191,6 @@ class Simulation:
                 await producer.end(commit=not aborted)
             await process.sleep(self.random.random() * 50)
 
-    # -- faults ------------------------------------------------------------------------------------------------------
-
-    def _trouble(self) -> None:
-        if self.world.now_ms < self.healed_ms:
-            if self.troubles:
-                name = self.random.choices(list(self.troubles), list(self.troubles.values()))[0]
-                TROUBLES[name](self)
-            self.world.after(self.random.random() * self.pause_ms * 2, self._trouble)
-
-    def kill_broker(self) -> None:
-        """kill -9 of a broker; the same or the other one starts."""
-        broker = self.random.choice(self.brokers)
-        if broker.serving:
-            self.world.note("kill broker", broker.process.name)
-        self._kill(broker, broker.process)
-
-    def take_over(self) -> None:
-        """The one that does not serve begins an epoch, as if the other were dead."""
-        for broker in self.random.sample(self.brokers, len(self.brokers)):
-            if not broker.serving:
-                if not broker.process.alive or not broker.process.stopped:
-                    if any(other.serving for other in self.brokers):
-                        self.world.note("take over", broker.name)
-                    if broker.standing_by:
-                        self.world.note("elect standby", broker.name)
-                        broker.elected.keep(None)
-                    else:
-                        broker.kill()
-                        broker.hesitates = self.world.chance(self.hesitation)
-                        broker.launch()
-                        if broker.hesitates:
-                            self.world.after(self.random.random() * OVERTAKE_MS, self._overtake, broker, broker.process)
-                    self._elected(broker)
-                return
-
-    def _overtake(self, late: Broker, process: Process) -> None:
-        """Another one is elected while one that has begun an epoch still reads."""
-        if late.process is process and process.alive and not late.serving and self.world.now_ms < self.healed_ms:
-            for broker in self.brokers:
-                if broker is not late:
-                    self.world.note("overtake", late.process.name)
-                    broker.kill()
-                    broker.launch()
-                    self._elected(broker)
-
-    def _elected(self, winner: Broker) -> None:
-        """The others hear of it some time; what they do until then must not count."""
-        for broker in self.brokers:
-            if broker is not winner and broker.process.alive:
-                broker.process.after(self.random.random() * ELECTION_MS, broker.lose_election, broker.epoch)
-
-    def ensure_broker(self) -> None:
-        """Somebody has to serve: what the election is for."""
-        if not any(broker.serving and broker.process.alive for broker in self.brokers):
-            self.take_over()
-        for broker in self.brokers:
-            if broker.stands_by and not broker.process.alive:
-                broker.launch(elected=False)
-
-    def stop_broker(self) -> None:
-        """SIGSTOP for a while, and perhaps a takeover meanwhile."""
-        process = self.random.choice(self.brokers).process
-        self._note_if_alive("stop broker", process)
-        process.stop()
-        self.world.after(self.random.random() * 300, process.go_on)
-        if self.random.random() < 0.7:
-            self.world.after(self.random.random() * 100, self.take_over)
-
-    def _housekeeping(self, broker: Broker) -> None:
-        """kill -9 at a step of a round, or soon after."""
-        if self.world.chance(self.frailty):
-            self.world.note("kill housekeeper", broker.process.name)
-            self.world.after(self.random.random() * STEP_MS, self._kill, broker, broker.process)
-
-    def _kill(self, broker: Broker, process: Process) -> None:
-        if broker.process is process:
-            broker.kill()
-            self.world.after(self.random.random() * 40, self.ensure_broker)
-
-    def restart_standby(self) -> None:
-        """It reads anew, while who serves goes on with its housekeeping."""
-        for broker in self.brokers:
-            if broker.standing_by:
-                self.world.note("restart standby", broker.process.name)
-                broker.kill()
-                broker.launch(elected=False)
-
-    def cut_clients(self) -> None:
-        """Connections break."""
-        for broker in self.brokers:
-            for connection in list(broker.connections):
-                if self.random.random() < 0.6:
-                    self.world.note("cut clients", connection.name)
-                    connection.drop()
-
-    def kill_manager(self) -> None:
-        """kill -9 of a process of the transaction manager; where that was the last one, another one starts."""
-        for manager in self.office.one():
-            self.world.note("kill manager", manager.name)
-            manager.kill()
-            self.world.after(self.random.random() * 60, self.office.supervise)
-
-    def stop_manager(self) -> None:
-        """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
-        for manager in self.office.one():
-            self.world.note("stop manager", manager.name)
-            manager.process.stop()
-            self.world.after(self.random.random() * 300, manager.process.go_on)
-            if self.random.random() < 0.7:
-                self.office.launch()
-
-    def force_branch(self) -> None:
-        """An administrator ends a prepared branch."""
-        self.office.administrator.force()
-
-    def kill_driver(self) -> None:
-        """kill -9 of the newest driver, or only one more beside it."""
-        if self.random.random() < 0.8:
-            driver = self.pipelines.drivers[-1]
-            self._note_if_alive("kill driver", driver.process)
-            driver.kill()
-        self.pipelines.launch()
-
-    def stop_driver(self) -> None:
-        """SIGSTOP of the driver with its workers, and another one takes over."""
-        driver = self.pipelines.drivers[-1]
-        self._note_if_alive("stop driver", driver.process)
-        stopped = [driver.process, *(worker.process for worker in driver.workers)]
-        for process in stopped:
-            process.stop()
-        for process in stopped:
-            self.world.after(self.random.random() * 400, process.go_on)
-        if self.random.random() < 0.7:
-            self.pipelines.launch()
-
-    def kill_worker(self) -> None:
-        """kill -9 of a Spark worker."""
-        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
-        if workers:
-            process = self.random.choice(workers).process
-            self.world.note("kill worker", process.name)
-            process.kill()
-
-    def stop_worker(self) -> None:
-        """A worker stands still; Spark may try its task elsewhere."""
-        workers = [worker for driver in self.pipelines.drivers for worker in driver.workers if worker.process.alive]
-        if workers:
-            process = self.random.choice(workers).process
-            self.world.note("stop worker", process.name)
-            process.stop()
-            self.world.after(self.random.random() * 300, process.go_on)
-
-    def change_leader(self) -> None:
-        """A node of Kafka hands its partitions over to others."""
-        self.kafka.cluster.change_leaders()
-
-    def cut_off_node(self) -> None:
-        """A node of Kafka is cut off from its peers, and not from its clients."""
-        self.kafka.cluster.leave(self.random.choice(NODES), cut_off=True)
-
-    def stop_node(self) -> None:
-        """A node of Kafka ends, and starts again."""
-        self.kafka.cluster.leave(self.random.choice(NODES), cut_off=False)
-
-    def delete_old_input(self) -> None:
-        """Retention deletes records of an application's topic that are older than the ingress's position."""
-        for ingress, partition in self.pipelines.sources():
-            if ingress is not None and partition.topic.startswith("in."):
-                end = min(partition.stable, committed_offset(self.kafka, self.pipelines.key(ingress, partition)))
-                if end > partition.start:
-                    self.world.note("delete old input", partition.topic)
-                    partition.trim(end)
-
-    def compact(self) -> None:
-        """The log cleaner has been there."""
-        for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0)):
-            partition = self.kafka.partition(topic, index)
-            if partition.compact(self.random.randint(0, partition.end)):
-                self.world.note("compact", f"{topic}-{index}")
-
-    def _note_if_alive(self, trouble: str, process: Process) -> None:
-        if process.alive:
-            self.world.note(trouble, process.name)
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
@@ -398,7 +204,7 @@ class Simulation:
         self.office.calm()
         self.stage.nap_ms = 0.0
         for broker in self.brokers:
-            broker.slowness = self.frailty = 0.0
+            broker.slowness = self.nemesis.frailty = 0.0
         drivers = self.pipelines.drivers
         managers = self.office.processes
         for process in (
@@ -417,7 +223,7 @@ class Simulation:
     def _kill_newest(self) -> None:
         for broker in self._newest():
             self.world.note("kill broker", broker.process.name)
-            self._kill(broker, broker.process)
+            self.nemesis.kill(broker, broker.process)
 
     def _supervise(self) -> None:
         """What is dead is started again, and who has been replaced hears of it: it may have begun when the others were told."""
@@ -429,7 +235,7 @@ class Simulation:
             self.pipelines.launch()
         up = [broker for broker in self.brokers if broker.process.alive and not broker.standing_by]
         if not any(broker.serving or broker.world.now_ms - self.healed_ms < 500 for broker in up):
-            self.take_over()
+            self.nemesis.take_over()
         self.office.supervise()
         self.world.after(100, self._supervise)
 
@@ -515,24 +321,3 @@ class Simulation:
 def _matcher(selector: str) -> Callable[[bytes], bool]:
     compiled = compile_selector(selector)
     return lambda body: wants(compiled, body)
-
-
-TROUBLES: Final[dict[str, Callable[[Simulation], None]]] = {
-    "kill broker": Simulation.kill_broker,
-    "take over": Simulation.take_over,
-    "stop broker": Simulation.stop_broker,
-    "restart standby": Simulation.restart_standby,
-    "cut clients": Simulation.cut_clients,
-    "kill manager": Simulation.kill_manager,
-    "stop manager": Simulation.stop_manager,
-    "force branch": Simulation.force_branch,
-    "kill driver": Simulation.kill_driver,
-    "stop driver": Simulation.stop_driver,
-    "kill worker": Simulation.kill_worker,
-    "stop worker": Simulation.stop_worker,
-    "change leader": Simulation.change_leader,
-    "cut off node": Simulation.cut_off_node,
-    "stop node": Simulation.stop_node,
-    "delete old input": Simulation.delete_old_input,
-    "compact": Simulation.compact,
-}

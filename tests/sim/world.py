@@ -64,6 +64,9 @@ TROUBLE: Final[Mapping[str, str]] = {
     "stall": "appends are out for too long",
     "cut clients": "connections break",
     "doubt": "a client does not know what became of its operation",
+    # of processes and their clocks
+    "suspend machine": "a process stands still, and its monotonic clock with it",
+    "jump clock": "a machine's wall clock jumps",
     # of transactions with branches
     "kill manager": "one with transactions under way, perhaps",
     "stop manager": "it stands still for a while",
@@ -85,6 +88,10 @@ TROUBLE: Final[Mapping[str, str]] = {
     "PositionMoved": "a writer finds that another one has written",
     "PositionTaken": "a driver finds that another one is in charge",
 }
+
+
+#: Two sums of the same times differ by less.
+ROUNDING_MS: Final = 1e-6
 
 
 class TimeOut(Exception):
@@ -150,6 +157,7 @@ class World:
         self.violations = frozenset(violations)
         self.now_ms = 1_000.0
         self.stopped = False
+        self.offsets_ms: dict[str, float] = {}  # of a machine's wall clock: a clock that has jumped
         self.trace: list[str] | None = None
         self.seen: Counter[str] = Counter()  # trouble by its name
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -191,15 +199,34 @@ class World:
 
 
 class Process:
-    """Coroutines that die and stop together. A stopped one (SIGSTOP) does nothing until it goes on; what reaches it meanwhile waits."""
+    """Coroutines that die and stop together. A stopped one (SIGSTOP) does nothing until it goes on; what reaches it meanwhile waits.
+
+    A process has the wall clock of its machine, which may jump, and a monotonic clock. That one goes on while the process is stopped, and
+    stands still while its machine is suspended.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
+        self.machine = name.split("#")[0].split(".")[0]
         self.alive = True
         self.stopped = False
+        self._suspended_ms: float | None = None  # since when its monotonic clock stands still
+        self._lost_ms = 0.0  # how long it has stood still before
+        self._asleep: list[tuple[Promise[None], float]] = []  # timers that ran out by the world's clock, with their monotonic times
         self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._running: dict[Coroutine[Any, Any, Any], None] = {}
+
+    @property
+    def wall_ms(self) -> float:
+        """The time of day, as this process's machine has it."""
+        return self.world.now_ms + self.world.offsets_ms.get(self.machine, 0.0)
+
+    @property
+    def monotonic_ms(self) -> float:
+        """The time that only goes on, except while the machine is suspended."""
+        now_ms = self.world.now_ms if self._suspended_ms is None else self._suspended_ms
+        return now_ms - self._lost_ms
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Promise[T]:
         """Run a coroutine in this process."""
@@ -236,14 +263,22 @@ class Process:
     def sleep(self, delay_ms: float) -> Promise[None]:
         """Done after so long."""
         slept: Promise[None] = Promise()
-        self.world.after(delay_ms, slept.keep, None)
+        self.world.after(delay_ms, self._wake, slept, self.monotonic_ms + delay_ms)
         return slept
+
+    def _wake(self, slept: Promise[None], due_ms: float) -> None:
+        if self._suspended_ms is not None:
+            self._asleep.append((slept, due_ms))
+        elif self._lost_ms and self.monotonic_ms < due_ms - ROUNDING_MS:
+            self.world.after(due_ms - self.monotonic_ms, self._wake, slept, due_ms)
+        else:
+            slept.keep(None)
 
     async def within(self, limit_ms: float, promise: Promise[T]) -> T:
         """What the promise gives. Raises TimeOut when that takes too long."""
         either: Promise[T] = Promise()
         promise.then(lambda: either.fail(promise.error) if promise.error is not None else either.keep(promise.value))
-        self.world.after(limit_ms, either.fail, TimeOut(f"{limit_ms:.0f} ms"))
+        self.sleep(limit_ms).then(lambda: either.fail(TimeOut(f"{limit_ms:.0f} ms")))
         return await either
 
     def kill(self) -> None:
@@ -258,9 +293,21 @@ class Process:
         """SIGSTOP."""
         self.stopped = True
 
+    def suspend(self) -> None:
+        """The machine is suspended: as SIGSTOP, and the monotonic clock stands still as well."""
+        self.stopped = True
+        if self._suspended_ms is None:
+            self._suspended_ms = self.world.now_ms
+
     def go_on(self) -> None:
-        """SIGCONT."""
+        """SIGCONT, or the machine is resumed."""
         self.stopped = False
+        if self._suspended_ms is not None:
+            self._lost_ms += self.world.now_ms - self._suspended_ms
+            self._suspended_ms = None
+            asleep, self._asleep = self._asleep, []
+            for slept, due_ms in asleep:
+                self._wake(slept, due_ms)
         late, self._late = self._late, []
         for action, arguments in late:
             self.do(action, *arguments)

@@ -19,8 +19,9 @@ from tests.sim import pipelines
 from tests.sim.broker import Broker
 from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
 from tests.sim.ledger import Mishaps
+from tests.sim.nemesis import AWAITED, TROUBLES
 from tests.sim.office import Office
-from tests.sim.simulation import AWAITED, TROUBLES, Parts, Simulation
+from tests.sim.simulation import Parts, Simulation
 from tests.sim.world import TROUBLE, Process
 from tests.sim.writer import Incarnation, PositionReader, Writer
 from tests.simulation.planting import Plant, not_found
