@@ -128,5 +128,16 @@ class AddressBook:
             bool(settings.expiry_ms or settings.expiry_max_ms),
         )
 
+    def knows(self, address: str, routing: Routing) -> bool:
+        """Whether a message to the address, or a consumer of it, would find it and not create it.
+
+        Nobody creates a temporary destination by its name, and the owner has created what the configuration names.
+        """
+        if address.startswith(TEMPORARY_PREFIX):
+            return True
+        if routing is Routing.ANYCAST:
+            return address in self.anycast or address in self.policy.queues
+        return bool(self.route(address, routing).queues) or address in self.policy.topics
+
     def __contains__(self, address: str) -> bool:
         return address in self.anycast or any(queue.address == address for queue in self.subscriptions.values())

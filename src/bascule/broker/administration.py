@@ -61,6 +61,10 @@ class Progress:
 _Act = Callable[[Message], None]
 
 
+def _any_queue(_queue: Queue) -> None:
+    """The caller may return messages to any queue."""
+
+
 def purge(engine: Engine, queue: Queue, selector: Selector | None = None) -> Iterator[Progress]:
     """Messages that nobody holds are gone, also those that wait for their time."""
 
@@ -90,15 +94,19 @@ def move(engine: Engine, queue: Queue, address: str, selector: Selector | None =
     return _steps(engine, queue, selector, act)
 
 
-def return_dead_letters(engine: Engine, queue: Queue, selector: Selector | None = None) -> Iterator[Progress]:
-    """Messages that were moved here go back to the queue or subscription that they came from, and to no other.
+def return_dead_letters(
+    engine: Engine, queue: Queue, selector: Selector | None = None, check: Callable[[Queue], None] = _any_queue
+) -> Iterator[Progress]:
+    """Return dead letters to the queue or subscription that they came from, and to no other.
 
-    For diverts nothing happens: they had the message when it was sent.
+    Diverts do not see them again: they had the message when it was sent. ``check`` raises a BasculeError for a queue to which the caller
+    may return no message.
     """
 
     def act(message: Message) -> None:
         body = engine.bodies.read(message)
         target = _origin(engine, body)
+        check(target)
         _check_room(target)
         now_ms = engine.clock()
         expiry_ms = message_annotation(body, ORIGINAL_EXPIRY) or 0

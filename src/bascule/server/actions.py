@@ -14,7 +14,9 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.queue import Queue
 from bascule.config.address import check_address
+from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.branches import Ending
@@ -28,10 +30,18 @@ PAUSE_S = 0.01
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 
 
+#: Permissions on addresses.
+Needs = list[tuple[Permission, str]]
+
+
 class Action(NamedTuple):
-    """``run(node, **arguments)``; ``optional`` gives the types and the values of arguments that may be left out."""
+    """``run(node, **arguments)``; ``needs(node, **arguments)`` are the permissions for it.
+
+    ``optional`` gives the types and the values of arguments that may be left out.
+    """
 
     run: Callable[..., Awaitable[Answer]]
+    needs: Callable[..., Needs]
     required: tuple[str, ...] = ()
     optional: Mapping[str, Any] = {}
 
@@ -49,11 +59,13 @@ class Action(NamedTuple):
 
 
 async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
-    """Do it. Raises InvalidInput, UnknownAddress, ResourceLimit, Unavailable."""
+    """Carry out an action of the administrator. Raises Unauthorized, InvalidInput, UnknownAddress, ResourceLimit, Unavailable."""
     action = ACTIONS[name]
     arguments = action.arguments(given)
     if not node.serving:
         raise Unavailable(node.trouble or "the broker is starting")
+    for permission, address in action.needs(node, **arguments):
+        node.authorize(permission, address)
     return await action.run(node, **arguments)
 
 
@@ -109,13 +121,16 @@ async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
 async def _return(node: Node, queue: str, selector: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
     progress = await _go_through(
-        node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector))
+        node,
+        lambda engine: administration.return_dead_letters(
+            engine, queue_named(engine, name), _selector(selector), check=lambda origin: node.authorize(Permission.SEND, origin.address)
+        ),
     )
     return {"returned": progress.done, "left": progress.left}
 
 
 async def _close(node: Node, id: str) -> Answer:  # its name in the request
-    found = [connection for connection in node.connections if id in (connection.peer, connection.container)]
+    found = [connection for connection in node.connections if id in (connection.peer, connection.client.container)]
     if not found:
         raise UnknownAddress(f"there is no connection {id!r}: neither from there, nor with that client id")
     for connection in found:
@@ -183,17 +198,53 @@ async def _stored(node: Node, engine: Engine) -> None:
         raise Unavailable(f"decided, but Kafka has not stored it in {timeout_s:g} s: look again whether it was done") from None
 
 
+def _address(engine: Engine, name: str) -> str:
+    """The address of a queue or subscription; its name where there is none, which is the address of a queue."""
+    queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
+    return name if queue is None else queue.address
+
+
+def _to_create(_node: Node, name: str) -> Needs:
+    return [(Permission.CREATE_ADDRESS, name), (Permission.CREATE_DURABLE_QUEUE, name)]
+
+
+def _to_delete(node: Node, name: str, **_: Any) -> Needs:
+    addresses = node.engine.addresses
+    queue = addresses.anycast.get(name) or addresses.subscriptions.get(name)
+    if queue is None:
+        return []  # the action says so
+    deletes = (Permission.to_delete(durable=queue.durable), queue.address)
+    return [deletes] if queue.subscription else [deletes, (Permission.DELETE_ADDRESS, queue.address)]
+
+
+def _to_edit(node: Node, name: str, **_: Any) -> Needs:
+    return [(Permission.EDIT, _address(node.engine, name))]
+
+
+def _to_move(node: Node, name: str, to: str, **_: Any) -> Needs:
+    creates = [] if node.engine.addresses.knows(to, Routing.ANYCAST) else _to_create(node, to)
+    return [*_to_edit(node, name), (Permission.SEND, to), *creates]
+
+
+def _to_return(node: Node, queue: str, **_: Any) -> Needs:
+    return _to_edit(node, queue or node.settings.broker.dead_letter_address)
+
+
+def _to_manage(_node: Node, **_: Any) -> Needs:
+    return [(Permission.MANAGE, MANAGEMENT_ADDRESS)]
+
+
 #: By path of the request.
 ACTIONS: dict[str, Action] = {
-    "queues/create": Action(_create, ("name",)),
-    "queues/delete": Action(_delete, ("name",), {"force": False}),
-    "queues/purge": Action(_purge, ("name",), {"selector": ""}),
-    "queues/move": Action(_move, ("name", "to"), {"selector": ""}),
-    "dead-letters/return": Action(_return, (), {"queue": "", "selector": ""}),
-    "subscriptions/delete": Action(_unsubscribe, ("name",), {"force": False}),
-    "connections/close": Action(_close, ("id",)),
-    "branches/commit": Action(partial(_force, ending=Ending.FORCED_COMMIT), ("xid",)),
-    "branches/rollback": Action(partial(_force, ending=Ending.FORCED_ROLLBACK), ("xid",)),
-    "branches/forget": Action(_forget, ("xid",)),
-    "ingress/begin-anew": Action(_begin_ingress_anew),
+    "queues/create": Action(_create, _to_create, ("name",)),
+    "queues/delete": Action(_delete, _to_delete, ("name",), {"force": False}),
+    "queues/purge": Action(_purge, _to_edit, ("name",), {"selector": ""}),
+    "queues/move": Action(_move, _to_move, ("name", "to"), {"selector": ""}),
+    "dead-letters/return": Action(_return, _to_return, (), {"queue": "", "selector": ""}),
+    "subscriptions/delete": Action(_unsubscribe, _to_delete, ("name",), {"force": False}),
+    "connections/close": Action(_close, _to_manage, ("id",)),
+    "branches/commit": Action(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, ("xid",)),
+    "branches/rollback": Action(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, ("xid",)),
+    "branches/forget": Action(_forget, _to_manage, ("xid",)),
+    "ingress/begin-anew": Action(_begin_ingress_anew, _to_manage),
 }

@@ -36,6 +36,7 @@ from starlette.routing import Route
 
 from bascule.config.settings import is_loopback
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.embedded.process import PortInUse
 from bascule.server.actions import ACTIONS
 from bascule.server.status import ConnectionStatus, QueueDetail, Status, SubscriptionStatus
@@ -53,8 +54,15 @@ DEAD_LETTERS = 100
 log = logging.getLogger(__name__)
 
 
+#: The user name of whoever may use the admin server.
+ADMINISTRATOR = "administrator"
+
+
 class Broker(Protocol):
     """A broker, as the admin server sees it. All is called on the event loop; only ``act`` may wait."""
+
+    def authorize(self, permission: Permission, address: str) -> None:
+        """Check a permission of the administrator. Raises Unauthorized."""
 
     def status(self) -> Status:
         """How it stands now."""
@@ -67,6 +75,9 @@ class Broker(Protocol):
 
     def clients(self) -> Sequence[ConnectionStatus]:
         """The client connections."""
+
+    def dead_letter_address(self, queue: str) -> str:
+        """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
 
     def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
         """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""
@@ -202,23 +213,36 @@ class _Pages:
         log.info("%s %s: %s", action, json.dumps(arguments), json.dumps(answer))
         return JSONResponse(answer)
 
+    def _may_view(self) -> None:
+        self._broker.authorize(Permission.VIEW, MANAGEMENT_ADDRESS)
+
     def _status(self, _request: Request) -> object:
+        self._may_view()
         return self._broker.status()
 
     def _queues(self, request: Request) -> object:
         name = request.query_params.get("name")
-        return self._broker.status()["queues"] if name is None else self._broker.queue(name)
+        if name is None:
+            self._may_view()
+            return self._broker.status()["queues"]
+        found = self._broker.queue(name)
+        self._broker.authorize(Permission.VIEW, found["address"])
+        return found
 
     def _subscriptions(self, _request: Request) -> object:
+        self._may_view()
         return self._broker.subscriptions()
 
     def _connections(self, _request: Request) -> object:
+        self._may_view()
         return self._broker.clients()
 
     def _dead_letters(self, request: Request) -> object:
         _check_administrator(request, self._token)
         count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
-        return self._broker.dead_letters(request.query_params.get("queue", ""), count)
+        queue = request.query_params.get("queue", "")
+        self._broker.authorize(Permission.BROWSE, self._broker.dead_letter_address(queue))
+        return self._broker.dead_letters(queue, count)
 
 
 LOOKS: dict[str, Callable[[_Pages, Request], object]] = {

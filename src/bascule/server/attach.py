@@ -15,16 +15,16 @@ from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Ta
 from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.queue import Queue
 from bascule.core.destination import ADDRESS_MAX, Routing
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
-from bascule.server import management
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
 from bascule.server.lost_track import bring_back, comes_late
 
 if TYPE_CHECKING:
-    from bascule.server.connection import ClientConnection
+    from bascule.server.client import Client
 
 PREFIXES = {"queue://": Routing.ANYCAST, "topic://": Routing.MULTICAST}
 ROUTING_OF_CAPABILITY = {
@@ -68,104 +68,114 @@ def place_of_message(to: object, body: bytes) -> Place:
     return place_of(to, (DESTINATION_KINDS[kind],) if known else ())
 
 
-def routing_at(connection: ClientConnection, place: Place) -> Routing:
+def routing_at(client: Client, place: Place) -> Routing:
     """The routing of a place where the peer did not say: what is there, or a queue."""
     if place.routing is not None:
         return place.routing
-    addresses = connection.server.engine.addresses
+    addresses = client.engine.addresses
     if place.address not in addresses.anycast and place.address in addresses:
         return Routing.MULTICAST
     return Routing.ANYCAST
 
 
-def attach(connection: ClientConnection, link: Link) -> None:
-    """Answer a peer's attach. Raises AmqpError: the link is refused."""
+def attach(client: Client, link: Link) -> None:
+    """Answer a peer's attach. Raises BasculeError, for which the link is refused; Unauthorized among them."""
     if isinstance(link, ReceiverLink):
-        _attach_producer(connection, link)
-    else:
-        assert isinstance(link, SenderLink)
-        _attach_consumer(connection, link)
+        _attach_producer(client, link)
+    elif isinstance(link, SenderLink):
+        _attach_consumer(client, link)
 
 
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
-def _attach_producer(connection: ClientConnection, link: ReceiverLink) -> None:
+def _attach_producer(client: Client, link: ReceiverLink) -> None:
     target = link.target
-    limit = connection.server.max_message_bytes
+    limit = client.max_message_bytes
     if isinstance(target, Coordinator):
-        if comes_late(connection, link) and bring_back(connection, link):
+        if comes_late(client, link) and bring_back(client, link):
             return
-        link.context = CoordinatorLink(connection, link)
+        link.context = CoordinatorLink(client, link)
         link.accept(max_message_size=limit)
         link.flow(PRODUCER_CREDIT)
         return
     if not isinstance(target, Target):
         raise AmqpError(NOT_IMPLEMENTED, "a producer without a target")
     if target.dynamic:
-        address, routing = _temporary(connection, link, target.capabilities)
-        link.context = _producer(connection, link, address, routing)
+        address, routing = _temporary(client, link, target.capabilities)
+        link.context = _producer(client, link, address, routing)
         link.accept(target=dataclasses.replace(target, address=address), max_message_size=limit)
     else:
         if target.address is None:
-            link.context = ProducerLink(connection, link, None, None)
+            link.context = ProducerLink(client, link, None, None)
         else:
             place = place_of(target.address, target.capabilities)
-            link.context = _producer(connection, link, place.address, routing_at(connection, place))
+            link.context = _producer(client, link, place.address, routing_at(client, place))
         link.accept(max_message_size=limit)
     link.context.top_up()
 
 
-def _producer(connection: ClientConnection, link: ReceiverLink, address: str, routing: Routing) -> ProducerLink:
-    engine = connection.server.engine
-    if address == management.ADDRESS:
+def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing) -> ProducerLink:
+    engine = client.engine
+    if address == MANAGEMENT_ADDRESS:
+        client.authorize(Permission.MANAGE, address)
         engine.addresses.producers[address, routing] += 1  # no queue is behind it
     else:
+        client.authorize_sending(address, routing)
         engine.attach_producer(address, routing)
-    return ProducerLink(connection, link, address, routing)
+    return ProducerLink(client, link, address, routing)
 
 
-def _temporary(connection: ClientConnection, link: Link, capabilities: tuple[str, ...]) -> tuple[str, Routing]:
+def _temporary(client: Client, link: Link, capabilities: tuple[str, ...]) -> tuple[str, Routing]:
     """A temporary destination: it goes when its link goes, and with it what it holds."""
     routing = _routing_asked_for(capabilities) or Routing.ANYCAST
     name = f"{TEMPORARY_PREFIX}{uuid.uuid4()}"
-    connection.server.engine.create_temporary(name, routing)
-    connection.temporary[link] = name
+    client.authorize(Permission.CREATE_ADDRESS, name)
+    if routing is Routing.ANYCAST:
+        client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, name)
+    client.engine.create_temporary(name, routing)
+    client.temporary[link] = name
     return name, routing
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-def _attach_consumer(connection: ClientConnection, link: SenderLink) -> None:
+def _attach_consumer(client: Client, link: SenderLink) -> None:
     source = link.source
     if source is None:
-        _find_subscription(connection, link)
+        _find_subscription(client, link)
         return
     if source.dynamic:
-        address, routing = _temporary(connection, link, source.capabilities)
-        engine = connection.server.engine
+        address, routing = _temporary(client, link, source.capabilities)
+        engine = client.engine
+        client.authorize(Permission.CONSUME, address)
         answer = dataclasses.replace(source, address=address)
         if routing is Routing.ANYCAST:
-            _consume(connection, link, engine.queue(address), None, source=answer)
+            _consume(client, link, engine.queue(address), None, source=answer)
         else:
+            client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, address)
             queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, routing, durable=False)
-            _consume(connection, link, queue, None, source=answer).on_close = queue
+            _consume(client, link, queue, None, source=answer).on_close = queue
         return
     place = place_of(source.address, source.capabilities)
-    if place.address == management.ADDRESS:
-        raise AmqpError(NOT_ALLOWED, f"{management.ADDRESS} answers to the reply-to of a request: a temporary queue will do")
-    if place.address.startswith(TEMPORARY_PREFIX) and place.address not in connection.temporary.values():
+    if place.address == MANAGEMENT_ADDRESS:
+        raise AmqpError(NOT_ALLOWED, f"{MANAGEMENT_ADDRESS} answers to the reply-to of a request: a temporary queue will do")
+    if place.address.startswith(TEMPORARY_PREFIX) and place.address not in client.temporary.values():
         raise AmqpError(NOT_ALLOWED, f"only its own connection may consume from temporary destination {place.address!r}")
     selector = _selector(link)
-    if routing_at(connection, place) is Routing.MULTICAST:
-        _subscribe(connection, link, source, place.address, selector)
+    routing = routing_at(client, place)
+    browses = routing is Routing.ANYCAST and source.distribution_mode == "copy"
+    client.authorize(Permission.BROWSE if browses else Permission.CONSUME, place.address)
+    client.authorize_creation(place.address, routing)
+    if routing is Routing.MULTICAST:
+        _subscribe(client, link, source, place.address, selector)
         return
-    queue = connection.server.engine.queue(place.address)
-    if source.distribution_mode == "copy":
-        _browse(connection, link, queue, selector)
+    queue = client.engine.queue(place.address)
+    if browses:
+        _browse(client, link, queue, selector)
     else:
-        _consume(connection, link, queue, selector)
+        _consume(client, link, queue, selector)
 
 
 def _selector(link: Link) -> Selector | None:
@@ -176,84 +186,87 @@ def _selector(link: Link) -> Selector | None:
         raise AmqpError(INVALID_FIELD, str(error)) from error
 
 
-def _consume(
-    connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None
-) -> ConsumerLink:
-    engine = connection.server.engine
+def _consume(client: Client, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None) -> ConsumerLink:
+    engine = client.engine
     consumer = ConsumerLink(
-        connection, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
-        keeps_credit=in_first_transaction(connection, link.session),
+        client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
+        keeps_credit=in_first_transaction(client, link.session),
     )  # fmt: skip
     link.context = consumer
     consumer.consumer = engine.attach(queue, consumer, selector)
     # The queue, or a subscription, is there for good before the client is told so.
-    engine.journaling.then(_accept, connection, link, source)
+    engine.journaling.then(_accept, client, link, source)
     return consumer
 
 
-def _accept(connection: ClientConnection, link: SenderLink, source: Source | None) -> None:
-    if link.context is not None and not connection.lost:
+def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
+    if link.context is not None and not client.lost:
         link.accept(source=source)
         link.context.granted()
-        connection.wake(link)  # credit that came with the attach counts from now on
-        connection.touch()
+        client.wake(link)  # credit that came with the attach counts from now on
+        client.touch()
 
 
-def _browse(connection: ClientConnection, link: SenderLink, queue: Queue, selector: Selector | None) -> None:
-    engine = connection.server.engine
+def _browse(client: Client, link: SenderLink, queue: Queue, selector: Selector | None) -> None:
+    engine = client.engine
     messages = [message for message in queue.waiting() if selector is None or engine.matches(selector, message)]
     messages.reverse()
-    link.context = BrowserLink(connection, link, messages)
+    link.context = BrowserLink(client, link, messages)
     link.accept()
 
 
-def _subscribe(connection: ClientConnection, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
+def _subscribe(client: Client, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
     """A consumer of a topic: the subscription is a queue of its own, which takes what its selector wants."""
-    engine = connection.server.engine
+    engine = client.engine
     engine.check_topic(address)
     shared = "shared" in source.capabilities
     durable = bool(source.durable) or source.expiry_policy == "never"
     text = selector.text if selector is not None else ""
-    no_local = connection.container if no_local_of(link) else ""
+    no_local = client.container if no_local_of(link) else ""
     if not shared and not durable:
+        client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, address)
         queue = engine.create_queue(
             f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local
         )
-        _consume(connection, link, queue, None).on_close = queue
+        _consume(client, link, queue, None).on_close = queue
         return
-    client, name = _subscription(connection, link)
-    existing = _existing(connection, client, name, durable=durable)
+    owner, name = _subscription(client, link)
+    existing = _existing(client, owner, name, durable=durable)
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is there as {there}: a name is one or the other (unsubscribe first)")
     if existing is not None and (existing.address, existing.selector_text, existing.no_local_container) != (address, text, no_local):
         if existing.consumers:
             raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use, with another topic or selector")
+        client.authorize(Permission.to_delete(durable=durable), existing.address)
+        client.authorize(Permission.to_create(durable=durable), address)
         engine.delete_queue(existing)  # the same as unsubscribe and subscribe anew (Jakarta Messaging 3.1, section 8.3.3)
         existing = None
     if existing is not None and existing.consumers and not shared:
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} has a consumer already")
+    if existing is None:
+        client.authorize(Permission.to_create(durable=durable), address)
     queue = existing or engine.create_queue(
-        subscription_queue(client, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
+        subscription_queue(owner, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
         subscription=name, shared=shared,
     )  # fmt: skip
-    consumer = _consume(connection, link, queue, None)
+    consumer = _consume(client, link, queue, None)
     if not durable:
         consumer.on_close = queue
 
 
-def _subscription(connection: ClientConnection, link: Link) -> tuple[str | None, str]:
+def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
     """(client id, or None where it is everybody's; name) of a durable or shared subscription."""
     name, _, suffix = link.name.partition(NAME_DELIMITER)
-    return None if suffix.startswith("global") else connection.container, name
+    return None if suffix.startswith("global") else client.container, name
 
 
-def subscription_queue(client: str | None, name: str, *, durable: bool) -> str:
+def subscription_queue(owner: str | None, name: str, *, durable: bool) -> str:
     """The queue behind a subscription: ``CLIENT.NAME``, or ``NAME`` of one that is everybody's.
 
     No two have the same: the first dot that is not escaped ends the client id, and a delimiter behind it the name, which has none.
     """
-    queue = _escaped(name) if client is None else f"{_escaped(client)}.{name}"
+    queue = _escaped(name) if owner is None else f"{_escaped(owner)}.{name}"
     return queue if durable else f"{queue}{NAME_DELIMITER}volatile"
 
 
@@ -261,39 +274,40 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace(".", r"\.")
 
 
-def _existing(connection: ClientConnection, client: str | None, name: str, *, durable: bool) -> Queue | None:
+def _existing(client: Client, owner: str | None, name: str, *, durable: bool) -> Queue | None:
     """The subscription, if it is there. An earlier version escaped no dots, and kept the queue's name as the subscription's."""
-    former = name if client is None else f"{client}.{name}"
-    subscriptions = connection.server.engine.addresses.subscriptions
-    for queue_name, kept in ((subscription_queue(client, name, durable=durable), name), (former, former)):
+    former = name if owner is None else f"{owner}.{name}"
+    subscriptions = client.engine.addresses.subscriptions
+    for queue_name, kept in ((subscription_queue(owner, name, durable=durable), name), (former, former)):
         queue = subscriptions.get(queue_name)
         if queue is not None and queue.subscription == kept and queue.durable is durable:
             return queue
     return None
 
 
-def _find_subscription(connection: ClientConnection, link: SenderLink) -> None:
+def _find_subscription(client: Client, link: SenderLink) -> None:
     """A null source asks for a subscription by its link's name; closing that link deletes it (unsubscribe)."""
-    client, name = _subscription(connection, link)
-    queue = _existing(connection, client, name, durable=True)
+    owner, name = _subscription(client, link)
+    queue = _existing(client, owner, name, durable=True)
     if queue is None:
         raise AmqpError(NOT_FOUND, f"no subscription {name!r}")
     if queue.consumers:
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
-    connection.unsubscribing[link] = queue
+    client.authorize(Permission.DELETE_DURABLE_QUEUE, queue.address)
+    client.unsubscribing[link] = queue
     link.accept(source=Source(address=queue.address, durable=2, expiry_policy="never", distribution_mode="copy", capabilities=("topic",)))
 
 
 # -- the end of a link -------------------------------------------------------------------------------------------------
 
 
-def detached(connection: ClientConnection, link: Link, *, closed: bool, orderly: bool = False) -> None:
+def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False) -> None:
     """A link is gone: closed by its client, or with its session or connection.
 
     ``orderly``: the client closed this link alone. Then it has said what it did with what it was given, and the rest was never seen.
     With a session or a connection it need not: what an application has in its hands, unacknowledged one by one, comes without a word.
     """
-    engine = connection.server.engine
+    engine = client.engine
     context, link.context = link.context, None
     if isinstance(context, CoordinatorLink):
         context.abandon()
@@ -304,9 +318,9 @@ def detached(connection: ClientConnection, link: Link, *, closed: bool, orderly:
         engine.detach(context.consumer, failed=False, seen=not orderly)
         if context.on_close is not None and not context.on_close.consumers:
             engine.delete_queue(context.on_close)
-    queue = connection.unsubscribing.pop(link, None)
+    queue = client.unsubscribing.pop(link, None)
     if queue is not None and closed:
         engine.delete_queue(queue)
-    temporary = connection.temporary.pop(link, None)
+    temporary = client.temporary.pop(link, None)
     if temporary is not None:
         engine.delete_temporary(temporary)

@@ -14,7 +14,7 @@ from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.lost_track import bring_back, consumers_of, loses_track
 
 if TYPE_CHECKING:
-    from bascule.server.connection import ClientConnection
+    from bascule.server.client import Client
 
 #: A session of a client that has come back is there again by then; one that is begun later is new.
 RECOVERED_S: Final = 5.0
@@ -23,19 +23,19 @@ RECOVERED_S: Final = 5.0
 class CoordinatorLink:
     """A client's link to the transaction coordinator."""
 
-    __slots__ = ("_declared", "_first", "_interrupted", "_lost_track", "_waits", "connection", "link")
+    __slots__ = ("_declared", "_first", "_interrupted", "_lost_track", "_waits", "client", "link")
 
-    def __init__(self, connection: ClientConnection, link: ReceiverLink) -> None:
-        self.connection = connection
+    def __init__(self, client: Client, link: ReceiverLink) -> None:
+        self.client = client
         self.link = link
         self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
         # An interruption may have fallen into the first transaction: b"" before it, None behind it.
         self._first: bytes | None = None
-        if connection.past is not None:
+        if client.past is not None:
             self._first = b""
-            connection.first_transactions += 1
-        soon = time.monotonic() - connection.opened_s < RECOVERED_S
-        self._interrupted = soon and connection.past is not None and connection.past.interrupted_s is not None
+            client.first_transactions += 1
+        soon = time.monotonic() - client.opened_s < RECOVERED_S
+        self._interrupted = soon and client.past is not None and client.past.interrupted_s is not None
         self._lost_track = False  # the client, of messages that it has
         self._waits = False  # for the end of its connection
 
@@ -48,11 +48,11 @@ class CoordinatorLink:
         """Begin a transaction."""
         if self._lost_track:
             self._lost_track = False
-            self._waits = bring_back(self.connection, self.link)
+            self._waits = bring_back(self.client, self.link)
         if self._waits:
             return
-        self._declared &= self.connection.transactions.keys()  # without those that have become branches
-        transaction = self.connection.begin()
+        self._declared &= self.client.transactions.keys()  # without those that have become branches
+        transaction = self.client.begin()
         self._declared.add(transaction.id)
         if self._first == b"":
             self._first = transaction.id
@@ -61,20 +61,20 @@ class CoordinatorLink:
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit, or roll back. The answer to a commit comes when it is stored."""
-        if self.connection.anew is not None:
+        if self.client.anew is not None:
             self._waits = True
-            self.connection.anew.hold(self.link, txn_id)
+            self.client.anew.hold(self.link, txn_id)
             return
-        transaction = self.connection.transactions.pop(txn_id, None)
+        transaction = self.client.transactions.pop(txn_id, None)
         self._declared.discard(txn_id)
-        engine = self.connection.server.engine
+        engine = self.client.engine
         if self._first is not None and txn_id == self._first:
             session = self.link.session
             self._lost_track = (
-                fail and transaction is not None and loses_track(self.connection, session, transaction, interrupted=self._interrupted)
+                fail and transaction is not None and loses_track(self.client, session, transaction, interrupted=self._interrupted)
             )
             self._first_is_over()
-            for consumer in consumers_of(self.connection, session):
+            for consumer in consumers_of(self.client, session):
                 consumer.spend_all()
         if transaction is None:
             self._answer(delivery_id, UnknownTransaction(f"no transaction {txn_id.hex()} on this connection"))
@@ -87,23 +87,23 @@ class CoordinatorLink:
     def abandon(self) -> None:
         """The link is gone: what was begun on it is rolled back (AMQP 1.0 part 4, section 4.3)."""
         for txn_id in self._declared:
-            transaction = self.connection.transactions.pop(txn_id, None)
+            transaction = self.client.transactions.pop(txn_id, None)
             if transaction is not None:
-                self.connection.server.engine.rollback(transaction)
+                self.client.engine.rollback(transaction)
         self._declared.clear()
         self._first_is_over()
 
     def _first_is_over(self) -> None:
         if self._first is not None:
             self._first = None
-            self.connection.first_transactions -= 1
+            self.client.first_transactions -= 1
 
     def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
         self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))
-        self.connection.touch()
+        self.client.touch()
 
 
-def in_first_transaction(connection: ClientConnection, session: Session) -> bool:
+def in_first_transaction(client: Client, session: Session) -> bool:
     """Whether a session is transacted, and an interruption may have fallen into its present transaction."""
-    contexts = (link.context for link in connection.links if link.session is session)
+    contexts = (link.context for link in client.links if link.session is session)
     return any(isinstance(context, CoordinatorLink) and context.in_first_transaction for context in contexts)

@@ -18,7 +18,7 @@ from bascule.core.errors import BasculeError
 from bascule.jms.sections import head_of, header_bytes
 
 if TYPE_CHECKING:
-    from bascule.server.connection import ClientConnection
+    from bascule.server.client import Client
 
 #: Messages a producer may have on their way: hides a round trip at full speed.
 PRODUCER_CREDIT = 1000
@@ -33,10 +33,10 @@ PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 class ProducerLink:
     """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
 
-    __slots__ = ("_accepted_in", "_waiting", "_yielding", "address", "connection", "link", "routing")
+    __slots__ = ("_accepted_in", "_waiting", "_yielding", "address", "client", "link", "routing")
 
-    def __init__(self, connection: ClientConnection, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
-        self.connection = connection
+    def __init__(self, client: Client, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
+        self.client = client
         self.link = link
         self.address = address
         self.routing = routing
@@ -55,7 +55,7 @@ class ProducerLink:
             if self._accepted_in.txn_id != txn_id:
                 self._accepted_in = TransactionalState(txn_id, ACCEPTED)  # one for all of a transaction: the engine gathers equal answers
             self.link.settle(delivery_id, self._accepted_in)
-        self.connection.touch()
+        self.client.touch()
 
     def refused(self, token: Any, error: BasculeError) -> None:
         """The message is not taken, and the client is told why; one it would not hear of closes the link."""
@@ -65,7 +65,7 @@ class ProducerLink:
             delivery_id, txn_id = token
             outcome = Rejected(Error(error.condition, str(error)))
             self.link.settle(delivery_id, outcome if txn_id is None else TransactionalState(txn_id, outcome))
-        self.connection.touch()
+        self.client.touch()
 
     def top_up(self) -> None:
         """Give credit when half is used; later where consumers cannot keep up.
@@ -81,22 +81,22 @@ class ProducerLink:
             self._grant()
 
     def _outruns_consumers(self) -> bool:
-        queue = self.connection.server.engine.addresses.anycast.get(self.address or "")
+        queue = self.client.engine.addresses.anycast.get(self.address or "")
         return queue is not None and bool(queue.consumers) and queue.ready.count > OUTRUN_MESSAGES
 
     def _grant(self) -> None:
         self._yielding = False
         credit = PRODUCER_CREDIT
         if self.address is not None and self.routing is not None:
-            engine = self.connection.server.engine
+            engine = self.client.engine
             credit = engine.share_of_room(self.address, self.routing, PRODUCER_CREDIT)
             if not credit and not self.link.credit:
                 self._waiting = True
                 engine.when_room(self.address, self.routing, self._room)
         if credit > self.link.credit:
             self.link.flow(credit)
-            self.connection.touch()
-            self.connection.send_output()
+            self.client.touch()
+            self.client.send_output()
 
     def _room(self) -> None:
         """A full queue has room again."""
@@ -108,10 +108,10 @@ class ProducerLink:
 class ConsumerLink:
     """A client's consumer; the broker's :class:`~bascule.broker.ports.ConsumerPort`."""
 
-    __slots__ = ("_keeps_credit", "_kept", "connection", "consumer", "gave_back", "link", "on_close", "settled")
+    __slots__ = ("_keeps_credit", "_kept", "client", "consumer", "gave_back", "link", "on_close", "settled")
 
-    def __init__(self, connection: ClientConnection, link: SenderLink, *, settled: bool, keeps_credit: bool = False) -> None:
-        self.connection = connection
+    def __init__(self, client: Client, link: SenderLink, *, settled: bool, keeps_credit: bool = False) -> None:
+        self.client = client
         self.link = link
         self.settled = settled
         self._keeps_credit = keeps_credit
@@ -124,7 +124,7 @@ class ConsumerLink:
     @property
     def credit(self) -> int:
         """Messages it may be sent now: none while what its client has been given is not written."""
-        return 0 if self.connection.full else self.link.credit - self._kept
+        return 0 if self.client.full else self.link.credit - self._kept
 
     @property
     def has_credit(self) -> bool:
@@ -146,12 +146,12 @@ class ConsumerLink:
         self._keeps_credit = False
         if self._kept:
             self._kept = 0
-            self.connection.wake(self.link)
+            self.client.wake(self.link)
 
     def deliver(self, message: Message, delivery_count: int) -> None:
         """Send a message, with its header as it is now."""
-        connection = self.connection
-        engine = connection.server.engine
+        client = self.client
+        engine = client.engine
         body = engine.bodies.read(message)
         parts: bytes | tuple[bytes, ...] = body
         if delivery_count:
@@ -159,11 +159,10 @@ class ConsumerLink:
             header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
             parts = (header, body[body_start:])
         self.link.send(parts, context=(self.consumer, message), settled=self.settled)
-        if self.settled:
-            assert self.consumer is not None
+        if self.settled and self.consumer is not None:
             engine.acknowledge(self.consumer, message)
-        connection.given(message.size_bytes)
-        connection.touch()
+        client.given(message.size_bytes)
+        client.touch()
 
     def fail_oldest(self) -> None:
         """The client died: of all that it held, the oldest is what it was most likely working on, and counts as a failed delivery.
@@ -173,43 +172,43 @@ class ConsumerLink:
         consumer = self.consumer
         if consumer is not None and consumer.unacked:
             oldest = min(consumer.unacked)
-            self.connection.server.engine.give_back(consumer, consumer.unacked[oldest], failed=True)
+            self.client.engine.give_back(consumer, consumer.unacked[oldest], failed=True)
 
     def ended(self, error: BasculeError) -> None:
         """The queue is gone, and with it the link."""
         self.link.detach(AmqpError(error.condition, str(error)))
-        self.connection.touch()
+        self.client.touch()
 
     def dispatched(self) -> None:
         """Nothing more for now: answer a drain, also one whose credit is used up. Not where there may be more, later."""
-        if self.link.drain and not self.link.withheld and not self.connection.full:
+        if self.link.drain and not self.link.withheld and not self.client.full:
             self.link.drained()
-            self.connection.touch()
+            self.client.touch()
 
 
 class BrowserLink:
     """A queue browser: a stable pass over what waits when it comes, each message once, nothing taken."""
 
-    __slots__ = ("connection", "link", "messages")
+    __slots__ = ("client", "link", "messages")
 
-    def __init__(self, connection: ClientConnection, link: SenderLink, messages: list[Message]) -> None:
-        self.connection = connection
+    def __init__(self, client: Client, link: SenderLink, messages: list[Message]) -> None:
+        self.client = client
         self.link = link
         self.messages = messages
 
     def pump(self) -> None:
         """Send what credit and connection allow."""
-        connection = self.connection
-        engine = connection.server.engine
+        client = self.client
+        engine = client.engine
         now_ms = engine.clock()
-        while self.messages and self.link.credit > 0 and not connection.full:
+        while self.messages and self.link.credit > 0 and not client.full:
             message = self.messages.pop()
             if message.references and not 0 < message.expiry_ms <= now_ms:  # still there
                 self.link.send(engine.bodies.read(message), context=None, settled=True)
-                connection.given(message.size_bytes)
-        if not self.link.withheld and not connection.full:
+                client.given(message.size_bytes)
+        if not self.link.withheld and not client.full:
             self.link.drained()
-        connection.touch()
+        client.touch()
 
 
 def selector_of(link: Link) -> str:

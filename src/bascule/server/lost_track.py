@@ -34,7 +34,7 @@ from bascule.broker.transactions import Transaction
 from bascule.server.links import ConsumerLink
 
 if TYPE_CHECKING:
-    from bascule.server.connection import ClientConnection
+    from bascule.server.client import Client
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ LOOK_S: Final = 1.0
 #: at once, which the client takes while it is not connected. The consumers of such a session are ended, as an application notices.
 ROUNDS_MAX: Final = 5
 LOST = AmqpError(
-    ILLEGAL_STATE, "the client has lost track of what it was sent before a transaction was rolled back: make the consumer anew"
+    ILLEGAL_STATE, "the client has lost track of the messages that it received before a rollback; close and recreate the consumer"
 )
 
 
@@ -58,13 +58,13 @@ class BeginAnew:
     tells it truthfully that it is rolled back, and begins with nothing. So who commits now is kept waiting, until all do that have begun.
     """
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    def __init__(self, client: Client, rounds: int) -> None:
+        """``rounds`` counts how often the broker has made this client begin anew since one interruption."""
+        self._client = client
         self._waiting: set[str] = set()
         self._held: set[bytes] = set()
-        assert connection.past is not None
         self._loop = asyncio.get_running_loop()
-        self._until_s = self._loop.time() + FINISH_S * 2**connection.past.rounds
+        self._until_s = self._loop.time() + FINISH_S * 2**rounds
         self._next = self._loop.call_later(LOOK_S, self._look)
 
     def hold(self, coordinator: Link, txn_id: bytes = b"") -> None:
@@ -83,43 +83,43 @@ class BeginAnew:
 
     def _check(self) -> None:
         """End the connection if nobody is in the middle of anything. What was asked for before is stored and answered first."""
-        open_ = self._connection.transactions.values()
+        open_ = self._client.transactions.values()
         idle = all(each.id in self._held or not (each.acks or each.drafts) for each in open_)
         if idle or self._loop.time() >= self._until_s:
-            self._connection.server.engine.journaling.then(self._connection.begin_anew, frozenset(self._waiting))
+            self._client.engine.journaling.then(self._client.begin_anew, frozenset(self._waiting))
 
 
-def bring_back(connection: ClientConnection, coordinator: Link) -> bool:
+def bring_back(client: Client, coordinator: Link) -> bool:
     """Have the client of a session that has lost track begin anew; False where that is of no use, and its consumers are ended."""
-    assert connection.past is not None
-    if connection.past.rounds < ROUNDS_MAX:
-        if connection.anew is None:
-            connection.anew = BeginAnew(connection)
-        connection.anew.hold(coordinator)
+    rounds = client.past.rounds if client.past is not None else 0
+    if rounds < ROUNDS_MAX:
+        if client.anew is None:
+            client.anew = BeginAnew(client, rounds)
+        client.anew.hold(coordinator)
         return True
-    _log.warning("connection %s (%s): %s, for the %dth time", connection.peer, connection.container, LOST, ROUNDS_MAX + 1)
-    for each in consumers_of(connection, coordinator.session):
-        connection.end_link(each.link, LOST)
+    _log.warning("connection %s (%s): %s, for the %dth time", client.peer, client.container, LOST, ROUNDS_MAX + 1)
+    for each in consumers_of(client, coordinator.session):
+        client.end_link(each.link, LOST)
     return False
 
 
-def comes_late(connection: ClientConnection, link: Link) -> bool:
+def comes_late(client: Client, link: Link) -> bool:
     """Whether a session that attaches its coordinator now was interrupted, and has lost track of messages it was given without one.
 
     One that waited for an answer when its connection was ended has not: its client repeats the attach by itself.
     """
-    if connection.past is None or link.name in connection.past.waited:
+    if client.past is None or link.name in client.past.waited:
         return False
-    return any(each.consumer is not None and each.consumer.unacked for each in consumers_of(connection, link.session))
+    return any(each.consumer is not None and each.consumer.unacked for each in consumers_of(client, link.session))
 
 
-def loses_track(connection: ClientConnection, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
+def loses_track(client: Client, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
     """Whether a client that rolls a session's first transaction back has messages which it then releases and keeps, or keeps and forgets.
 
     ``interrupted``: its session may have been. Without it, only what is certain counts.
     """
     worked = {consumer for consumer, _ in transaction.acks}
-    for each in consumers_of(connection, session):
+    for each in consumers_of(client, session):
         if each.consumer is None or not each.consumer.unacked:
             continue
         if each.consumer in worked:
@@ -130,6 +130,6 @@ def loses_track(connection: ClientConnection, session: Session, transaction: Tra
     return False
 
 
-def consumers_of(connection: ClientConnection, session: Session) -> list[ConsumerLink]:
+def consumers_of(client: Client, session: Session) -> list[ConsumerLink]:
     """The consumers of a session."""
-    return [link.context for link in connection.links if link.session is session and isinstance(link.context, ConsumerLink)]
+    return [link.context for link in client.links if link.session is session and isinstance(link.context, ConsumerLink)]

@@ -11,24 +11,40 @@ from bascule.amqp.types import Int
 from bascule.broker.branch_requests import NO_XID, OPERATIONS, WITHOUT_XID, Answer, BranchRequest, carry_out, failure
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
 from bascule.jms.sections import scan
 
 if TYPE_CHECKING:
-    from bascule.server.connection import ClientConnection
+    from bascule.server.client import Client
 
-ADDRESS: Final = "$management"
 TYPE: Final = "bascule.xa"
 
 
 class Request:
     """A request, and its answer, which is given once."""
 
-    def __init__(self, connection: ClientConnection, message: JmsMessage) -> None:
-        self.connection = connection
-        self.engine = connection.server.engine
+    def __init__(self, client: Client, message: JmsMessage) -> None:
+        self.client = client
+        self.engine = client.engine
         self.message = message
+
+    @property
+    def _reply_to(self) -> str | None:
+        """The address of the answer; None for a request that is not answered."""
+        address = self.message.reply_to
+        return address if address and len(address) <= ADDRESS_MAX else None
+
+    @property
+    def _reply_routing(self) -> Routing:
+        return Routing.MULTICAST if (self.message.reply_to_kind or "").endswith("topic") else Routing.ANYCAST
+
+    def check_permissions(self) -> None:
+        """Raise Unauthorized where the user may not manage branches, or not send to the reply address."""
+        self.client.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
+        if self._reply_to is not None:
+            self.client.authorize_sending(self._reply_to, self._reply_routing)
 
     def carry_out(self) -> None:
         """Do what is asked for, and answer when it is stored."""
@@ -47,7 +63,7 @@ class Request:
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
         # A prepare without a transaction may be the repeat of one whose answer was lost.
         name = self._bytes("txnId") if operation == "prepare" or "txnId" in properties else None
-        return BranchRequest(operation, xid, self.connection.container, self.connection.transactions, name)
+        return BranchRequest(operation, xid, self.client.container, self.client.transactions, name)
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")
@@ -64,18 +80,18 @@ class Request:
 
     def _answer(self, answer: Answer) -> None:
         asked = self.message
-        if not asked.reply_to or len(asked.reply_to) > ADDRESS_MAX:
+        reply_to = self._reply_to
+        if reply_to is None:
             return
         properties = {"statusCode": Int(answer.status), "statusDescription": answer.description, "xaCode": Int(answer.code)}
         if answer.outcome is not None:
             properties["outcome"] = answer.outcome
         message = JmsMessage(
-            correlation_id=asked.correlation_id or asked.message_id, destination=asked.reply_to, destination_kind=asked.reply_to_kind,
+            correlation_id=asked.correlation_id or asked.message_id, destination=reply_to, destination_kind=asked.reply_to_kind,
             delivery_mode=NON_PERSISTENT, body_kind="message" if answer.text is None else "text", body=answer.text, properties=properties,
         )  # fmt: skip
         body = encode_message(message)
-        routing = Routing.MULTICAST if (asked.reply_to_kind or "").endswith("topic") else Routing.ANYCAST
-        self.engine.send(asked.reply_to, routing, body, scan(body), self.connection.server.container_id, _Unheard(), None)
+        self.engine.send(reply_to, self._reply_routing, body, scan(body), self.client.broker_id, _Unheard(), None)
 
 
 class _Unheard:
@@ -88,6 +104,8 @@ class _Unheard:
         """There is nowhere to send it."""
 
 
-def request(connection: ClientConnection, body: bytes) -> None:
-    """A message has come to the management node. Raises MalformedMessage."""
-    Request(connection, decode_message(body)).carry_out()
+def request(client: Client, body: bytes) -> None:
+    """A message has come to the management node. Raises MalformedMessage, Unauthorized."""
+    asked = Request(client, decode_message(body))
+    asked.check_permissions()
+    asked.carry_out()

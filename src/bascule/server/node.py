@@ -29,11 +29,12 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.config import Settings
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.permissions import Permission, Permissions, Unrestricted
 from bascule.embedded.process import PortInUse
 from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.actions import act, queue_named
-from bascule.server.admin import AdminServer
+from bascule.server.admin import ADMINISTRATOR, AdminServer
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
 from bascule.server.ingress import IngressTail
@@ -87,6 +88,7 @@ class Node:
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()
+        self.permissions: Permissions = Unrestricted()
         self.reason = "starting"
         self._kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
@@ -379,6 +381,10 @@ class Node:
         for connection in list(self.connections):
             connection.close(AmqpError(CONNECTION_FORCED, str(error)))
 
+    def authorize(self, permission: Permission, address: str) -> None:
+        """Check a permission of the administrator who uses the admin server. Raises Unauthorized."""
+        self.permissions.authorize(ADMINISTRATOR, permission, address)
+
     # -- for the admin server ----------------------------------------------------------------------------------------
 
     @property
@@ -435,6 +441,10 @@ class Node:
     def clients(self) -> list[ConnectionStatus]:
         """The client connections."""
         return [connection_status(connection) for connection in self.connections]
+
+    def dead_letter_address(self, queue: str) -> str:
+        """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
+        return queue_named(self._administered(), queue or self.settings.broker.dead_letter_address).address
 
     def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""

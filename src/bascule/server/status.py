@@ -200,7 +200,7 @@ def queue_detail(queue: Queue) -> QueueDetail:
 def _consumers(queue: Queue) -> Iterator[ConsumerStatus]:
     for consumer in queue.consumers:
         link = consumer.port
-        client = link.connection if isinstance(link, ConsumerLink) else None
+        client = link.client if isinstance(link, ConsumerLink) else None
         yield ConsumerStatus(
             connection=client.peer if client else "", client_id=client.container if client else "", selector=consumer.selector_text,
             unsettled=len(consumer.unacked), credit=link.credit,
@@ -218,9 +218,10 @@ def subscription_status(queue: Queue) -> SubscriptionStatus:
 
 def connection_status(connection: ClientConnection) -> ConnectionStatus:
     """One client connection."""
-    contexts = [link.context for link in connection.links]
+    client = connection.client
+    contexts = [link.context for link in client.links]
     return ConnectionStatus(
-        id=connection.peer, client_id=connection.container, user=connection.amqp.user or "",
+        id=connection.peer, client_id=client.container, user=client.user,
         producers=sum(isinstance(context, ProducerLink) for context in contexts),
-        consumers=sum(isinstance(context, ConsumerLink) for context in contexts), transactions=len(connection.transactions),
+        consumers=sum(isinstance(context, ConsumerLink) for context in contexts), transactions=len(client.transactions),
     )  # fmt: skip

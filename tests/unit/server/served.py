@@ -17,6 +17,7 @@ from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, Sasl
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
+from bascule.core.permissions import Permissions, Unrestricted
 from bascule.server.connection import ClientConnection
 from bascule.server.interruptions import Interruptions
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
@@ -48,6 +49,7 @@ class Served:
         self.congested = False
         self.up = True
         self.interruptions = Interruptions()
+        self.permissions: Permissions = Unrestricted()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}

@@ -15,6 +15,7 @@ from bascule.broker.administration import InUse
 from bascule.broker.errors import UnknownAddress
 from bascule.config.settings import Tls
 from bascule.core.errors import Unavailable
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
 from bascule.server.status import ConnectionStatus, PinStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
@@ -45,9 +46,14 @@ class Broker:
         )
 
         self.acted: list[tuple[str, Mapping[str, Any]]] = []
+        self.denied: tuple[Permission, str] | None = None
 
     def status(self) -> Status:
         return self.now
+
+    def authorize(self, permission: Permission, address: str) -> None:
+        if (permission, address) == self.denied:
+            raise Unauthorized("administrator", permission, address)
 
     def queue(self, name: str) -> QueueDetail:
         if name != "a/b":
@@ -59,6 +65,9 @@ class Broker:
 
     def clients(self) -> list[ConnectionStatus]:
         return [ConnectionStatus(id="127.0.0.1:5", client_id="c", user="ann", producers=1, consumers=0, transactions=0)]
+
+    def dead_letter_address(self, queue: str) -> str:
+        return queue or "DLQ"
 
     def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         return [{"queue": queue or "DLQ", "count": count}]
@@ -258,3 +267,27 @@ def test_it_speaks_tls_with_a_certificate(authority: Authority) -> None:
             assert answer.read() == b"ok\n"
 
     served(Broker(), ask, tls=server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"))
+
+
+@pytest.mark.parametrize(
+    ("path", "permission", "address"),
+    [
+        ("/status", Permission.VIEW, MANAGEMENT_ADDRESS),
+        ("/queues", Permission.VIEW, MANAGEMENT_ADDRESS),
+        ("/queues?name=a/b", Permission.VIEW, QUEUE["address"]),
+        ("/subscriptions", Permission.VIEW, MANAGEMENT_ADDRESS),
+        ("/connections", Permission.VIEW, MANAGEMENT_ADDRESS),
+        ("/dead-letters", Permission.BROWSE, "DLQ"),
+        ("/dead-letters?queue=late", Permission.BROWSE, "late"),
+    ],
+)
+def test_an_administrator_without_the_permission_is_refused(path: str, permission: Permission, address: str) -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        assert get(port, path)[0] == 200
+        broker.denied = permission, address
+        code, text = get(port, path)
+        assert (code, f"{permission.value!r} on address {address!r}" in text) == (403, True)
+
+    served(broker, ask)

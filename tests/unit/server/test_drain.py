@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bascule.amqp.events import Event, Flowed, Transferred
 from bascule.amqp.link import SenderLink
-from bascule.server.connection import ClientConnection
+from bascule.server.client import Client
 from bascule.server.links import BrowserLink, ConsumerLink
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.unit.amqp.pair import Pair, of
+from tests.unit.server.served import Served
 
 
-def broker_with(messages: int) -> tuple[BrokerInMemory, ClientConnection]:
+def broker_with(messages: int) -> tuple[BrokerInMemory, Client]:
     broker = BrokerInMemory()
     for number in range(messages):
         broker.send("q", message_bytes(number), Sender(), number)
     broker.settle()
-    server: Any = SimpleNamespace(engine=broker.engine, touched={})
-    return broker, ClientConnection(server)
+    return broker, Served(broker).connection().client
 
 
-def consume(broker: BrokerInMemory, connection: ClientConnection, link: SenderLink) -> None:
+def consume(broker: BrokerInMemory, client: Client, link: SenderLink) -> None:
     queue = broker.engine.queue("q")
-    port = ConsumerLink(connection, link, settled=False)
+    port = ConsumerLink(client, link, settled=False)
     port.consumer = broker.engine.attach(queue, port)
     broker.engine.wake(queue)
     broker.settle()
 
 
-def browse(broker: BrokerInMemory, connection: ClientConnection, link: SenderLink) -> None:
-    BrowserLink(connection, link, broker.engine.queue("q").waiting()[::-1]).pump()
+def browse(broker: BrokerInMemory, client: Client, link: SenderLink) -> None:
+    BrowserLink(client, link, broker.engine.queue("q").waiting()[::-1]).pump()
 
 
 @pytest.mark.parametrize("serve", [consume, browse])
 @pytest.mark.parametrize("messages", [0, 1, 2, 3])
 def test_a_drain_is_answered_though_messages_use_its_credit_up(serve: Any, messages: int) -> None:
-    broker, connection = broker_with(messages)
+    broker, client = broker_with(messages)
     pair = Pair()
     receiver, sender = pair.consumer()
     receiver.flow(2, drain=True)
     pair.run()
-    serve(broker, connection, sender)
+    serve(broker, client, sender)
     events: list[Event] = pair.run().at_client
     assert len(of(Transferred, events)) == min(messages, 2)
     assert len(of(Flowed, events)) == 1

@@ -68,7 +68,9 @@ class Session:
 
     @property
     def told_to_begin_anew(self) -> bool:
-        return any(event.error is not None and "connect again" in str(event.error) for event in self.client.told(ConnectionClosed))
+        return any(
+            event.error is not None and "interrupted transaction" in str(event.error) for event in self.client.told(ConnectionClosed)
+        )
 
 
 def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str, ...] = ()) -> Served:

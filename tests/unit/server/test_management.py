@@ -8,6 +8,7 @@ import pytest
 
 from bascule.amqp.events import Transferred
 from bascule.amqp.types import Int
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.server import management
 from bascule.xa.errors import Code
@@ -36,9 +37,9 @@ async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_i
     served = Served()
     client = Client(served)
     client.consumer("answers", credit=10)
-    producer = client.producer(management.ADDRESS)
+    producer = client.producer(MANAGEMENT_ADDRESS)
     request = JmsMessage(
-        destination=management.ADDRESS, reply_to="answers", body_kind="message", properties={**FIELDS, "operation": operation, **more}
+        destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties={**FIELDS, "operation": operation, **more}
     )
     producer.send(encode_message(request), settled=True)
     client.run()

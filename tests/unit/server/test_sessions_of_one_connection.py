@@ -159,7 +159,7 @@ def held_up_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> Applica
     """The same, and the limit has passed; that is seen in the loop's next turn."""
     monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
     application, _, _ = held_up(served)
-    anew = application.client.connection.anew
+    anew = application.client.connection.client.anew
     assert anew is not None
     anew._until_s = 0.0
     return application
@@ -190,7 +190,7 @@ async def test_a_session_that_is_in_doubt_again_and_again_loses_its_consumer_and
     application.work(400)
     assert application.connections == 2 + lost_track.ROUNDS_MAX
     (ended,) = application.client.told(Detached)
-    assert "make the consumer anew" in str(ended.error)
+    assert "close and recreate the consumer" in str(ended.error)
     assert served.engine.queue("q").held_messages == 3000 - 3 * member.committed
     assert served.engine.counters.dead_lettered == 0
 
@@ -201,7 +201,7 @@ async def test_the_limit_doubles_with_each_round(rounds: int, limit_s: float) ->
     served = served_with(3000)
     served.interruptions.lost("client", Past(2 * RETURN_S, rounds=rounds - 1), frozenset() if rounds else None)
     application, _, _ = held_up(served)
-    anew = application.client.connection.anew
+    anew = application.client.connection.client.anew
     assert anew is not None
     assert anew._until_s - asyncio.get_running_loop().time() == pytest.approx(limit_s, abs=1)
 
@@ -218,7 +218,7 @@ async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatc
 async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() -> None:
     served = served_with(3000, lost=("client",))
     application, _, _ = held_up(served)
-    anew = application.client.connection.anew
+    anew = application.client.connection.client.anew
     application.client.amqp.close()
     application.client.run()
     assert anew is not None
@@ -230,7 +230,7 @@ async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() 
 async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
-    while not application.client.connection.ended:
+    while not application.client.connection.client.ended:
         await asyncio.sleep(0)
         served.broker.settle()
     application.client.connection.connection_lost(None)  # before it has answered
@@ -246,7 +246,7 @@ async def test_others_are_given_at_once_what_it_held(monkeypatch: pytest.MonkeyP
     other = Client(served, "other")
     consumer = other.consumer("q", 100)
     before = other.received(consumer)
-    while not application.client.connection.ended:
+    while not application.client.connection.client.ended:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     other.listen()
@@ -308,7 +308,7 @@ async def test_nothing_is_done_for_what_follows_the_end_of_the_connection_in_the
     late = application.client.session.attach_receiver("late", Source("q", capabilities=("queue",)), Target())
     late.flow(PREFETCH)
     application.client.say()
-    assert application.client.connection.ended
+    assert application.client.connection.client.ended
     assert not served.engine.queue("q").consumers
 
 
@@ -319,7 +319,7 @@ async def test_an_interruption_is_not_forgotten_by_a_refusal_in_between() -> Non
     Client(served, product=PRODUCT)
     served.reason = ""
     client = Client(served, product=PRODUCT)
-    assert client.connection.past is not None
-    assert client.connection.past.interrupted_s is not None
+    assert client.connection.client.past is not None
+    assert client.connection.client.past.interrupted_s is not None
     client.connection.connection_lost(None)
     assert served.interruptions.opened("client", {"product": PRODUCT}) != Past()

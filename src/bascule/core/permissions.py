@@ -1,0 +1,70 @@
+"""What a user may do with an address: the permissions, by the names that Artemis gives them, and who decides."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from bascule.core.errors import BasculeError, Scope
+
+#: The address of the management node. Permissions on the broker as a whole are permissions on this address.
+MANAGEMENT_ADDRESS = "$management"
+
+
+class Permission(enum.StrEnum):
+    """The permissions. ``DURABLE`` and ``NON_DURABLE`` queues include those of subscriptions, on the address of their topic."""
+
+    SEND = "send"
+    CONSUME = "consume"
+    BROWSE = "browse"
+    CREATE_ADDRESS = "createAddress"
+    DELETE_ADDRESS = "deleteAddress"
+    CREATE_DURABLE_QUEUE = "createDurableQueue"
+    DELETE_DURABLE_QUEUE = "deleteDurableQueue"
+    CREATE_NON_DURABLE_QUEUE = "createNonDurableQueue"
+    DELETE_NON_DURABLE_QUEUE = "deleteNonDurableQueue"
+    #: Requests to the management node, and actions on connections, transaction branches and ingresses.
+    MANAGE = "manage"
+    #: Read access of an administrator.
+    VIEW = "view"
+    #: Change the messages of a queue as an administrator.
+    EDIT = "edit"
+
+    @classmethod
+    def to_create(cls, *, durable: bool) -> Permission:
+        """Return the permission to create a queue."""
+        return cls.CREATE_DURABLE_QUEUE if durable else cls.CREATE_NON_DURABLE_QUEUE
+
+    @classmethod
+    def to_delete(cls, *, durable: bool) -> Permission:
+        """Return the permission to delete a queue."""
+        return cls.DELETE_DURABLE_QUEUE if durable else cls.DELETE_NON_DURABLE_QUEUE
+
+
+class Unauthorized(BasculeError):
+    """The user lacks the permission for the operation."""
+
+    retriable = False
+    scope = Scope.LINK
+    condition = "amqp:unauthorized-access"
+    http_status = 403
+
+    def __init__(self, user: str, permission: Permission, address: str) -> None:
+        who = f"user {user!r}" if user else "an anonymous client"
+        super().__init__(f"{who} has no permission {permission.value!r} on address {address!r}")
+        self.permission = permission
+        self.address = address
+
+
+class Permissions(Protocol):
+    """Decides which permissions each user has."""
+
+    def authorize(self, user: str, permission: Permission, address: str) -> None:
+        """Raise Unauthorized where ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
+
+
+class Unrestricted:
+    """Gives every permission to every user."""
+
+    def authorize(self, user: str, permission: Permission, address: str) -> None:
+        """Allow the operation."""

@@ -1,0 +1,229 @@
+"""The server side of one client: its engine, its identity, its permissions, and the links and transactions that it holds.
+
+Links, attach, coordinator and management know a client by this class only. The connection behind it moves bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.link import Link
+from bascule.amqp.session import Session
+from bascule.broker.errors import UnknownTransaction
+from bascule.broker.policy import Policy
+from bascule.broker.queue import Queue
+from bascule.broker.transactions import Transaction
+from bascule.core.destination import Routing
+from bascule.core.permissions import Permission
+from bascule.server.attach import detached
+from bascule.server.interruptions import Past
+from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
+
+if TYPE_CHECKING:
+    from bascule.broker.engine import Engine
+    from bascule.server.lost_track import BeginAnew
+    from bascule.server.node import Node
+
+_log = logging.getLogger(__name__)
+
+#: Bytes that consumers of a client may be given before they are written. Consumers get no more until the socket has taken them.
+WRITE_BUFFER_BYTES = 1 << 20
+#: The client receives this error when the broker resets its connection because of an interrupted transaction.
+CONNECTION_RESET = AmqpError(
+    CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
+)
+
+_transaction_ids = itertools.count(1)
+
+
+class Wire(Protocol):
+    """The connection of a client, as its server side sees it."""
+
+    peer: str
+
+    def touch(self) -> None:
+        """There may be output."""
+
+    def send_output(self) -> None:
+        """Write what there is."""
+
+    def close(self, error: AmqpError | None) -> None:
+        """End the connection with an error for the client."""
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Call ``action`` in the next turn of the event loop."""
+
+
+class Client:
+    """One client of one broker.
+
+    ``engine`` is the engine of the epoch in which the client opened its connection; it does not outlive that epoch.
+    """
+
+    def __init__(self, server: Node, wire: Wire) -> None:
+        self._server = server
+        self._permissions = server.permissions
+        self._wire = wire
+        self.engine: Engine = server.engine
+        self.touch = wire.touch
+        self.user = ""
+        self.container = ""
+        self.opened_s = 0.0  # by the monotonic clock
+        self.past: Past | None = None  # of a client that may have come back
+        self.anew: BeginAnew | None = None
+        self.first_transactions = 0  # of sessions that may have been interrupted
+        self.lost = False  # its socket is gone
+        self.ended = False  # by the broker
+        self.full = False  # consumers wait until the socket has taken what they were given
+        self.given_bytes = 0  # to consumers, since the last write
+        self.links: dict[Link, None] = {}
+        self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
+        self.unsubscribing: dict[Link, Queue] = {}
+        self.transactions: dict[bytes, Transaction] = {}
+
+    def opened(self, properties: Mapping[Any, Any] | None) -> None:
+        """The client has opened its connection, as ``user`` and ``container`` say, with these properties."""
+        self.engine = self._server.engine
+        self.opened_s = time.monotonic()
+        self.past = self._server.interruptions.opened(self.container, properties)
+
+    # -- the broker, as this client sees it --------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """The owner's settings."""
+        return self.engine.policy
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the client."""
+        return self._wire.peer
+
+    @property
+    def broker_id(self) -> str:
+        """The container id of the broker."""
+        return self._server.container_id
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The size of the largest message that the client may send."""
+        return self._server.max_message_bytes
+
+    def authorize(self, permission: Permission, address: str) -> None:
+        """Raise Unauthorized where the user of this client lacks a permission on an address."""
+        self._permissions.authorize(self.user, permission, address)
+
+    def authorize_sending(self, address: str, routing: Routing) -> None:
+        """Check the permissions to send to an address, and to create it where it does not exist. Raises Unauthorized."""
+        self.authorize(Permission.SEND, address)
+        self.authorize_creation(address, routing)
+
+    def authorize_creation(self, address: str, routing: Routing) -> None:
+        """Check the permissions to create an address, and its queue, where it does not exist. Raises Unauthorized."""
+        if self.engine.addresses.knows(address, routing):
+            return
+        self.authorize(Permission.CREATE_ADDRESS, address)
+        if routing is Routing.ANYCAST:
+            self.authorize(Permission.CREATE_DURABLE_QUEUE, address)
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def send_output(self) -> None:
+        """Write what there is for the client."""
+        self._wire.send_output()
+
+    def given(self, size_bytes: int) -> None:
+        """A consumer of the client has been given a message."""
+        self.given_bytes += size_bytes
+        if self.given_bytes > WRITE_BUFFER_BYTES:
+            self.full = True
+
+    def wake(self, link: Link) -> None:
+        """The credit of a link has changed, or the client reads again: send what waits for the link, or grant it credit."""
+        context = link.context
+        if isinstance(context, ConsumerLink) and context.consumer is not None:
+            self.engine.wake(context.consumer.queue)
+        elif isinstance(context, BrowserLink):
+            context.pump()
+        elif isinstance(context, ProducerLink):
+            context.top_up()
+
+    def wake_all(self) -> None:
+        """All that the client was given is written."""
+        self.full = False
+        for link in self.links:
+            self.wake(link)
+        self._server.dispatch()
+
+    def end_link(self, link: Link, error: AmqpError) -> None:
+        """End one link from the broker's side."""
+        self.links.pop(link, None)
+        detached(self, link, closed=True)
+        link.detach(error)
+        self.touch()
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Transaction:
+        """Begin a transaction of this connection.
+
+        No later broker gives its name again: a client with ``failover:`` may repeat a request about it to the next one.
+        """
+        transaction = self.engine.begin(b"%x.%x" % (self.engine.journaling.epoch, next(_transaction_ids)))
+        self.transactions[transaction.id] = transaction
+        return transaction
+
+    def transaction(self, txn_id: bytes) -> Transaction:
+        """Return the open transaction with this id. Raises UnknownTransaction."""
+        transaction = self.transactions.get(txn_id)
+        if transaction is None:
+            raise UnknownTransaction(f"no transaction {txn_id.hex()} on this connection")
+        return transaction
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end_session(self, session: Session) -> None:
+        """A session has ended, and its links with it."""
+        for link in [link for link in self.links if link.session is session]:
+            del self.links[link]
+            detached(self, link, closed=False)
+
+    def release(self, *, failed: bool = False) -> None:
+        """Take back everything that the client holds. ``failed``: its connection broke, perhaps because of a message it was given."""
+        if failed:
+            self.interrupted()
+        if self.anew is not None:
+            self.anew.drop()
+            self.anew = None
+        for link in list(self.links):
+            if failed and isinstance(link.context, ConsumerLink):
+                link.context.fail_oldest()
+            detached(self, link, closed=False)
+        self.links.clear()
+        for transaction in self.transactions.values():
+            self.engine.rollback(transaction)
+        self.transactions.clear()
+
+    def interrupted(self) -> None:
+        """The connection ends without a request of the client."""
+        if self.past is not None and not self.ended:
+            self._server.interruptions.lost(self.container, self.past)
+
+    def begin_anew(self, waiting: frozenset[str]) -> None:
+        """Close the connection of a client that has lost track of its messages (bascule.server.lost_track), so that it reconnects.
+
+        ``waiting`` are coordinator links whose sessions expect an answer.
+        """
+        past = self.past
+        if past is None or self.lost or self.ended:
+            return
+        _log.info("connection %s (%s): %s", self.peer, self.container, CONNECTION_RESET)
+        unheard = past.waited - {link.name for link in self.links}
+        self._wire.close(CONNECTION_RESET)
+        self._server.interruptions.lost(self.container, past, waiting | unheard)
+        self._wire.later(self._server.dispatch)  # other clients may have what this one held
