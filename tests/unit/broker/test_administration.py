@@ -15,6 +15,7 @@ from bascule.broker.policy import AddressSettings, Policy
 from bascule.broker.queue import Queue
 from bascule.core.destination import address_matches
 from bascule.core.errors import InvalidInput
+from bascule.core.permissions import Permission, Unauthorized
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import Op, decode_send, entries
 from tests.unit.broker.conftest import START_MS, Bench
@@ -146,6 +147,20 @@ def test_dead_letters_go_back_where_they_came_from_as_they_were(bench: Bench) ->
     receiver = bench.consumer()
     assert bench.got(receiver) == ["a"], "not as it was sent"
     assert bench.counts(receiver) == [0]
+
+
+def test_a_dead_letter_stays_where_the_administrator_may_not_send_to_its_origin(bench: Bench) -> None:
+    killed(bench, "a")
+    killed(bench, "b", to="other")
+
+    def check(queue: Queue) -> None:
+        if queue.name == "other":
+            raise Unauthorized("ann", Permission.SEND, "other")
+
+    dead = bench.queue("DLQ")
+    progress = done(bench, return_dead_letters(bench.engine, dead, check=check))
+    assert (progress.done, list(progress.left)) == (1, ["user 'ann' has no permission 'send' on address 'other'"])
+    assert bench.waiting(dead) == ["b"]
 
 
 def test_a_dead_letter_of_a_subscription_goes_back_to_that_one_alone(bench: Bench) -> None:
