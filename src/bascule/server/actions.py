@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bascule.server.node import Node
 
 Answer = dict[str, Any]
+#: The user name of whoever may use the admin server.
+ADMINISTRATOR = "administrator"
 #: Between two looks at whether the journal has room for more of a long action.
 PAUSE_S = 0.01
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
@@ -65,7 +67,7 @@ async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
     if not node.serving:
         raise Unavailable(node.trouble or "the broker is starting")
     for permission, address in action.needs(node, **arguments):
-        node.authorize(permission, address)
+        node.permissions.authorize(ADMINISTRATOR, permission, address)
     return await action.run(node, **arguments)
 
 
@@ -120,11 +122,12 @@ async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
 
 async def _return(node: Node, queue: str, selector: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
+
+    def check(origin: Queue) -> None:
+        node.permissions.authorize(ADMINISTRATOR, Permission.SEND, origin.address)
+
     progress = await _go_through(
-        node,
-        lambda engine: administration.return_dead_letters(
-            engine, queue_named(engine, name), _selector(selector), check=lambda origin: node.authorize(Permission.SEND, origin.address)
-        ),
+        node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector), check)
     )
     return {"returned": progress.done, "left": progress.left}
 

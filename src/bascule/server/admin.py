@@ -54,10 +54,6 @@ DEAD_LETTERS = 100
 log = logging.getLogger(__name__)
 
 
-#: The user name of whoever may use the admin server.
-ADMINISTRATOR = "administrator"
-
-
 class Broker(Protocol):
     """A broker, as the admin server sees it. All is called on the event loop; only ``act`` may wait."""
 

@@ -10,11 +10,10 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,18 @@ import uvloop
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.sasl import ExternalServer, SaslServer
-from bascule.broker.administration import dead_letter
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
 from bascule.config import Settings
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.core.permissions import Permission, Permissions, Unrestricted
+from bascule.core.permissions import Permissions, Unrestricted
 from bascule.embedded.process import PortInUse
 from bascule.kafka.election import Election
 from bascule.server import topics
-from bascule.server.actions import act, queue_named
-from bascule.server.admin import ADMINISTRATOR, AdminServer
+from bascule.server.admin import AdminServer
+from bascule.server.administrator import Administrator
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
 from bascule.server.ingress import IngressTail
@@ -44,14 +42,6 @@ from bascule.server.pins import Pin
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
-    ConnectionStatus,
-    QueueDetail,
-    Status,
-    SubscriptionStatus,
-    connection_status,
-    queue_detail,
-    status_of,
-    subscription_status,
     sum_of,
 )
 from bascule.server.tls import amqp_tls, server_context
@@ -283,7 +273,7 @@ class Node:
     def _admin_server(self) -> AdminServer:
         admin = self.settings.admin
         token = admin.token.get_secret_value() if admin.token is not None else None
-        return AdminServer(self, host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
+        return AdminServer(Administrator(self), host=admin.host, port=admin.port, token=token, tls=server_context(admin.tls, "admin.tls"))
 
     def _ensure_topics(self) -> None:
         settings = self.settings
@@ -381,10 +371,6 @@ class Node:
         for connection in list(self.connections):
             connection.close(AmqpError(CONNECTION_FORCED, str(error)))
 
-    def authorize(self, permission: Permission, address: str) -> None:
-        """Check a permission of the administrator who uses the admin server. Raises Unauthorized."""
-        self.permissions.authorize(ADMINISTRATOR, permission, address)
-
     # -- for the admin server ----------------------------------------------------------------------------------------
 
     @property
@@ -424,43 +410,6 @@ class Node:
     def foreign_records(self) -> int:
         """Records that somebody else wrote into the journal, as far as it was read."""
         return self._epoch.following.foreign if self._epoch is not None else 0
-
-    def status(self) -> Status:
-        """How the broker stands now."""
-        return status_of(self)
-
-    def queue(self, name: str) -> QueueDetail:
-        """One queue. Raises UnknownAddress, Unavailable."""
-        return queue_detail(queue_named(self._administered(), name))
-
-    def subscriptions(self) -> list[SubscriptionStatus]:
-        """The subscriptions of topics."""
-        engine = self.loaded_engine
-        return [] if engine is None else [subscription_status(queue) for queue in engine.addresses.subscriptions.values()]
-
-    def clients(self) -> list[ConnectionStatus]:
-        """The client connections."""
-        return [connection_status(connection) for connection in self.connections]
-
-    def dead_letter_address(self, queue: str) -> str:
-        """The address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
-        return queue_named(self._administered(), queue or self.settings.broker.dead_letter_address).address
-
-    def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
-        """The first so many of a queue, "" for the configured one. Raises UnknownAddress, Unavailable."""
-        engine = self._administered()
-        found = queue_named(engine, queue or self.settings.broker.dead_letter_address)
-        return [dead_letter(engine, message) for message in islice(found.waiting(), count)]
-
-    async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one of ACTIONS. Raises BasculeError."""
-        return await act(self, action, arguments)
-
-    def _administered(self) -> Engine:
-        engine = self.loaded_engine
-        if engine is None or not self.serving:
-            raise Unavailable(self.trouble or "the broker is starting")
-        return engine
 
 
 def _return_memory() -> None:

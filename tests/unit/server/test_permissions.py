@@ -18,7 +18,7 @@ from bascule.core.destination import Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized, Unrestricted
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import management
-from bascule.server.actions import ACTIONS, act
+from bascule.server.actions import ACTIONS, ADMINISTRATOR, act
 from bascule.testing.broker import message_bytes
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
@@ -262,11 +262,11 @@ def administered() -> Any:
 def test_an_action_is_refused_without_each_of_its_permissions(place: AdminPlace) -> None:
     for denied in place.needs:
         node, permissions = administered(), Denies(*denied)
-        node.authorize = lambda permission, address, permissions=permissions: permissions.authorize("administrator", permission, address)
+        node.permissions = permissions
         before = set(node.engine.addresses.queues)
         with pytest.raises(Unauthorized):
             asyncio.run(_act(node, place))
-        assert permissions.asked == [("administrator", *need) for need in place.needs[: place.needs.index(denied) + 1]]
+        assert permissions.asked == [(ADMINISTRATOR, *need) for need in place.needs[: place.needs.index(denied) + 1]]
         assert set(node.engine.addresses.queues) == before
 
 
