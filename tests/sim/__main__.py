@@ -1,35 +1,47 @@
 """Run the simulation from the command line.
 
-python -m tests.sim SEED          one run, with everything that happened in it
-python -m tests.sim SEED COUNT    that many runs; prints the verdict on each run with anomalies
-python -m tests.sim record        search a seed for each planted fault, and write the seeds and the table of the documentation
+python -m tests.sim SEED                  one run, with everything that happened in it
+python -m tests.sim SEED COUNT            that many runs: which show anomalies, and what they have covered
+python -m tests.sim SEED --seconds N      as many runs as take N seconds
+python -m tests.sim record                search a seed for each planted fault; write the seeds and the table of the documentation
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import sys
 
+from tests.sim.runs import run_seeds
 from tests.sim.simulation import Simulation
 from tests.simulation import planting
 
 
 def main(arguments: list[str]) -> int:
     """Return exit code 1 where an anomaly was found, or a planted fault was not."""
-    if arguments == ["record"]:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", help="the seed of the first run, or the word record")
+    parser.add_argument("count", nargs="?", type=int, help="the number of runs")
+    parser.add_argument("--seconds", type=float, help="how long to begin more runs")
+    chosen = parser.parse_args(arguments)
+    if chosen.seed == "record":
         return record()
-    seed, count = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 1
-    bad = 0
-    for each in range(seed, seed + count):
-        simulation = Simulation(each, trace=count == 1)
-        tally = simulation.run()
-        bad += bool(tally.anomalies)
-        if count == 1:
-            sys.stdout.write("\n".join(simulation.world.trace or ()) + "\n")
-        if count == 1 or tally.anomalies:
-            sys.stdout.write(f"seed {each}: {tally}\n")
-    sys.stdout.write(f"{count} runs, {bad} with anomalies\n")
-    return 1 if bad else 0
+    seed = int(chosen.seed)
+    if chosen.count is None and chosen.seconds is None:
+        return tell(seed)
+    report = run_seeds(seed, chosen.count, seconds=chosen.seconds)
+    for bad, anomalies in report.bad.items():
+        sys.stdout.write(f"seed {bad}: {anomalies}\n")
+    sys.stdout.write("\n".join(report.lines()) + "\n")
+    return 1 if report.bad else 0
+
+
+def tell(seed: int) -> int:
+    """Run one seed and say what happened in it."""
+    simulation = Simulation(seed, trace=True)
+    tally = simulation.run()
+    sys.stdout.write("\n".join(simulation.world.trace or ()) + f"\nseed {seed}: {tally}\n")
+    return 1 if tally.anomalies else 0
 
 
 def record() -> int:
@@ -49,6 +61,4 @@ def _recorded_seed(place: int) -> int | None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
     sys.exit(main(sys.argv[1:]))

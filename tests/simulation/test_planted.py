@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.planting import HISTORIES_MAX, Planted, recorded, rows
+from tests.simulation.planting import DOCUMENT, HISTORIES_MAX, Planted, documented, recorded, rows
 
 ROWS = rows()
 SEARCH_TIMEOUT_S = 900
@@ -29,3 +29,8 @@ def test_search_finds_the_planted_fault(row: Planted) -> None:
 def test_violations_are_distinct() -> None:
     assert len({row.violation.value for row in ROWS}) == len(ROWS)
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_documentation_lists_the_planted_faults() -> None:
+    text = DOCUMENT.read_text()
+    assert text == documented(text), "run `python -m tests.sim record`"

@@ -7,9 +7,8 @@ what happened in it.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -21,58 +20,38 @@ from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
 from tests.sim.ledger import Mishaps
 from tests.sim.nemesis import AWAITED, TROUBLES
 from tests.sim.office import Office
+from tests.sim.runs import Report, run_seeds
 from tests.sim.simulation import Parts, Simulation
 from tests.sim.world import TROUBLE, Process
 from tests.sim.writer import Incarnation, PositionReader, Writer
 from tests.simulation.planting import Plant, not_found
 from tests.support.history import Tally
 
-SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "2000"))
+SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("BASCULE_SIM_SEED", "1"))
 TIMEOUT_S = 120 + SEEDS // 4
 #: Fewer may not see every trouble.
-SEEING_SEEDS = 500
-
-
-@dataclass
-class Runs:
-    """All of them, up to the first that shows an anomaly."""
-
-    anomaly: str = ""
-    done: int = 0
-    idle: list[int] = field(default_factory=list)  # seeds that sent nothing
-    seen: Counter[str] = field(default_factory=Counter)
+SEEING_SEEDS = 2000
 
 
 @pytest.fixture(scope="module")
-def runs() -> Runs:
-    runs = Runs()
-    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        simulation = Simulation(seed)
-        tally = simulation.run()
-        runs.done += 1
-        runs.seen += simulation.world.seen
-        if not tally.sent:
-            runs.idle.append(seed)
-        if tally.anomalies:
-            runs.anomaly = f"`python -m tests.sim {seed}` tells how: {tally}"
-            break
-    return runs
+def report() -> Report:
+    return run_seeds(FIRST_SEED, SEEDS)
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_no_seed_shows_an_anomaly(runs: Runs) -> None:
-    assert runs.anomaly == ""
-    assert runs.done == SEEDS
-    assert runs.idle == []
+def test_no_seed_shows_an_anomaly(report: Report) -> None:
+    assert report.bad == {}, "`python -m tests.sim SEED` says how"
+    assert report.done == SEEDS
+    assert report.idle == []
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.skipif(SEEDS < SEEING_SEEDS, reason="some troubles are rare")
-def test_the_runs_see_trouble_of_every_kind(runs: Runs) -> None:
-    assert TROUBLES.keys() <= TROUBLE.keys()
+def test_the_runs_see_trouble_of_every_kind(report: Report) -> None:
     former = {"read from former leader", "write to former leader"}
-    assert TROUBLE.keys() - runs.seen.keys() - former - set(AWAITED) == set()
+    assert TROUBLES.keys() <= TROUBLE.keys()
+    assert report.unseen - former - set(AWAITED) == set()
 
 
 def test_a_seed_repeats_its_run() -> None:

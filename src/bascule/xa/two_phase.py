@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bascule.core import crash
+from bascule.core.states import Transitions
 from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -85,23 +86,26 @@ class Event(enum.Enum):
 
 
 #: The states of a transaction. An event that is not here is refused.
-TRANSITIONS: Mapping[tuple[Status, Event], Status] = {
-    (Status.ACTIVE, Event.MARK): Status.MARKED_ROLLBACK,
-    (Status.MARKED_ROLLBACK, Event.MARK): Status.MARKED_ROLLBACK,
-    (Status.ACTIVE, Event.COMMIT): Status.PREPARING,
-    (Status.MARKED_ROLLBACK, Event.COMMIT): Status.ROLLING_BACK,
-    (Status.ACTIVE, Event.ROLLBACK): Status.ROLLING_BACK,
-    (Status.MARKED_ROLLBACK, Event.ROLLBACK): Status.ROLLING_BACK,
-    (Status.PREPARING, Event.REFUSED): Status.ROLLING_BACK,
-    (Status.PREPARING, Event.NOTHING_LEFT): Status.COMMITTED,
-    (Status.PREPARING, Event.UNANSWERED): Status.IN_DOUBT,
-    (Status.PREPARING, Event.ALL_PREPARED): Status.PREPARED,
-    (Status.PREPARED, Event.COMMIT_STANDS): Status.COMMITTING,
-    (Status.PREPARED, Event.ROLLBACK_STANDS): Status.ROLLING_BACK,
-    (Status.PREPARED, Event.UNANSWERED): Status.IN_DOUBT,
-    (Status.COMMITTING, Event.TOLD): Status.COMMITTED,
-    (Status.ROLLING_BACK, Event.TOLD): Status.ROLLED_BACK,
-}
+TRANSITIONS: Final = Transitions(
+    "XA transaction",
+    {
+        (Status.ACTIVE, Event.MARK): Status.MARKED_ROLLBACK,
+        (Status.MARKED_ROLLBACK, Event.MARK): Status.MARKED_ROLLBACK,
+        (Status.ACTIVE, Event.COMMIT): Status.PREPARING,
+        (Status.MARKED_ROLLBACK, Event.COMMIT): Status.ROLLING_BACK,
+        (Status.ACTIVE, Event.ROLLBACK): Status.ROLLING_BACK,
+        (Status.MARKED_ROLLBACK, Event.ROLLBACK): Status.ROLLING_BACK,
+        (Status.PREPARING, Event.REFUSED): Status.ROLLING_BACK,
+        (Status.PREPARING, Event.NOTHING_LEFT): Status.COMMITTED,
+        (Status.PREPARING, Event.UNANSWERED): Status.IN_DOUBT,
+        (Status.PREPARING, Event.ALL_PREPARED): Status.PREPARED,
+        (Status.PREPARED, Event.COMMIT_STANDS): Status.COMMITTING,
+        (Status.PREPARED, Event.ROLLBACK_STANDS): Status.ROLLING_BACK,
+        (Status.PREPARED, Event.UNANSWERED): Status.IN_DOUBT,
+        (Status.COMMITTING, Event.TOLD): Status.COMMITTED,
+        (Status.ROLLING_BACK, Event.TOLD): Status.ROLLED_BACK,
+    },
+)
 #: The states that no event leaves.
 ENDED = frozenset({Status.COMMITTED, Status.ROLLED_BACK, Status.IN_DOUBT})
 

@@ -1,0 +1,107 @@
+"""Many simulated runs, in several processes, and what they have covered: troubles, states and transitions of the protocols."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bascule.core.states import TABLES
+from tests.sim.simulation import Simulation
+from tests.sim.world import TROUBLE
+
+#: Seeds that a process takes at once.
+CHUNK: Final = 25
+PROCESSES: Final = 2
+
+
+@dataclass(slots=True)
+class Report:
+    """What a number of runs have shown and covered."""
+
+    done: int = 0
+    bad: dict[int, str] = field(default_factory=dict)  # what is wrong by seed
+    idle: list[int] = field(default_factory=list)  # seeds that sent nothing
+    troubles: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # machine, state, event
+
+    def add(self, other: Report) -> None:
+        """Take in what other runs have shown."""
+        self.done += other.done
+        self.bad |= other.bad
+        self.idle += other.idle
+        self.troubles += other.troubles
+        self.transitions += other.transitions
+
+    @property
+    def unseen(self) -> set[str]:
+        """The troubles that no run has seen."""
+        return TROUBLE.keys() - self.troubles.keys()
+
+    def lines(self) -> Iterator[str]:
+        """Say what was covered, and what was not."""
+        yield f"{self.done} runs, {len(self.bad)} with anomalies"
+        yield f"troubles: {len(TROUBLE) - len(self.unseen)} of {len(TROUBLE)} seen" + _missing(self.unseen)
+        for name, table in sorted(TABLES.items()):
+            taken = {(state, event) for machine, state, event in self.transitions if machine == name}
+            every = {(state.name, event.name) for state, event in table}
+            after = {after.name for (state, event), after in table.items() if (state.name, event.name) in taken}
+            reached = after | {state for state, _ in taken}
+            states = {state.name for state in table.states}
+            yield f"{name}: {len(reached)} of {len(states)} states" + _missing(states - reached)
+            yield f"{name}: {len(taken)} of {len(every)} transitions" + _missing({f"{state} on {event}" for state, event in every - taken})
+
+
+def _missing(names: set[str]) -> str:
+    return f"; not: {', '.join(sorted(names))}" if names else ""
+
+
+def run(seed: int) -> Report:
+    """Run one seed. Transitions count for this process's tables."""
+    report = Report(done=1)
+    for table in TABLES.values():
+        table.taken = Counter()
+    simulation = Simulation(seed)
+    try:
+        tally = simulation.run()
+    except Exception as error:
+        raise RuntimeError(f"seed {seed} ends with {type(error).__name__}: {error}") from error
+    if tally.anomalies:
+        report.bad[seed] = str(tally)
+    if not tally.sent:
+        report.idle.append(seed)
+    report.troubles = simulation.world.seen
+    for name, table in TABLES.items():
+        report.transitions.update({(name, state.name, event.name): count for (state, event), count in (table.taken or {}).items()})
+    return report
+
+
+def run_chunk(seeds: range) -> Report:
+    """Run seeds one after another."""
+    report = Report()
+    for seed in seeds:
+        report.add(run(seed))
+    return report
+
+
+def run_seeds(first: int, count: int | None = None, *, seconds: float | None = None, processes: int = PROCESSES) -> Report:
+    """Run ``count`` seeds from the first one on, or as many as begin within ``seconds``."""
+    report = Report()
+    deadline = time.monotonic() + seconds if seconds is not None else None
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done in pool.imap(run_chunk, _chunks(first, count, deadline)):
+            report.add(done)
+            if deadline is not None and time.monotonic() > deadline:
+                break
+    return report
+
+
+def _chunks(first: int, count: int | None, deadline: float | None) -> Iterator[range]:
+    end = None if count is None else first + count
+    while (end is None or first < end) and (deadline is None or time.monotonic() < deadline):
+        after = first + CHUNK if end is None else min(first + CHUNK, end)
+        yield range(first, after)
+        first = after
