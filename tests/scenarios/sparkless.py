@@ -50,7 +50,7 @@ class Stream:
     """A query that runs: as Spark's writer, which is told this and that and started, and then as its query."""
 
     isActive = True  # noqa: N815 - Spark's name
-    error: str | None = None
+    error: Exception | None = None
 
     def __init__(self, rows: Rows, task: DivertTask) -> None:
         self.rows, self.task = rows, task
@@ -64,10 +64,10 @@ class Stream:
     def stop(self) -> None:
         self.isActive = False
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: Exception) -> None:
         self.isActive, self.error = False, error
 
-    def exception(self) -> str | None:
+    def exception(self) -> Exception | None:
         return self.error
 
     def batch(self, end: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bascule.core.errors import Unavailable
+from bascule.core.errors import BadRecord, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines import driver
 from bascule.pipelines.positions import Positions
@@ -30,13 +30,13 @@ def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
         running.driver.poll()
         assert "divert:past" in running.driver.queries, "it is far behind"
         running.driver.queries[COMMON]._pause_s = 600.0
-        running.query(COMMON).fail("lost a connection")
+        running.query(COMMON).fail(Unavailable("lost a connection"))
         running.driver.poll()
         assert running.query(COMMON) is None
         assert "divert:past" in running.driver.queries, "it is far behind, though the others are about to start again"
         running.driver.queries[COMMON].restart()
         running.batch("divert:past")
-        running.query(COMMON).fail("BadRecord: that cannot be carried")
+        running.query(COMMON).fail(BadRecord("that cannot be carried"))
         running.driver.poll()
         running.driver.poll()
         assert running.driver.queries[COMMON].stopped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import PySparkException
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.spec import Divert, Ingress
@@ -110,9 +111,8 @@ def test_diverts_whose_journal_is_gone_while_they_run_stop_and_do_not_try_again_
         else:
             bridge.trim(bridge.end())
         query = running.driver.queries[COMMON]
-        running.query(COMMON).fail(
-            "[STREAM_FAILED] Query terminated with exception: [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may be lost"
-        )
+        lost = "[STREAM_FAILED] Query terminated with exception: [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may be lost"
+        running.query(COMMON).fail(PySparkException(lost))
         query.check()
         query.restart()  # at once, without the pause
         assert query.stopped is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
 from bascule.writer.position import COMMON, ENDED
@@ -109,7 +110,7 @@ def test_it_has_stopped_while_what_was_shown_before_is_on_its_way(kafka: Embedde
             bridge.send("2")
             late = proxy.inject(Api.OFFSET_COMMIT, Action.HOLD)
             wait_for(lambda: running.driver.poll() or late.hit, "an offset to be on its way")
-            running.query(COMMON).fail("BadRecord: that cannot be carried")
+            running.query(COMMON).fail(BadRecord("that cannot be carried"))
             running.driver.poll()
             stopped = running.driver.queries[COMMON].stopped
             assert stopped is not None

@@ -66,7 +66,6 @@ Outcome = tuple[int, str | None]
 class Trimmed(Unavailable):
     """What was to be read is not there any more."""
 
-    retriable = False
     scope = Scope.LINK
 
 

@@ -70,7 +70,7 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.
 class PositionMoved(BasculeError):
     """Another writer moved the position: what was to be written may have been written by it."""
 
-    retriable = False
+    retriable = True
     scope = Scope.PIPELINE
 
     def __init__(self, found: Position | None) -> None:

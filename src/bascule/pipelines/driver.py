@@ -27,6 +27,7 @@ from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.carry import Claim
+from bascule.pipelines.failures import crossing, crossing_batch, described
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
@@ -192,7 +193,7 @@ class Driver:
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
         task = self._divert_task(key, position)
         if any(divert.transformed for divert in task.diverts):
-            return journal.writeStream.foreachBatch(TransformingBatch(task, pool, self._set_pool))
+            return journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pool, self._set_pool)))
         return self._pooled(pool, journal, task).writeStream.format("noop")
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
@@ -229,7 +230,7 @@ class Driver:
             crash.point("join.after")
             self._has_joined(name)
         except (BasculeError, PySparkException) as error:
-            log.warning("divert could not join yet", divert=name, error=str(error))
+            log.warning("divert could not join yet", divert=name, error=described(error))
         finally:
             common.restart()
 
@@ -322,7 +323,7 @@ class Driver:
 
     def _pooled(self, pool: str, frame: DataFrame, task: DivertTask | IngressTask) -> DataFrame:
         self._set_pool(pool)
-        return frame.mapInArrow(lambda batches: task(batches), REPORT_SCHEMA)
+        return frame.mapInArrow(crossing(task), REPORT_SCHEMA)
 
     def _mirror(self) -> None:
         for name, query in self.queries.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from bascule.core.errors import BasculeError, Scope
+from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.pipelines.failures import described, error_from_spark
+from bascule.writer.position import PositionTaken
 
 log = structlog.get_logger()
 
@@ -24,17 +25,6 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 #: A query that ran so long before it failed starts again with the first pause.
 STEADY_S = 60.0
-
-#: Errors, by their name, that starting again cannot mend.
-FATAL = ("PositionTaken", "PositionLost", "DamagedRecord", "NewerRecord", "BadRecord", "TopicMissing", "Unwritable")
-_NAMES = "|".join(FATAL)
-#: As ``Query.start`` says one, and as a traceback does: a worker's, or that of a batch function that tells what a worker's says.
-_SAID = re.compile(rf"({_NAMES}): ")
-_RAISED = re.compile(rf"(?:bascule\.pipelines\.transforming\.BatchFailed: )?bascule\.[\w.]+\.({_NAMES}): ")
-_TRACEBACK = "Traceback (most recent call last):"
-_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\]")
-#: Spark's condition for what a worker raised. The text of another may quote a message, and a message anything.
-_OF_A_WORKER = "[PYTHON_EXCEPTION]"
 
 
 class PipelineStopped(BasculeError):
@@ -53,7 +43,7 @@ class Query:
     checkpoints: Path
     trigger_interval_ms: int = 0
     running: StreamingQuery | None = None
-    stopped: str | None = None
+    failure: BasculeError | None = None
     restarts: int = 0
     _attempts: int = 0
     _pause_s: float = FIRST_PAUSE_S
@@ -78,7 +68,7 @@ class Query:
             )
             self._since_s = time.monotonic()
         except (BasculeError, PySparkException) as error:
-            self._failed(type(error).__name__ + ": " + str(error))
+            self._failed(error)
 
     def check(self) -> None:
         """Looks after it; to be called often."""
@@ -89,15 +79,19 @@ class Query:
             self.running = None
             if time.monotonic() - self._since_s > STEADY_S:
                 self._pause_s = FIRST_PAUSE_S
-            self._failed(str(error) if error else "ended without a reason")
+            self._failed(error or Unavailable("the query ended without a reason"))
         if self.running is None and self.stopped is None and time.monotonic() >= self._due_s:
             self.start()
 
     @property
+    def stopped(self) -> str | None:
+        """Name and text of the error that starting again cannot mend; None while there is none."""
+        return None if self.failure is None else f"{type(self.failure).__name__}: {self.failure}".splitlines()[0]
+
+    @property
     def superseded(self) -> bool:
         """Whether it has stopped for another driver, which does its work now."""
-        found = _fatal(self.stopped or "")
-        return found is not None and found[1] == "PositionTaken"
+        return isinstance(self.failure, PositionTaken)
 
     def stop(self) -> None:
         """Stops it; a transaction under way is aborted by whoever takes the position next."""
@@ -121,15 +115,15 @@ class Query:
         ends = json.loads(progress["sources"][0]["endOffset"] or "{}")
         return {(topic, int(partition)): offset for topic, by in ends.items() for partition, offset in by.items()}
 
-    def _failed(self, said: str) -> None:
+    def _failed(self, failure: BaseException) -> None:
         self.restarts += 1
-        found = _fatal(said)
-        if found is not None:
-            self.stopped = found.string.splitlines()[0]
+        error = error_from_spark(failure)
+        if error is not None and not error.retriable:
+            self.failure = error
             log.error("pipeline stopped", pipeline=self.name, reason=self.stopped)
             return
         self._due_s = time.monotonic() + self._pause_s
-        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=short(said))
+        log.warning("pipeline failed, starting again", pipeline=self.name, pause_s=self._pause_s, error=described(failure))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _checkpoint(self, attempt: int) -> Path:
@@ -137,37 +131,3 @@ class Query:
 
     def _drop_checkpoint(self, attempt: int) -> None:
         shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)
-
-
-def is_fatal(said: str) -> bool:
-    """Whether an error names something that starting again cannot mend."""
-    return _fatal(said) is not None
-
-
-def is_raised(said: str, error: type[BasculeError]) -> bool:
-    """Whether an error's text says that a worker has raised this."""
-    return _raised(said).startswith(f"{error.__module__}.{error.__name__}: ")
-
-
-def short(said: str) -> str:
-    """What went wrong, without the stack of Java frames around it."""
-    raised = _raised(said)
-    if raised:
-        return raised[:600]
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
-    return " | ".join(lines[:3])[:600]
-
-
-def _fatal(said: str) -> re.Match[str] | None:
-    """The name, behind which stands the reason. Only where an error itself is named: what it says may be a user's, or a message's, text."""
-    return _SAID.match(said) or _RAISED.match(_raised(said) or said)
-
-
-def _raised(said: str) -> str:
-    """Of a Python traceback the line that says what was raised; empty where there is none. A second one may be quoted by the first."""
-    before, _, traceback = said.partition(_TRACEBACK)
-    condition = _CONDITION.search(before)
-    if condition is not None and condition[0] != _OF_A_WORKER:
-        return ""
-    # The first that is not indented.
-    return next((line.strip() for line in traceback.splitlines()[1:] if line[:1].strip()), "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -89,20 +89,6 @@ class Known:
 
 
 Batches = Iterator[pa.RecordBatch]
-Task = TypeVar("Task")
-
-
-def _alone(take: Callable[[Task, Batches], Batches]) -> Callable[[Task, Batches], Batches]:
-    """Errors of ours leave a task without those that they come from: the driver knows them by what a traceback says first."""
-
-    @wraps(take)
-    def taken(task: Task, batches: Batches) -> Batches:
-        try:
-            yield from take(task, batches)
-        except BasculeError as error:
-            raise error from None
-
-    return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +108,6 @@ class DivertTask:
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
 
-    @_alone
     def __call__(self, batches: Batches) -> Batches:
         """Takes the rows of one journal partition in order. Raises TooMuchAtOnce before anything is written."""
         position = held_position(self.pipelines, self.claim)
@@ -191,7 +176,6 @@ class RowsTask:
     first: Message = (0, 0)
     last: Message = (OFFSET_MAX, 0)
 
-    @_alone
     def __call__(self, batches: Batches) -> Batches:
         """Batches of message rows: a journal record may hold hundreds of messages, each a dozen times as large in memory."""
         choice = Choice(self.divert)
@@ -223,7 +207,6 @@ class IngressTask:
     claims: tuple[Claim, ...]
     ingress: Ingress
 
-    @_alone
     def __call__(self, batches: Batches) -> Batches:
         """Takes the rows of each source partition in order."""
         pipelines = self.pipelines

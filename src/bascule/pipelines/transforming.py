@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from bascule.core.errors import BasculeError, Scope
-from bascule.pipelines.queries import is_fatal, is_raised, short
+from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spark import journal_rows, kafka_range
 from bascule.pipelines.spec import Divert
@@ -32,10 +30,6 @@ BAD_AT_ONCE = 8
 SEARCHED_AT_ONCE = 100_000
 
 
-#: How PySpark says that a job has failed: what it has no class of its own for comes as the gateway gives it.
-FAILURES = (PySparkException, Py4JJavaError)
-
-
 class BatchFailed(BasculeError):
     """A batch could not be written."""
 
@@ -52,12 +46,11 @@ class TransformingBatch:
     set_pool: SetPool
 
     def __call__(self, journal: DataFrame, _batch_id: int = 0) -> None:
-        """Raises BatchFailed when the fault does not lie in a transformation."""
+        """Raises what a task raises, and BatchFailed when a transformation fails for another reason than a message."""
         try:
             self._carry_all(journal)
         except FAILURES as error:
-            # Short: Spark searches what a batch function raises with a regular expression that overflows its stack on long texts.
-            raise BatchFailed(short(str(error))) from None
+            raise error_from_spark(error) or BatchFailed(described(error)) from None
 
     def _carry_all(self, journal: DataFrame) -> None:
         rest: DataFrame | None = journal
@@ -69,7 +62,7 @@ class TransformingBatch:
         try:
             return self._carry_some(journal)
         except (*FAILURES, TooMuchAtOnce) as error:
-            if not isinstance(error, TooMuchAtOnce) and not is_raised(str(error), TooMuchAtOnce):
+            if not isinstance(error_from_spark(error), TooMuchAtOnce):
                 raise
         self._carry_in_parts(journal)
         return None
@@ -94,7 +87,7 @@ class TransformingBatch:
             self._carry(journal, self.task)
             return None
         except FAILURES as error:
-            if is_fatal(str(error)) or is_raised(str(error), TooMuchAtOnce):
+            if error_from_spark(error) is not None:  # a task's, which no transformation has caused
                 raise
             failed, end = self._failures(journal)
             if not failed:
@@ -111,7 +104,7 @@ class TransformingBatch:
         for frame in reversed(frames):
             merged = frame.unionByName(merged)
         self.set_pool(self.pool)
-        _run(merged.coalesce(1).mapInArrow(lambda batches: task(batches), REPORT_SCHEMA))
+        _run(merged.coalesce(1).mapInArrow(crossing(task), REPORT_SCHEMA))
 
     def _records(self, journal: DataFrame, divert: Divert, task: DivertTask) -> DataFrame:
         failed = frozenset((offset, index) for name, offset, index in task.failed if name == divert.name)
@@ -119,7 +112,7 @@ class TransformingBatch:
 
     def _rows(self, journal: DataFrame, task: RowsTask) -> DataFrame:
         self.set_pool(f"{self.pool} rows")
-        return journal.mapInArrow(lambda batches: task(batches), ROW_SCHEMA)
+        return journal.mapInArrow(crossing(task), ROW_SCHEMA)
 
     def _failures(self, journal: DataFrame) -> tuple[dict[tuple[str, int, int], str], int]:
         """On what transformations fail, and why, by divert and message; and the last journal offset up to which that is all."""
@@ -147,7 +140,7 @@ class TransformingBatch:
         try:
             _run(transformed(divert, self._rows_of(journal, divert, messages[0], messages[-1])))
         except FAILURES as error:
-            return short(str(error))
+            return described(error)
         return None
 
     def _control(self, journal: DataFrame, divert: Divert, message: Message) -> None:

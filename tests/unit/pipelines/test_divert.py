@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 import pytest
 
 from bascule.core.destination import Routing
@@ -29,7 +27,6 @@ from bascule.journal.records import (
     send_entry,
 )
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
-from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.writer.position import Position
 
@@ -201,9 +198,8 @@ def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
 def test_without_a_dead_letter_topic_the_error_stops(one: Send) -> None:
     reader = JournalReader(START, [Divert("d", "#")])
     (taken,) = reader.take(1, b"D", data(1, one))
-    with pytest.raises(BadRecord) as stopped:
+    with pytest.raises(BadRecord):
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
-    assert is_fatal(short("".join(traceback.format_exception(stopped.value))))
 
 
 def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +14,8 @@ from bascule.jms.from_kafka import property_name
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
+from bascule.pipelines.failures import CarriedError, encoded, error_from_spark
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.queries import is_fatal, short
 from bascule.pipelines.spec import Ingress, from_settings
 
 RECORD = KafkaRecord("topic.a", 3, 42, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")], 1_700_000_000_000)
@@ -118,9 +116,8 @@ def test_an_error_that_quotes_what_utf_8_cannot_hold_is_told_all_the_same() -> N
 def test_without_a_dead_letter_topic_a_record_that_cannot_be_carried_stops_the_pipeline(record: KafkaRecord, target: str) -> None:
     with pytest.raises(BadRecord) as stopped:
         engine(None, target=target, body="map" if b"{" in (record.value or b"") else "text").output(record)
-    said = "".join(traceback.format_exception(stopped.value))
-    assert is_fatal(short(said))
-    assert said.encode()
+    found = error_from_spark(CarriedError(encoded(stopped.value)))
+    assert (type(found), str(found)) == (BadRecord, str(stopped.value))
 
 
 def test_a_tombstone_is_an_empty_message_that_says_so() -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from bascule.core.errors import BadRecord, BasculeError
 from bascule.pipelines import driver as module
 from bascule.pipelines.carry import Claim
 from bascule.pipelines.driver import Driver, run_pipelines
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.spec import Ingress, Pipelines
+from bascule.writer.position import PositionTaken
 
-TAKEN = "PositionTaken: 'ingress:a/a/0' is held by 'b.1', another driver of the bridge: this one stops"
-BAD = "BadRecord: no JSON"
+BAD, TAKEN = BadRecord("no JSON"), PositionTaken("another driver holds it")
 #: Drivers whose main thread looks for the signal all the time. The gateway to Spark sets handlers, too.
 SIGNALLED = """
 import os, signal, threading
@@ -39,13 +40,13 @@ for _ in range(100):
 """
 
 
-def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: str | None) -> str | None:
+def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None) -> str | None:
     """What a driver ends with whose queries have stopped for these reasons, or None when it goes on for so many polls."""
 
     class Fake:
         def __init__(self, _pipelines: Pipelines) -> None:
             self.left = polls
-            self.queries = {str(n): Query(str(n), lambda: None, Path(), stopped=reason) for n, reason in enumerate(reasons)}
+            self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}
 
         def start(self) -> None:
             pass
@@ -76,12 +77,12 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: str | None
         ((), None),
         ((None, None), None),
         ((None, BAD), None),
-        ((BAD, BAD), f"0: {BAD}; 1: {BAD}"),
-        ((None, TAKEN, BAD), f"1: {TAKEN}; 2: {BAD}"),
+        ((BAD, BAD), "0: BadRecord: no JSON; 1: BadRecord: no JSON"),
+        ((None, TAKEN, BAD), "1: PositionTaken: another driver holds it; 2: BadRecord: no JSON"),
     ],
 )
 def test_a_driver_ends_when_nothing_can_go_on_or_another_has_taken_over(
-    reasons: tuple[str | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+    reasons: tuple[BasculeError | None, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stopped_by(3, monkeypatch, *reasons) == said
 
@@ -98,7 +99,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
     monkeypatch.setattr(Driver, "_mirror", lambda _: None)
     monkeypatch.setattr(module, "IDLE_S", 0)
     driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
-    query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), stopped=BAD)
+    query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), failure=BAD)
     driver._claims["ingress:in"] = (claim,)
     looks: list[list[Claim]] = []
     for end in (None, 3, 3, 3, 4, 4):
@@ -107,7 +108,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
         looks.append(passed.copy())
         passed.clear()
     assert looks == [[], [], [claim], [], [], [claim]]
-    assert query.stopped == BAD
+    assert query.failure is BAD
 
 
 def test_an_ingress_whose_topics_are_gone_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
