@@ -12,6 +12,7 @@ from bascule import __version__
 from bascule.cli import adapter, administer, config, inspect, messages, run, user, xa
 from bascule.cli.output import fail, line
 from bascule.core.errors import BasculeError
+from bascule.core.log import LogSettings, configure
 
 app = typer.Typer(
     name="bascule",
@@ -51,6 +52,7 @@ def _root(
 
 def main() -> None:
     """Run a command. An error raised on purpose is one message on standard error and its exit code, never a traceback."""
+    configure(LogSettings(level="warning"))  # until a command that serves has read its settings
     try:
         app()
     except BasculeError as error:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import line, note
+from bascule.cli.output import line
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.log import configure, get_log
 from bascule.core.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ UserOption = Annotated[
     list[str] | None,
     typer.Option("--user", metavar="NAME:PASSWORD", help="A user who may connect; may be repeated (broker.users)", show_default=False),
 ]
+LogFormatOption = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option("--log-format", help="How log lines on standard error are written (log.format)", show_default=False),
+]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option("--log-level", help="The least severity that is logged (log.level)", show_default=False),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +63,8 @@ def up(
     admin_port: AdminPortOption = None,
     no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Run the broker and Kafka alone (pipelines.enabled)")] = False,
     user: UserOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Run everything on this machine: an embedded Kafka (unless one is configured), the broker, the pipelines.
 
@@ -63,11 +74,15 @@ def up(
     from bascule.config import load
     from bascule.server.supervisor import Supervisor, choose_ports
 
-    flags = _flags(data_dir=data_dir, amqp_port=amqp_port, kafka_port=kafka_port, admin_port=admin_port, users=user)
+    flags = _flags(
+        data_dir=data_dir, amqp_port=amqp_port, kafka_port=kafka_port, admin_port=admin_port, users=user,
+        log_format=log_format, log_level=log_level,
+    )  # fmt: skip
     if no_pipelines:
         flags["pipelines"] = {"enabled": False}
     configuration = load(config, flags=flags)
     settings = configuration.settings
+    configure(settings.log.values)
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
@@ -78,13 +93,20 @@ def up(
             listeners["kafka"] = (settings.embedded.port, "--kafka-port", "127.0.0.1")
         ports = choose_ports(directory / "ports.json", listeners)
         bootstrap = settings.kafka.bootstrap_servers or f"127.0.0.1:{ports['kafka']}"
-        supervisor = Supervisor(_parts(configuration, directory, ports, bootstrap), pids_file=directory / "pids.json", tell=note)
+        supervisor = Supervisor(
+            _parts(configuration, directory, ports, bootstrap), pids_file=directory / "pids.json", tell=get_log("bascule.up").warning
+        )
         amqp, admin = _urls(settings, ports["amqp"], ports["admin"])
         supervisor.run(stop, lambda: line(f"ready {amqp} kafka={bootstrap} admin={admin}"))
 
 
 def broker(
-    config: ConfigOption = None, amqp_port: AmqpPortOption = None, admin_port: AdminPortOption = None, user: UserOption = None
+    config: ConfigOption = None,
+    amqp_port: AmqpPortOption = None,
+    admin_port: AdminPortOption = None,
+    user: UserOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Run the broker alone, against a Kafka that is there (`kafka.bootstrap_servers`).
 
@@ -93,7 +115,9 @@ def broker(
     """
     from bascule.config import load
 
-    settings = load(config, flags=_flags(amqp_port=amqp_port, admin_port=admin_port, users=user)).settings
+    flags = _flags(amqp_port=amqp_port, admin_port=admin_port, users=user, log_format=log_format, log_level=log_level)
+    settings = load(config, flags=flags).settings
+    configure(settings.log.values)
     _need_kafka(settings)
     from bascule.server.node import run_broker
 
@@ -103,14 +127,15 @@ def broker(
     run_broker(settings, on_ready=partial(say, "ready"), on_standby=partial(say, "standby"))
 
 
-def pipelines(config: ConfigOption = None) -> None:
+def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, log_level: LogLevelOption = None) -> None:
     """Run the Spark driver with all diverts and ingresses, against a Kafka that is there (`kafka.bootstrap_servers`).
 
     Prints `ready pipelines=N` when they run.
     """
     from bascule.config import load
 
-    settings = load(config).settings
+    settings = load(config, flags=_flags(log_format=log_format, log_level=log_level)).settings
+    configure(settings.log.values)
     _need_kafka(settings)
     from bascule.pipelines.driver import run
 
@@ -126,6 +151,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
     from bascule.config import load
 
     settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
+    configure(settings.log.values)
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         node = _embedded_kafka(settings, directory, settings.embedded.port)
@@ -152,6 +178,8 @@ def _flags(
     kafka_port: int | None = None,
     admin_port: int | None = None,
     users: list[str] | None = None,
+    log_format: str | None = None,
+    log_level: str | None = None,
 ) -> dict[str, Any]:
     """Flags as a tree of settings; those not given are not in it."""
     tree: dict[str, dict[str, Any]] = {}
@@ -161,6 +189,8 @@ def _flags(
         ("broker", "port", amqp_port),
         ("admin", "port", admin_port),
         ("broker", "users", dict(map(_user, users)) if users else None),
+        ("log", "format", log_format),
+        ("log", "level", log_level),
     ):
         if value is not None:
             tree.setdefault(section, {})[key] = value
@@ -197,6 +227,8 @@ def _environment(configuration: Configuration, ports: dict[str, int], bootstrap:
         "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "BASCULE_EMBEDDED__DATA_DIR": str(settings.embedded.data_dir),
         "BASCULE_BROKER__USERS": json.dumps(settings.broker.passwords),
+        "BASCULE_LOG__FORMAT": settings.log.format,
+        "BASCULE_LOG__LEVEL": settings.log.level,
     }
     return env | ({"BASCULE_CONFIG": str(configuration.file)} if configuration.file else {})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -27,8 +26,9 @@ from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S
 from bascule.client.url import Plan
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.log import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 T = TypeVar("T")
 
 
@@ -369,6 +369,8 @@ class AsyncProducer:
                 else:
                     future.set_exception(error)
             if on_done is not None:
+                if error is not None and not future.cancelled():
+                    future.exception()  # on_done is told: the application need not await the future as well
                 on_done(message, error)
 
         await self._send(content, to, timeout_s, wait=False, on_done=done)

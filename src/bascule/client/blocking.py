@@ -7,7 +7,6 @@ not given is the connection's.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +24,10 @@ from bascule.client.session import ExceptionListener, SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 T = TypeVar("T")
 
 

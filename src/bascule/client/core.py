@@ -7,7 +7,6 @@ it is gone. Whatever ``error`` says is final.
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 import uuid
 from collections import deque
@@ -29,8 +28,9 @@ from bascule.client.session import SessionState
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Silence of the broker after which it counts as gone; brokers send heartbeats at half of what they are told.
 IDLE_TIMEOUT_S: Final = 60.0

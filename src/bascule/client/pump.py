@@ -6,7 +6,6 @@ The blocking face gives it a loop on a thread of its own, and a lock; the asynci
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -16,8 +15,9 @@ from bascule.client.core import Core
 from bascule.client.errors import ConnectionLost
 from bascule.client.url import Endpoint, Plan
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: For TCP and TLS; a broker that takes longer is as good as away.
 CONNECT_TIMEOUT_S: Final = 15.0

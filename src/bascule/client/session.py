@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,14 @@ from bascule.client.operation import Operation, Wait
 from bascule.client.sends import Sends, now_ms
 from bascule.client.session_links import Acknowledge
 from bascule.core.errors import BasculeError
+from bascule.core.log import get_log
 from bascule.jms.message import decode_message
 from bascule.jms.sections import MalformedMessage
 
 if TYPE_CHECKING:
     from bascule.client.core import Core
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: What a browser asks for at once.
 BROWSE_AHEAD: Final = 100

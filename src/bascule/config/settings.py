@@ -19,6 +19,7 @@ from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
+from bascule.core.log import LogFormat, LogLevel, LogSettings
 from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
@@ -289,6 +290,18 @@ class Admin(Section):
         return "https" if self.tls.enabled else "http"
 
 
+class Log(Section):
+    """The log of the broker, the pipelines and the commands."""
+
+    format: LogFormat = Field(default="text", description="A line of text, or one JSON object per line")
+    level: LogLevel = Field(default="info", description="The least severity that is written")
+
+    @property
+    def values(self) -> LogSettings:
+        """As the logging set-up takes them."""
+        return LogSettings(self.format, self.level)
+
+
 class Settings(BaseSettings):
     """Everything Bascule can be told. Constructing it reads no file and no environment: `bascule.config.load` does."""
 
@@ -301,6 +314,7 @@ class Settings(BaseSettings):
     embedded: Embedded = Embedded()
     pipelines: Pipelines = Pipelines()
     admin: Admin = Admin()
+    log: Log = Log()
     address: tuple[Address, ...] = ()
     queue: tuple[Queue, ...] = ()
     topic: tuple[Topic, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 
-_log = logging.getLogger("bascule.kafka.compacted")
-_log.addHandler(logging.NullHandler())
+_log = get_log("bascule.kafka.compacted")
 
 #: After this time an append is reported in doubt: it may still be stored.
 APPEND_TIMEOUT_S = 30.0
@@ -148,7 +147,7 @@ class Appender:
 
     def _failed(self, producer: Producer, error: BaseException) -> None:
         """Nobody polls this client any more: the next append makes another one, and what this one has under way is answered here."""
-        _log.warning("appender starts a new client error=%r", error)
+        _log.warning("appender starts a new client", error=repr(error))
         self._drop(producer)
 
     def _poll(self, producer: Producer, topic: str) -> None:

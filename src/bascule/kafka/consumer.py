@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
+from bascule.core.log import get_log
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.history import TopicHistory, passing
 from bascule.kafka.instance import Fence, fenced
@@ -33,8 +33,7 @@ _QUIET = frozenset({KafkaError._MAX_POLL_EXCEEDED, KafkaError._PARTITION_EOF})
 
 Partitions = Callable[[list[tuple[str, int]]], None]
 
-_log = logging.getLogger("bascule.kafka.consumer")
-_log.addHandler(logging.NullHandler())
+_log = get_log("bascule.kafka.consumer")
 
 
 class GroupConsumer:

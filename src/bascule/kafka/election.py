@@ -6,7 +6,6 @@ from both being believed is the journal's fence.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +16,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope
+from bascule.core.log import get_log
 from bascule.kafka.instance import Fence, SameInstance, fenced
 from bascule.threads.lasting import end_process, lasting_thread
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Callbacks come from polling: how long a change may go unnoticed.
 POLL_S = 0.1

@@ -6,7 +6,6 @@ What breaks a promise is refused, what weakens one is told. Each finding names t
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Facts, Topics
 
 #: Who waits for a transaction has waited long; a Kafka that is there answers at once.
 EXPLAIN_TIMEOUT_S = 2.0
 
-_log = logging.getLogger("bascule.kafka.guards")
+_log = get_log("bascule.kafka.guards")
 
 
 class Role(enum.Enum):

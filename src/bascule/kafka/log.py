@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +11,14 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.core.errors import Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: How long the delivery thread sleeps when nothing comes back; only its end waits for it.
 POLL_S = 0.25

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bascule.core import topics as names
+from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.compacted import TABLE_CONFIG
 from bascule.kafka.guards import Finding, Role, guard
 from bascule.writer.position import POSITION_PARTITIONS
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import ClientLog, get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.compacted import Stored, TableReader, hand_over
 from bascule.kafka.guards import no_transaction
@@ -44,8 +44,7 @@ _REFUSED = frozenset(
     }
 )
 
-_log = logging.getLogger("bascule.kafka.slot")
-_log.addHandler(logging.NullHandler())
+_log = get_log("bascule.kafka.slot")
 
 
 class RecordRefused(Unavailable):
@@ -197,7 +196,7 @@ class Slot:
         if self._spent is not None:
             self._spent = None
             time.sleep(SETTLE_S)
-        producer = Producer(self._settings, logger=_log)
+        producer = Producer(self._settings, logger=ClientLog(_log))
         introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
         crash.point("slot.init.after")

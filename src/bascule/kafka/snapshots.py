@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -12,9 +11,10 @@ from typing import Any
 from confluent_kafka import KafkaException, Producer
 
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 CHUNK_BYTES = 900_000
 #: Beside the snapshots: the id of the journal's topic.

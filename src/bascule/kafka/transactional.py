@@ -7,7 +7,6 @@ the late request is refused. The next incarnation is prepared in the background,
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.kafka_records import Output
+from bascule.core.log import ClientLog, get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.guards import TRANSACTION_STATE, no_transaction
 from bascule.kafka.history import PROMPT
@@ -46,8 +46,7 @@ ENDED_WITHIN_S = 10.0
 #: A write is tried again with a new incarnation for this long, then reported.
 WRITE_DEADLINE_S = 120.0
 #: To be fenced is no fault here, so what the client says of it goes to debugging alone.
-_log = logging.getLogger("bascule.kafka.transactional")
-_log.addHandler(logging.NullHandler())
+_log = get_log("bascule.kafka.transactional")
 _FIRST_PAUSE_S = 0.1
 _SETTLE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
@@ -306,7 +305,7 @@ class TransactionalWriter:
             time.sleep(_SETTLE_S)
         # One record to a batch when the last try failed: then Kafka's refusal names the record, and none suffers with its neighbours.
         settings = {**self._producer_settings, "transaction.timeout.ms": self._timeout_ms}
-        producer = Producer({**settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=_log)
+        producer = Producer({**settings, **({"batch.num.messages": 1} if self._careful else {})}, logger=ClientLog(_log))
         introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
         crash.point("writer.init.before")
         producer.init_transactions(COORDINATOR_TIMEOUT_S)
@@ -344,7 +343,7 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
         left_s = deadline - time.monotonic()
         if left_s > 0:
             with suppress(KafkaException):
-                producer = Producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=_log)
+                producer = Producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=ClientLog(_log))
                 introduce(producer, TRANSACTION_STATE, min(END_TIMEOUT_S, left_s))
                 producer.init_transactions(min(END_TIMEOUT_S, left_s))
 

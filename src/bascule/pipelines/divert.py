@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from bascule.core import crash
 from bascule.core.destination import address_matches
 from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
 from bascule.core.kafka_records import Headers, Output
+from bascule.core.log import get_log
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, error_headers, text_of_error
 from bascule.jms.selector import compile_selector
@@ -40,7 +40,7 @@ from bascule.writer.position import Position
 
 STATE_KEY = b"S"
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 def journal_header(key: bytes | None, value: bytes | None) -> Header:

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
 from bascule.core.signals import StopSignals
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
@@ -41,7 +41,7 @@ from bascule.writer.position import APART, COMMON, ENDED, INGRESS, Position, Pos
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
 
-log = structlog.get_logger()
+log = get_log(__name__)
 
 POLL_S = 0.25
 #: New topics and partitions of an ingress are looked for this often.

@@ -22,6 +22,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from bascule.core.errors import BasculeError, Scope, error_classes
+from bascule.core.log import configure, configured
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,10 +51,12 @@ class CarriedError(BasculeError):
 
 
 def crossing(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Callable[[Any], Iterator[pa.RecordBatch]]:
-    """``task`` for ``mapInArrow``, with its errors encoded for the driver."""
-    secret = _SECRET
+    """``task`` for ``mapInArrow``, with its errors encoded for the driver; a worker process logs as the driver does."""
+    secret, log_settings = _SECRET, configured()
 
     def carried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if log_settings is not None and configured() != log_settings:
+            configure(log_settings)
         try:
             yield from task(batches)
         except BasculeError as error:

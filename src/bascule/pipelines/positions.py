@@ -10,10 +10,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-import structlog
-
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
@@ -39,7 +38,7 @@ from bascule.writer.position import (
     position_partition,
 )
 
-log = structlog.get_logger()
+log = get_log(__name__)
 
 #: Topic and partition.
 Source = tuple[str, int]

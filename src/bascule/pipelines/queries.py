@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.pipelines.failures import described, error_from_spark
 from bascule.writer.position import PositionTaken
 
-log = structlog.get_logger()
+log = get_log(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0

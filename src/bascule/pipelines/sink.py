@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import structlog
 from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
@@ -22,6 +21,7 @@ from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Output
+from bascule.core.log import get_log
 from bascule.core.topics import BRIDGE_ID, PREFIX, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
@@ -30,7 +30,7 @@ from bascule.kafka.transactional import TransactionalWriter, Unwritable, end_ope
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.writer.position import Position, PositionLost, position_key
 
-log = structlog.get_logger()
+log = get_log(__name__)
 
 #: The property of a task that names its query, the same as long as the checkpoint is.
 _QUERY_ID = "sql.streaming.queryId"

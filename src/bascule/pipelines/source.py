@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
@@ -31,7 +31,7 @@ _ANOTHER = "it was deleted and created again. To read the new one give the query
 #: What becomes of a message that is no JMS message, in the words of Spark's own sources.
 PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 def register(session: SparkSession) -> None:

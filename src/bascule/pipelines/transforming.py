@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import structlog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from bascule.core.errors import BasculeError, Scope
+from bascule.core.log import get_log
 from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spark import journal_rows, kafka_range
@@ -18,7 +18,7 @@ from bascule.pipelines.spec import Divert
 from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask, TooMuchAtOnce
 from bascule.pipelines.transformation import transformed
 
-log = structlog.get_logger()
+log = get_log(__name__)
 
 #: Sets the pool of worker processes that Python functions made from now on run in.
 SetPool = Callable[[str], None]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from starlette.routing import Route
 
 from bascule.config.settings import is_loopback
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.embedded.process import PortInUse
 from bascule.server.actions import ACTIONS
@@ -51,7 +51,7 @@ BODY_BYTES_MAX = 64 << 10
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class Broker(Protocol):

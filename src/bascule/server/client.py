@@ -6,7 +6,6 @@ Links, attach, coordinator and management know a client by this class only. The 
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +18,7 @@ from bascule.broker.policy import Policy
 from bascule.broker.queue import Queue
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
+from bascule.core.log import get_log
 from bascule.core.permissions import Permission
 from bascule.server.attach import detached
 from bascule.server.interruptions import Past
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bascule.server.lost_track import BeginAnew
     from bascule.server.node import Node
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 #: Bytes that consumers of a client may be given before they are written. Consumers get no more until the socket has taken them.
 WRITE_BUFFER_BYTES = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from bascule.broker.queue import Consumer
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.sections import scan
 from bascule.server import management
@@ -36,7 +36,7 @@ from bascule.server.tls import certified_name
 if TYPE_CHECKING:
     from bascule.server.node import Node
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: What a client that does not read may be answered before it is not read from either.
 UNREAD_ANSWERS_BYTES = 1 << 20

@@ -6,7 +6,6 @@ Everything here runs on the event loop but what its name says: the delivery thre
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import time
@@ -24,6 +23,7 @@ from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
@@ -42,7 +42,7 @@ from bascule.server.following import CREATED_AGAIN, Following
 from bascule.server.housekeeping import Housekeeping
 from bascule.threads.background import in_background
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
 IN_FLIGHT_MAX = 4

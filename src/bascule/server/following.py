@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.loading import Loader
 from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import ANSWER_TIMEOUT_S, PartitionReader, Trimmed
@@ -26,7 +26,7 @@ from bascule.server.housekeeping import StoredMessages
 if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: How long a read at the journal's end waits for more before it is looked whether the end is known.
 READ_S = 0.05

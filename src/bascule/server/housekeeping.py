@@ -6,7 +6,6 @@ Runs beside the traffic, one round at a time. Whatever fails is tried again with
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Appender, await_stored, trim
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bascule.journal.offsets import OffsetMap
     from bascule.server.epoch import JournalPlace
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
+from bascule.core.log import get_log
 from bascule.jms.sections import group_of
 from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_header, decode_send, entries
 from bascule.kafka.admin import Topics
@@ -22,7 +22,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import CutOff, PartitionReader
 from bascule.threads.lasting import end_process, lasting_thread
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Bytes taken in one journal record: they are atomic with the position behind them.
 CHUNK_BYTES = 256 * 1024

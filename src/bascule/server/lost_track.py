@@ -24,19 +24,19 @@ The other sessions of the connection are interrupted with it, and must not go wr
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import ILLEGAL_STATE, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.transactions import Transaction
+from bascule.core.log import get_log
 from bascule.server.links import ConsumerLink
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 #: How long the other sessions of a connection may take to come to the end of their transactions; twice as long each time that the
 #: connection is ended anew, so that it was long enough at last.

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import fcntl
 import gc
-import logging
 import signal
 import sys
 import uuid
@@ -27,6 +26,7 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.config import Settings
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
 from bascule.core.permissions import Permissions, Unrestricted
 from bascule.embedded.process import PortInUse
 from bascule.kafka.election import Election
@@ -45,8 +45,9 @@ from bascule.server.status import (
     sum_of,
 )
 from bascule.server.tls import amqp_tls, server_context
+from bascule.server.uncaught import Uncaught
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: The loop and the Kafka client's thread hand the interpreter to each other for every record: the default of 5 ms would be felt.
 SWITCH_INTERVAL_S = 0.0002
@@ -136,6 +137,7 @@ class Node:
     async def run(self, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
         """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError when it cannot start, or must not go on."""
         loop = asyncio.get_running_loop()
+        Uncaught().install(loop)
         self._stopping = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _resolve, self._stopping, None)
@@ -448,6 +450,5 @@ def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_s
     """Run a broker until it is told to stop; tells its AMQP and admin port when it serves, and when it stands by. Raises BasculeError."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
         runner.run(Node(settings).run(on_ready, on_standby))

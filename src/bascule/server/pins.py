@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
 from bascule.kafka.epochs import taken_since
 from bascule.kafka.history import TopicHistory, committed_note
@@ -21,7 +21,7 @@ from bascule.writer.position import APART, BEGUN, COMMON, ENDED, POSITION_PARTIT
 if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 UNTOLD = "an exclusive divert took messages there, and no pipelines that know it have been started since"
 DISABLED = "disabled: it goes on from there when it is enabled; one that is removed needs nothing"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from bascule.core.log import get_log
+
+log = get_log(__name__)
 
 #: A file is deleted when nobody needs any of it: small enough to come free, large enough not to be many.
 SEGMENT_BYTES = 64 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -11,13 +10,14 @@ from typing import Any
 
 from bascule.config.settings import Journal, Settings
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
 from bascule.threads.lasting import end_process, lasting_thread
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Of a journal record, so much is for what stands around a message or a transaction; half of it is enough.
 AROUND_BYTES = RECORD_BYTES_MAX - MESSAGE_BYTES_MAX

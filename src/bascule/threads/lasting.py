@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NoReturn
 
-log = logging.getLogger(__name__)
+from bascule.core.log import get_log
+
+log = get_log(__name__)
 
 #: With which a process ends when one of its threads has failed (EX_SOFTWARE of sysexits.h).
 EXIT_CODE: Final = 70
@@ -33,11 +35,11 @@ def lasting_thread(target: Callable[[], None], name: str, *, on_failure: Callabl
         try:
             target()
         except BaseException as error:
-            log.critical("thread failed thread=%s error=%r", name, error, exc_info=error)
+            log.critical("thread failed", thread=name, error=repr(error), exc_info=error)
             try:
                 on_failure(error)
             except BaseException as second:
-                log.critical("owner of failed thread not told thread=%s error=%r", name, second, exc_info=second)
+                log.critical("owner of failed thread not told", thread=name, error=repr(second), exc_info=second)
                 end_process(second)
 
     return threading.Thread(target=run, name=name, daemon=True)
@@ -47,7 +49,7 @@ def end_process(error: BaseException) -> NoReturn:
     """End this process at once with ``EXIT_CODE``, as a kill would, after its log is written."""
     name = threading.current_thread().name
     with suppress(Exception):
-        log.critical("process ends thread=%s error=%r exit_code=%d", name, error, EXIT_CODE)
+        log.critical("process ends", thread=name, error=repr(error), exit_code=EXIT_CODE)
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

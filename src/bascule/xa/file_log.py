@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import stat
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
 from bascule.xa.xid import Xid
 
@@ -30,7 +30,7 @@ from bascule.xa.xid import Xid
 DEAD_LINES_MAX = 2000
 _CRC_DIGITS = 8
 
-_log = logging.getLogger("bascule.xa")
+_log = get_log("bascule.xa")
 
 
 @dataclass(slots=True, eq=False)

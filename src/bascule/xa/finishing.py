@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Collection
 
+from bascule.core.log import get_log
 from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, UnknownXid
 from bascule.xa.log import Heuristic, Outcome
 from bascule.xa.xid import Xid
 
-_log = logging.getLogger("bascule.xa")
+_log = get_log("bascule.xa")
 
 _CONTRARY = {Outcome.COMMIT: Code.XA_HEURCOM, Outcome.ROLLBACK: Code.XA_HEURRB}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 import os
 import random
 import socket
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
 from bascule.xa.log import DecisionLog
@@ -47,7 +47,7 @@ CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
 #: Before a transaction is tried again, times a random number up to 1 and doubled each time: those that got into each other's way part.
 RETRY_PAUSE_S = 0.05
 
-_log = logging.getLogger("bascule.xa")
+_log = get_log("bascule.xa")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from bascule.core.effects import run_blocking
+from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
 from bascule.xa.errors import ResourceFailed
@@ -18,8 +18,7 @@ from bascule.xa.xid import Xid
 
 T = TypeVar("T")
 
-_log = logging.getLogger("bascule.xa")
-_log.addHandler(logging.NullHandler())
+_log = get_log("bascule.xa")
 
 
 class Recoverer:

@@ -6,12 +6,12 @@ Any number of recoverers may work on the same branches at once: the decision log
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bascule.core import crash
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.log import get_log
 from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
@@ -19,7 +19,7 @@ from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.plan import Action, Step, View, plan
 from bascule.xa.xid import Xid, manager_of, manager_of_gtrid
 
-_log = logging.getLogger("bascule.xa")
+_log = get_log("bascule.xa")
 
 
 class RecoveryViolation(enum.StrEnum):

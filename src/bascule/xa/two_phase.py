@@ -7,12 +7,12 @@ that cannot be told is left to recovery.
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bascule.core import crash
+from bascule.core.log import get_log
 from bascule.core.states import Transitions
 from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import (
@@ -32,7 +32,7 @@ from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid, branch
 
-_log = logging.getLogger("bascule.xa")
+_log = get_log("bascule.xa")
 
 
 class TwoPhaseViolation(enum.StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -354,8 +355,10 @@ async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
         else:
             obliging(connection, event)
 
+    sends: list[asyncio.Future[Message]] = []
+
     async def work() -> None:
-        await context.producer(QUEUE).send_async("x")
+        sends.append(await context.producer(QUEUE).send_async("x"))
         await context.close()  # waits for the answer
 
     with server(silent) as url:
@@ -363,6 +366,8 @@ async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
         await cancelled(work(), asked)
         with pytest.raises(IllegalState, match="closed"):
             await context.send(QUEUE, "x")
+        with pytest.raises(ConnectionLost):
+            await sends[0]
 
 
 @run_async
@@ -518,6 +523,25 @@ async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_an
 
 
 @run_async
+async def test_error_of_a_send_is_told_to_on_done_and_needs_no_await_of_its_future() -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    told: list[BasculeError | None] = []
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    with server(silent) as url:
+        context = await connect_async(url)
+        await context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+    gc.collect()
+    assert [type(error) for error in told] == [ConnectionLost]
+    assert unheard == []
+
+
+@run_async
 async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(connection: Connection, event: Any) -> None:
         if not isinstance(event, Transferred):
@@ -526,7 +550,7 @@ async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(mon
     monkeypatch.setattr(sends, "SEND_WINDOW", 1)
     with server(silent) as url:
         context = await connect_async(url, timeout_s=10.0)
-        await context.producer(QUEUE).send_async("x")
+        sent = await context.producer(QUEUE).send_async("x")
         waiting = [asyncio.create_task(context.send(queue, "x")) for queue in (Queue("another"), QUEUE)]
         await asyncio.sleep(0)
         with pytest.raises(TimedOut):
@@ -534,6 +558,8 @@ async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(mon
         for each in waiting:
             with pytest.raises(IllegalState, match="the context is closed"):
                 await asyncio.wait_for(each, 20)
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(sent, 20)
 
 
 class Lazy:

@@ -9,7 +9,6 @@ again or found in flight by whoever takes its partition over.
 from __future__ import annotations
 
 import itertools
-import logging
 import queue
 import threading
 import time
@@ -33,6 +32,7 @@ from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, le
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
+from bascule.core.log import get_log
 from bascule.kafka.consumer import GroupConsumer, read_again
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
@@ -55,7 +55,7 @@ TAKE_AGAIN_S = 0.5
 #: Partitions that wait for the outcome of a transaction do not hold up others.
 TAKERS = 32
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 
 
 @dataclass(slots=True, eq=False)

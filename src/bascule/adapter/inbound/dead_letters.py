@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bascule.adapter.inbound.record import FAILURES, ORIGIN, left_out_of, number_of, returned
 from bascule.core.kafka_records import KafkaRecord, Outgoing
+from bascule.core.log import get_log
 from bascule.jms.record_headers import ERRORS
 from bascule.kafka.consumer import read_again
 from bascule.kafka.moving import Mover
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Worke
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.kafka.compacted import await_stored
 from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
 from bascule.xa.two_phase import Status
@@ -27,7 +27,7 @@ REFUSED: Final = Backoff()
 #: A transaction in doubt is looked at so often.
 DOUBT_PAUSE_S = 0.2
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 
 
 class NotNow(BasculeError):

@@ -6,7 +6,6 @@ before it in the log. So no process that was replaced commits what its successor
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import uuid
@@ -22,6 +21,7 @@ from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold,
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import (
     CLIENT_SETTINGS,
@@ -58,7 +58,7 @@ LINGER_MS = 5
 #: Less than this is not worth a request to delete it.
 TRIM_RECORDS_MIN = 10_000
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 _R = TypeVar("_R")
 
 

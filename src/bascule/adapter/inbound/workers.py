@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from bascule.adapter.inbound.scheduler import Scheduler
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import Ref
 from bascule.core.errors import BasculeError, Scope
+from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
 
 #: Hanging endpoints are looked for so often.
@@ -28,7 +28,7 @@ END_S = 5.0
 #: How much of a hanging thread's stack is logged: the innermost calls.
 STACK_DEPTH = 6
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 
 
 class Phase(enum.Enum):

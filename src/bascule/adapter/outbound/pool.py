@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import traceback
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.log import get_log
 
 #: How much of the taker's stack is kept: enough to see who it is.
 STACK_DEPTH = 6
 #: Of this package: not where the taker is.
 _OURS = "/bascule/adapter/outbound/"
 
-_log = logging.getLogger("bascule.adapter")
+_log = get_log("bascule.adapter")
 
 
 class Physical(Protocol):

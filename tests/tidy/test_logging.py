@@ -1,0 +1,48 @@
+"""All of the product logs in one way: through bascule.core.log, with a constant text as the event."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "bascule"
+MODULES = sorted(SOURCE.rglob("*.py"))
+#: The set-up itself, and Spark's own logger, which is silenced there.
+MAY_USE_LOGGING = {"core/log.py", "pipelines/spark.py", "threads/lasting.py"}
+METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def log_calls(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in METHODS
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id in {"log", "_log"}
+        ):
+            yield node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_module_logs_through_the_set_up_of_the_product(path: Path) -> None:
+    tree = ast.parse(path.read_bytes(), str(path))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert not imported & {"structlog", "loguru", "warnings"}
+    assert named(path) in MAY_USE_LOGGING or "logging" not in imported
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_event_of_a_log_call_is_a_constant_or_a_name(path: Path) -> None:
+    for call in log_calls(ast.parse(path.read_bytes(), str(path))):
+        assert call.args, f"line {call.lineno}: no event"
+        assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the event must be a constant text; put values into fields"
+
+
+def test_there_are_log_calls_to_look_at() -> None:
+    assert sum(len(list(log_calls(ast.parse(path.read_bytes())))) for path in MODULES) > 50

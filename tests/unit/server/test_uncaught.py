@@ -1,0 +1,53 @@
+"""Errors of the event loop that nobody awaits are logged with a name and a count."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from bascule.server.uncaught import Uncaught
+
+
+async def _failing() -> None:
+    raise ValueError("x")
+
+
+def test_error_of_a_task_that_nobody_awaits_is_logged_with_its_coroutine_and_count(caplog: pytest.LogCaptureFixture) -> None:
+    uncaught = Uncaught()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        uncaught.install(loop)
+        for _ in range(2):
+            task = loop.create_task(_failing())
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+
+    asyncio.run(run())
+    assert uncaught.counts == {"_failing": 2}
+    first, second = (record for record in caplog.records if record.name == "bascule.server.uncaught")
+    assert first.getMessage() == 'uncaught asyncio error source=_failing count=1 what="Task exception was never retrieved"'
+    assert "count=2" in second.getMessage()
+    assert first.exc_info is not None
+    assert first.exc_info[0] is ValueError
+
+
+def test_error_of_a_callback_and_of_a_future_is_logged_by_kind(caplog: pytest.LogCaptureFixture) -> None:
+    uncaught = Uncaught()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        uncaught.install(loop)
+        loop.call_soon(lambda: 1 / 0)
+        future = loop.create_future()
+        future.set_exception(ValueError("y"))
+        del future
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert uncaught.counts == {"Handle": 1, "Future": 1}
+    assert len([record for record in caplog.records if record.exc_info]) == 2
