@@ -10,27 +10,33 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
 from tests.support.qpid import Connection, JmsError, QpidPeer
+from tests.support.stacks import Watchdog
 
 TESTS = Path(__file__).parent
 #: Where child processes import the product and the tests' own packages from.
-IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent)
+IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 SERVICE_TIMEOUT_S = 300
+#: Standard error of the run, which tests do not capture.
+_STDERR = os.dup(2)
+_WATCHDOG = pytest.StashKey[Watchdog]()
 #: All others come before these: a long test that only computes goes well beside such that wait, and with the short ones at the end no
 #: process of a run is left alone with a long one.
 TURNS = {"scenarios": 1, "tidy": 2, "unit": 2}
@@ -65,8 +71,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S))
+            marker = item.get_closest_marker("timeout")
+            # One that hangs ends within five minutes; the slow ones take longer than that.
+            if marker is None or (marker.args[0] > SERVICE_TIMEOUT_S and item.get_closest_marker("slow") is None):
+                item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S), append=False)
 
 
 @cache
@@ -78,11 +86,35 @@ def _directory(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The stacks of all processes of the run are taken shortly before a test's time is up."""
+    limit_s = pytest_timeout._get_item_settings(item).timeout
+    if not limit_s:
+        return (yield)
+    item.stash[_WATCHDOG] = watchdog = Watchdog(limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), _say)
+    with watchdog:
+        return (yield)
+
+
+def _say(text: str) -> None:
+    os.write(_STDERR, text.encode())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and _WATCHDOG in item.stash and item.stash[_WATCHDOG].stacks:
+        report.sections.append(("stacks of all processes of the run", item.stash[_WATCHDOG].stacks))
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is told at once: a run that is ended from outside has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.nodeid} ({report.when}) failed\n{report.longreprtext}", flush=True)  # noqa: T201
+        stacks = "\n".join(text for title, text in report.sections if title.startswith("stacks"))
+        print(f"\n{report.nodeid} ({report.when}) failed\n{report.longreprtext}\n{stacks}", flush=True)  # noqa: T201
 
 
 def _processes_of_run(run: str) -> dict[int, str]:
@@ -97,8 +129,10 @@ def _processes_of_run(run: str) -> dict[int, str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_left_behind() -> Iterator[None]:
+def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     run = uuid.uuid4().hex
+    os.environ[STACKS_VARIABLE] = str(tmp_path_factory.mktemp("stacks"))
+    show_stacks_on_signal()
     os.environ[RUN_VARIABLE] = run
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, IMPORT_PATHS))
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)

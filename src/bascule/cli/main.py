@@ -13,6 +13,7 @@ from bascule.cli import adapter, administer, config, inspect, messages, run, use
 from bascule.cli.output import fail, line
 from bascule.core.errors import BasculeError
 from bascule.core.log import LogSettings, configure
+from bascule.threads.stacks import show_stacks_on_signal
 
 app = typer.Typer(
     name="bascule",
@@ -51,7 +52,11 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. An error raised on purpose is one message on standard error and its exit code, never a traceback."""
+    """Run a command. An error raised on purpose is one message on standard error and its exit code, never a traceback.
+
+    SIGUSR1 makes the command write the stacks of its threads to standard error.
+    """
+    show_stacks_on_signal()
     configure(LogSettings(level="warning"))  # until a command that serves has read its settings
     try:
         app()

@@ -1,0 +1,126 @@
+"""The stacks of all processes of a test run: Python by SIGUSR1 (``bascule.threads.stacks``), Java by ``jstack``."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bascule.core.errors import BasculeError
+from bascule.embedded.java import find_java
+from bascule.threads.stacks import STACKS_SIGNAL, STACKS_VARIABLE
+
+#: For a process to write its stacks: longer than one that works needs.
+ANSWER_S = 5.0
+LOOK_S = 0.05
+JSTACK_TIMEOUT_S = 15.0
+#: After its time a test has so long to end by itself: a thread in C code takes no signal.
+GRACE_S = 20.0
+#: With which a process of the run ends whose test does not.
+EXIT_CODE = 75
+
+
+def of_processes(pids: Mapping[int, str]) -> str:
+    """The stacks of this process and of others, given with their command lines."""
+    parts = [f"===== {os.getpid()} (this process)\n{_own()}"]
+    parts += [f"===== {pid} {command}\n{of_process(pid)}" for pid, command in sorted(pids.items())]
+    return "\n".join(parts)
+
+
+def of_process(pid: int) -> str:
+    """The stacks of a process, or why there are none."""
+    try:
+        if Path(f"/proc/{pid}/exe").resolve().name == "java":
+            return _of_java(pid)
+        return _of_python(pid) if _catches(pid, STACKS_SIGNAL) else "(it shows no stacks)"
+    except (OSError, ValueError, subprocess.SubprocessError, BasculeError) as error:
+        return f"(no stacks: {error!r})"
+
+
+def _own() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _of_java(pid: int) -> str:
+    argv = [str(find_java().home / "bin" / "jstack"), "-l", str(pid)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=JSTACK_TIMEOUT_S, check=False)
+    return done.stdout + done.stderr
+
+
+def _of_python(pid: int) -> str:
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    directory = next(each.partition(b"=")[2].decode() for each in environment if each.startswith(f"{STACKS_VARIABLE}=".encode()))
+    file = next(path for each in (pid, _parent(pid)) if (path := Path(directory, f"{each}.txt")).exists())
+    before = size = file.stat().st_size
+    os.kill(pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        now = file.stat().st_size
+        if now > before and now == size:  # nothing more has come
+            break
+        size = now
+    return file.read_bytes()[before:].decode(errors="replace") or "(no answer)"
+
+
+def _parent(pid: int) -> int:
+    """Of a forked process: it writes to the file of the one that it comes from."""
+    return int(_status(pid, "PPid"))
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    return bool(int(_status(pid, "SigCgt"), 16) & 1 << number - 1)
+
+
+def _status(pid: int, name: str) -> str:
+    found = re.search(rf"^{name}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"process {pid} has no {name}")
+    return found[1]
+
+
+class Watchdog:
+    """Takes the stacks of the run when a test has taken nearly all of its time, and ends the process where the test does not end then."""
+
+    def __init__(self, limit_s: float, processes: Callable[[], dict[int, str]], say: Callable[[str], None]) -> None:
+        """``processes`` gives those of the run but for this one; ``say`` gets what must be said though this process ends."""
+        self.stacks = ""
+        self._processes = processes
+        self._say = say
+        early_s = min(GRACE_S, limit_s / 2)
+        self._timers = [threading.Timer(limit_s - early_s, self._take), threading.Timer(limit_s + GRACE_S, self._end)]
+
+    def __enter__(self) -> Self:
+        """Start."""
+        for timer in self._timers:
+            timer.daemon = True
+            timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The test has ended."""
+        for timer in self._timers:
+            timer.cancel()
+
+    def _take(self) -> None:
+        self.stacks = of_processes(self._processes())
+
+    def _end(self) -> None:
+        self._say(f"the test does not end after its timeout; stacks of the run:\n{self.stacks}\n")
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(EXIT_CODE)

@@ -1,0 +1,71 @@
+"""A test that hangs ends, and shows the stacks of all processes of its run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import stacks
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 60.0
+HANGING = """
+import signal, subprocess, sys, threading
+CHILD = "import threading\\ndef waits_for_ever(): print(1, flush=True); threading.Event().wait()\\nwaits_for_ever()"
+def test_hangs():
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        {before}
+        try:
+            threading.Event().wait()
+        finally:
+            child.kill()
+"""
+
+
+def run(directory: Path, before: str) -> subprocess.CompletedProcess[str]:
+    (directory / "test_hanging.py").write_text(HANGING.format(before=before))
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--timeout=4", "-q", directory]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    del env["PYTEST_CURRENT_TEST"]
+    env.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+def test_test_that_hangs_fails_with_stacks_of_all_processes(tmp_path: Path) -> None:
+    ended = run(tmp_path, "pass")
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
+    assert "in test_hangs" in ended.stdout
+    assert "in waits_for_ever" in ended.stdout
+    assert "Timeout" in ended.stdout
+
+
+def test_test_that_takes_no_signal_ends_with_its_process_and_its_children(tmp_path: Path) -> None:
+    script = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0"
+    ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])")
+    assert ended.returncode == stacks.EXIT_CODE, ended.stdout
+    assert "in test_hangs" in ended.stderr
+    assert "in waits_for_ever" in ended.stderr
+
+
+def test_command_shows_stacks_of_all_threads_on_signal() -> None:
+    script = "from bascule.threads.stacks import *; import os, signal; show_stacks_on_signal(); os.kill(os.getpid(), signal.SIGUSR1)"
+    env = {name: value for name, value in os.environ.items() if name != stacks.STACKS_VARIABLE}
+    shown = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "most recent call first" in shown.stderr
+
+
+def test_process_that_shows_no_stacks_is_left_alone() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert stacks.of_process(child.pid) == "(it shows no stacks)"
+        assert child.poll() is None
+        child.send_signal(signal.SIGKILL)
