@@ -309,7 +309,8 @@ class Driver:
 
     @property
     def _spark(self) -> SparkSession:
-        assert self._session is not None
+        if self._session is None:
+            raise Unavailable("the driver has no Spark session: it is not started, or it has ended")
         return self._session
 
     def _add(self, name: str, build: Callable[[], DataStreamWriter | None]) -> None:

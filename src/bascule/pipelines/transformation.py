@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -63,8 +63,7 @@ def check(divert: Divert, session: SparkSession) -> None:
 
 
 def _row_fields() -> list[tuple[str, DataType]]:
-    row = DataType.fromDDL(ROW_SCHEMA)
-    assert isinstance(row, StructType)
+    row = cast("StructType", DataType.fromDDL(ROW_SCHEMA))
     return [(field.name, field.dataType) for field in row.fields]
 
 

@@ -70,7 +70,8 @@ class TransformingBatch:
     def _carry_in_parts(self, journal: DataFrame) -> None:
         """One half after the other; a single journal record as it is."""
         bounds = journal.agg(F.min("offset"), F.max("offset")).first()
-        assert bounds is not None  # there was too much of it
+        if bounds is None or None in bounds:
+            raise BatchFailed("Spark finds no rows in a batch of which there was too much to be held")
         first, last = bounds
         log.info("a batch is carried in parts", first=first, last=last)
         if first == last:
