@@ -343,14 +343,14 @@ def unclean(kafka: EmbeddedKafka) -> Iterator[None]:
 
 
 def test_the_pipelines_warn_of_what_weakens_kafkas_transactions(
-    kafka: EmbeddedKafka, topic_prefix: str, unclean: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kafka: EmbeddedKafka, topic_prefix: str, unclean: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_spark(monkeypatch)
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")):
         pass
-    assert "topic '__transaction_state' has unclean.leader.election.enable=true: a replica that lags" in capsys.readouterr().out
+    assert "topic '__transaction_state' has unclean.leader.election.enable=true: a replica that lags" in caplog.text
 
 
 class Lonely(EmbeddedKafka):

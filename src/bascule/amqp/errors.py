@@ -63,15 +63,19 @@ class LinkFault(AmqpError):
 class IllegalUse(AmqpError):
     """The application called what the endpoint's state does not allow: a bug on our side, never the peer's doing."""
 
+    condition = ILLEGAL_STATE
+
     def __init__(self, description: str) -> None:
-        super().__init__(ILLEGAL_STATE, description)
+        super().__init__(self.condition, description)
 
 
 class DecodeError(ConnectionFault):
     """Bytes that are no AMQP value, or not the value that must stand there."""
 
+    condition = DECODE_ERROR
+
     def __init__(self, description: str) -> None:
-        super().__init__(DECODE_ERROR, description)
+        super().__init__(self.condition, description)
 
 
 class EncodeError(AmqpError):
@@ -84,5 +88,7 @@ class EncodeError(AmqpError):
 class HostileLoad(ConnectionFault):
     """A peer went beyond a limit of ``limits.py``."""
 
+    condition = RESOURCE_LIMIT_EXCEEDED
+
     def __init__(self, description: str) -> None:
-        super().__init__(RESOURCE_LIMIT_EXCEEDED, description)
+        super().__init__(self.condition, description)

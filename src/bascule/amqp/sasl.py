@@ -27,10 +27,11 @@ class AuthenticationFailed(AmqpError):
     """The peer is not who it says, or does not speak the mechanism it chose."""
 
     scope = Scope.CONNECTION
+    condition = UNAUTHORIZED_ACCESS
     http_status = 401
 
     def __init__(self, description: str) -> None:
-        super().__init__(UNAUTHORIZED_ACCESS, description)
+        super().__init__(self.condition, description)
 
 
 class ServerMechanism(Protocol):

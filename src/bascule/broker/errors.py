@@ -10,7 +10,7 @@ from bascule.journal.branches import Ending
 class ResourceLimit(BasculeError):
     """A limit of the broker or of a queue is reached."""
 
-    retriable = True
+    retriable = False
     scope = Scope.OPERATION
     condition = "amqp:resource-limit-exceeded"
     http_status = 409
@@ -18,6 +18,8 @@ class ResourceLimit(BasculeError):
 
 class QueueFull(ResourceLimit):
     """A queue accepts no more messages until consumers have taken some."""
+
+    retriable = True
 
 
 class UnknownAddress(BasculeError):
@@ -108,6 +110,7 @@ class BranchForced(BasculeError):
     retriable = False
     scope = Scope.OPERATION
     condition = "amqp:illegal-state"
+    xa_code = Code.XA_HEURHAZ
     http_status = 409
 
     def __init__(self, text: str, ending: Ending) -> None:

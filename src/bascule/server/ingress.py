@@ -106,7 +106,7 @@ class IngressTail:
                             position = next_offset
             except Exception as error:
                 # A topic that was cut off may come to be as long again: then it would be read on in its middle.
-                if isinstance(error, CutOff) or not isinstance(error, Unavailable):
+                if not (isinstance(error, BasculeError) and error.retriable):
                     # Nothing is passed over silently: the tail stands still here until somebody looks.
                     self._failure = f"ingress {self._topic} stands still: {error}"
                     log.error("%s", self._failure, exc_info=not isinstance(error, BasculeError))
