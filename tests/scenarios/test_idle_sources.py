@@ -13,11 +13,11 @@ from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import LagMirror, TopicHistory
-from bascule.kafka.transactional import PositionMoved
 from bascule.pipelines import positions as module
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Pipelines, Start
+from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionLost, position_key
 from tests.scenarios.test_positions import delete, delete_records
 from tests.support.system import wait_for

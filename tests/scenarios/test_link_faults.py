@@ -16,7 +16,8 @@ from bascule.core.kafka_records import Output
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
-from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, TransactionalWriter
+from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S
+from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
 from bascule.writer.position import Position

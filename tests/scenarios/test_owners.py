@@ -11,9 +11,10 @@ import pytest
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.transactional import PositionMoved, TransactionalWriter
+from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionTaken
 from tests.scenarios.test_positions import Journal
 

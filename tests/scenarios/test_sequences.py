@@ -36,12 +36,12 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
 from bascule.kafka.slot import Slot
 from bascule.kafka.snapshots import SnapshotStore
-from bascule.kafka.transactional import PositionMoved
 from bascule.server import epoch as epoch_module
 from bascule.server import housekeeping, topics
 from bascule.server.epoch import AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
+from bascule.writer.errors import PositionMoved
 from tests.scenarios.test_transactional import BEGIN, END, MIDDLE, Place
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
 from tests.support.system import wait_for

@@ -10,8 +10,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.transactional import Unwritable
 from bascule.pipelines.sink import DestinationWriter, Encoded
+from bascule.writer.errors import Unwritable
 from bascule.writer.position import PositionLost
 from tests.scenarios.test_guards import set_topic
 from tests.scenarios.topics import Reader

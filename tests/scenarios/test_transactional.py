@@ -15,9 +15,11 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.transactional import COORDINATOR_TIMEOUT_S, PositionMoved, TransactionalWriter, Unwritable, end_open_transactions
+from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S
+from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Pipelines
+from bascule.writer.errors import PositionMoved, Unwritable
 from bascule.writer.position import Position
 from tests.scenarios.topics import Reader
 from tests.support.kafka_proxy import DELAY_S, Action, Api, KafkaProxy
@@ -129,7 +131,7 @@ def test_a_transaction_takes_its_time_while_kafka_goes_on_taking_records(
             monkeypatch.setattr(transactional, "COORDINATOR_TIMEOUT_S", most_s)
             proxy.inject(Api.PRODUCE, Action.DELAY, times=count)
             writer.write(place.outputs(*map(str, range(count))), BEGIN, MIDDLE)
-        assert proxy.passed[Api.INIT_PRODUCER_ID] == 1  # not a second try
+        assert proxy.passed[Api.INIT_PRODUCER_ID] == 2  # of the writer and of its barrier record: there was no second try
     assert place.values(str(count - 1)) == [str(each) for each in range(count)]
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import KafkaRecord, Output
-from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Divert, Ingress
+from bascule.writer.claims import Claim, Claims
 from bascule.writer.position import Position, PositionTaken, position_key
 from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
 from tests.sim.world import Process, Promise, TimeOut, World
@@ -103,7 +103,7 @@ class Driver:
         self.taken_over = False
         self.workers: list[Worker] = []
         self._runs = 0
-        self._held: set[str] = set()
+        self._claims = Claims(self.name, violations=self.world.violations)
         for ingress, partition in pipelines.sources():
             self.process.spawn(self._keep_running(ingress, partition))
 
@@ -119,7 +119,7 @@ class Driver:
             self._runs += 1
             owner = f"{self.name}.{self._runs}"
             try:
-                await self._query(ingress, source, owner)
+                await self._query(ingress, source)
             except PositionTaken as error:
                 self.world.note("PositionTaken", f"{owner}, {error}")
                 self.taken_over = True
@@ -127,22 +127,23 @@ class Driver:
                 self.world.note("fail query", f"{owner}, {type(error).__name__} {error}")
             await self.process.sleep(TRIGGER_MS * 4 * self.world.random.random())
 
-    async def _take(self, key: str, source: Partition, owner: str) -> Position:
-        """Writes the driver's name into a position. What a driver has had once it does not take from its successor."""
+    async def _take(self, key: str, source: Partition) -> Position:
+        """Write the driver's name into a position."""
         writer = self.pipelines.make_writer(self.kafka, self.process, key)
-        found = await writer.current()
-        if key in self._held and found is not None and not found.owner.startswith(f"{self.name}."):
-            raise PositionTaken(f"{found.owner} has taken over {key!r}")
+        found = await self._claims.take(writer, key)
+        if found is not None:
+            return found
         fence = (-1, 0) if source.topic == JOURNAL else (-1, -1)
-        position = replace(found or Position(source.topic, "id", source.index, 0, *fence), owner=owner)
-        await writer.write([], found, position)
-        self._held.add(key)
+        position = replace(Position(source.topic, "id", source.index, 0, *fence), owner=self._claims.name(key))
+        await writer.write([], None, position)
+        self._claims.hold([key])
         return position
 
-    async def _query(self, ingress: Ingress | None, source: Partition, owner: str) -> None:
+    async def _query(self, ingress: Ingress | None, source: Partition) -> None:
         pipelines, pick = self.pipelines, self.world.random
         key = pipelines.key(ingress, source)
-        position = await self._take(key, source, owner)
+        position = await self._take(key, source)
+        owner = position.owner
         if position.offset:
             self.world.note("lose checkpoint", owner)
         claim = Claim(key, source.topic, "id", source.index, owner)
@@ -198,8 +199,9 @@ async def carry(
 ) -> None:
     """A task: the records of a range in order, in transactions of bounded size, each with the position after it."""
     writer = worker.writer(claim.key)
-    position = claim.check(await writer.current())
-    begin = begin_of(position, start)
+    violations = pipelines.world.violations
+    position = claim.check(await writer.current(), violations=violations)
+    begin = claim.begin(position, start, violations=violations)
     records = await _range(pipelines, worker.process, source, start, end, committed=ingress is not None)
     outputs_of, state = _mapping(pipelines, ingress, source, begin)
     outputs: list[Output] = []
@@ -236,11 +238,6 @@ async def _range(pipelines: Pipelines, process: Process, source: Partition, star
                 raise KafkaFault("timed-out")
             await process.sleep(LOOK_MS)
     return found
-
-
-def begin_of(position: Position, start: int) -> Position:
-    """Where a task begins."""
-    return position
 
 
 def _mapping(

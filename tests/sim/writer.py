@@ -1,23 +1,24 @@
-"""The contract of the exactly-once writer, on the model of Kafka: what bascule.kafka.transactional does, request by request.
-
-A fresh producer incarnation for each transaction; ``init``, and only then the position, read to the high watermark; output and position in
-one transaction, as a compare-and-set; after a commit in doubt the position that the next incarnation reads says what became of it.
-"""
+"""The transactional writer on the model of Kafka: effects of ``bascule.writer`` that wait in simulated time."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, Generic, TypeVar
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Output
-from bascule.kafka.transactional import PositionMoved
+from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.writer.errors import PositionMoved, TransactionFault
+from bascule.writer.incarnation import Attempt, Identity, Pending
 from bascule.writer.position import Position
+from bascule.writer.reading import BARRIER_KEY, read_latest
+from bascule.writer.transactional import Writer as Protocol
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
-from tests.sim.world import Process, Promise
+from tests.sim.world import Process, Promise, TimeOut
+
+T = TypeVar("T")
 
 POSITIONS: Final = "positions"
 #: The name under which all diverts stand.
@@ -28,7 +29,8 @@ POSITION_PARTITIONS: Final = 2
 READ_MS: Final = 1_500.0
 WRITE_MS: Final = 3_000.0
 POLL_MS: Final = 3.0
-PAUSE_MAX_MS: Final = 200.0
+#: Pauses of the protocol pass so much faster, as requests do.
+HASTE: Final = 0.03
 
 
 def position_partition(kafka: Kafka, key: str) -> Partition:
@@ -50,143 +52,173 @@ def committed_offset(kafka: Kafka, key: str) -> int:
 
 
 class PositionReader:
-    """Reads positions as of now: to the high watermark noted when the read begins, waiting out open transactions."""
+    """A partition of the positions (``bascule.writer.reading.TableEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, partition: Partition) -> None:
         self.kafka, self.process, self.partition = kafka, process, partition
         self._reached = 0
         self._positions: dict[str, Position] = {}
 
-    async def read(self) -> dict[str, Position]:
-        """All positions of the partition by key. Raises Unavailable."""
-        deadline_ms = self.process.world.now_ms + READ_MS
-        end = await self.end()
-        while True:
-            records, self._reached = await self.kafka.fetch(self.process, self.partition, self._reached, committed=True)
-            for record in records:
-                assert record.key is not None
-                assert record.value is not None
-                self._positions[record.key.decode()] = decoded(record.value)
-            if self._reached >= end:
-                return dict(self._positions)
-            if self.process.world.now_ms > deadline_ms:
-                raise Unavailable("a transaction stayed open")
-            await self.process.sleep(POLL_MS)
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partition."""
+        return [self.partition.index]
 
-    async def end(self) -> int:
-        """What "now" is."""
-        return await self.kafka.end_of(self.process, self.partition)
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        """Store a barrier record. Raises Unavailable."""
+        store = partial(self.partition.produce, self.kafka.new_producer(), 0, 0, [ToWrite(BARRIER_KEY, None)], None)
+        try:
+            offset = await self.kafka.request(self.process, "Produce positions", store, at=self.partition)
+        except KafkaFault as fault:
+            raise Unavailable(f"no barrier is stored: {fault}") from fault
+        return dict.fromkeys(partitions, None if offset == UNKNOWN_OFFSET else offset)
+
+    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
+        """The high watermark, or the last stable offset. Raises Unavailable."""
+        try:
+            return {self.partition.index: await self.kafka.end_of(self.process, self.partition, committed=stable)}
+        except KafkaFault as fault:
+            raise Unavailable(f"no end is named: {fault}") from fault
+
+    async def read(self) -> Mapping[str, Position]:
+        """All positions of the partition, as some node knows them. Raises Unavailable."""
+        return await read_latest(self)
+
+    async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
+        """All positions before an offset; waits out open transactions. Raises Unavailable."""
+        world, end = self.process.world, ends[self.partition.index]
+        deadline_ms = world.now_ms + READ_MS
+        try:
+            while self._reached < end:
+                if world.now_ms > deadline_ms:
+                    raise Unavailable("a transaction stayed open")
+                records, reached = await self.kafka.fetch(self.process, self.partition, self._reached, committed=True)
+                for record in records:
+                    if record.key is not None and record.value is not None and record.offset >= self._reached:
+                        self._positions[record.key.decode()] = decoded(record.value)
+                self._reached = max(reached, self._reached)
+                if self._reached < end:
+                    await self.process.sleep(POLL_MS)
+        except KafkaFault as fault:
+            raise Unavailable(f"positions cannot be read: {fault}") from fault
+        return dict(self._positions)
 
 
-class Incarnation(NamedTuple):
-    """A producer after init, and the positions read after that."""
+class _Spawned(Generic[T]):
+    """A coroutine of a process (``bascule.writer.incarnation.Pending``)."""
 
-    producer: Producer
-    positions: dict[str, Position]
+    def __init__(self, process: Process, promise: Promise[T]) -> None:
+        self._process, self._promise = process, promise
+
+    @property
+    def ended(self) -> bool:
+        return self._promise.done
+
+    @property
+    def ready(self) -> bool:
+        return self._promise.done and self._promise.error is None
+
+    def result(self) -> T:
+        return self._promise.result()
+
+    async def wait(self, timeout_s: float) -> T:
+        if self._promise.done:
+            return self._promise.result()
+        try:
+            return await self._process.within(timeout_s * 1000, self._promise)
+        except TimeOut:
+            raise TimeoutError from None
 
 
-class Writer:
-    """Writes records and moves one position, each time in one transaction."""
+class _Effects(PositionReader):
+    """What the protocol asks for (``bascule.writer.transactional.WriterEffects``)."""
 
     def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
-        self.kafka, self.process, self.key = kafka, process, key
-        self.partition = position_partition(kafka, key)
-        self._reader = PositionReader(kafka, process, self.partition)
-        self._next: Promise[Incarnation] | None = None
-        self._handed_over: int | None = None
+        super().__init__(kafka, process, position_partition(kafka, key))
+        self._key = key
 
-    async def current(self) -> Position | None:
-        """The position as of now, in the hands of an incarnation that came after it. Raises Unavailable."""
-        await self.abandon()
-        while True:
-            known = (await self.incarnation()).positions.get(self.key)
-            with suppress(KafkaFault):
-                if (await self._reader.read()).get(self.key) == known:
-                    return known
-            self.drop()
+    def now_s(self) -> float:
+        return self.process.world.now_ms / 1000
 
-    def prepare(self) -> None:
-        """The next incarnation, in the background."""
-        if self._next is None:
-            self._next = self.process.spawn(self.incarnate())
+    async def sleep(self, seconds: float) -> None:
+        await self.process.sleep(seconds * 1000 * HASTE)
 
-    async def incarnate(self) -> Incarnation:
-        """Init, then the positions."""
-        producer = Producer(self.kafka, self.process, f"writer.{self.key}")
-        await producer.init()
-        return Incarnation(producer, await self._reader.read())
+    def random(self) -> float:
+        return self.process.world.random.random()
 
-    async def incarnation(self) -> Incarnation:
-        """The next one, as soon as there is one. Raises Unavailable."""
-        deadline_ms = self.process.world.now_ms + WRITE_MS
-        while True:
-            self.prepare()
-            assert self._next is not None
-            try:
-                return await self._next
-            except (KafkaFault, Unavailable) as error:
-                self._next = None
-                if self.process.world.now_ms > deadline_ms:
-                    raise Unavailable(f"no transaction can be started: {error}") from error
-                await self.process.sleep(POLL_MS)
+    def start(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
+        return _Spawned(self.process, self.process.spawn(work))
 
-    def drop(self) -> None:
-        """Ends the present incarnation: it is never used again."""
-        self._next = self._handed_over = None
+    async def init(self, attempt: Attempt) -> Producer:
+        del attempt
+        producer = Producer(self.kafka, self.process, f"writer.{self._key}")
+        try:
+            await producer.init()
+        except KafkaFault as fault:
+            raise fault_of(fault) from fault
+        return producer
 
-    async def abandon(self) -> None:
-        """Aborts what was begun ahead."""
-        if self._handed_over is not None and self._next is not None:
-            with suppress(KafkaFault):  # then the next incarnation does it
-                await self._next.result().producer.end(commit=False)
-            self.drop()
+    async def identity(self, producer: Producer) -> Identity | None:
+        return Identity(producer.producer_id, producer.producer_epoch)
 
-    async def ahead(self, outputs: Sequence[Output], before: Position | None) -> None:
-        """Hands the first records of a transaction over while more are made."""
-        if self._next is not None and self._next.done and self._next.error is None:
-            incarnation = self._next.result()
-            if incarnation.positions.get(self.key) == before:
-                with suppress(KafkaFault):
-                    await self.hand_over(incarnation.producer, outputs)
+    def discard(self, producer: Producer) -> None:
+        """Nothing is left of it."""
 
-    async def write(self, outputs: Sequence[Output], before: Position | None, after: Position) -> None:
-        """Both or neither, whatever fails on the way. Raises PositionMoved or Unavailable."""
-        world = self.process.world
-        deadline_ms = world.now_ms + WRITE_MS
-        tried = False
-        pause_ms = POLL_MS
-        while True:
-            incarnation = await self.incarnation()
-            found = incarnation.positions.get(self.key)
-            if tried and found == after:
-                break
-            if found != before:
-                self.drop()
-                world.note("PositionMoved", self.process.name)
-                raise PositionMoved(found)
-            try:
-                await self.hand_over(incarnation.producer, outputs)
-                await incarnation.producer.produce(self.partition, [ToWrite(self.key.encode(), after.encode())])
-                await incarnation.producer.end(commit=True)
-                break
-            except KafkaFault as fault:
-                world.say(f"{self.process.name}: {self.key} is not written: {fault}")
-                self.drop()
-                if world.now_ms > deadline_ms:
-                    raise Unavailable(f"Kafka does not commit: {fault}") from fault
-                tried = True
-                # By chance: two that fence one another in step would do so for ever.
-                await self.process.sleep(world.random.random() * pause_ms)
-                pause_ms = min(2 * pause_ms, PAUSE_MAX_MS)
-        self.drop()
-        self.prepare()
+    async def explain(self, reason: str) -> Unavailable:
+        return Unavailable(f"no transaction can be started: {reason}")
 
-    async def hand_over(self, producer: Producer, outputs: Sequence[Output]) -> None:
-        """Those of the outputs that the incarnation has not got yet, in order."""
-        if self._handed_over is None:
-            producer.begin()
-            self._handed_over = 0
-        for place in range(self._handed_over, len(outputs)):
-            topic, key, value, headers, _ = outputs[place]
-            self._handed_over = place + 1
-            await producer.produce(self.kafka.partition(topic), [ToWrite(key, value, headers)])
+    async def begin(self, producer: Producer) -> None:
+        producer.begin()
+
+    async def hand_over(self, producer: Producer, outputs: Sequence[Output], start: int, *, careful: bool) -> None:
+        del careful
+        try:
+            for topic, key, value, headers, _ in outputs[start:]:
+                await producer.produce(self.kafka.partition(topic), [ToWrite(key, value, headers)])
+        except KafkaFault as fault:
+            raise fault_of(fault) from fault
+
+    async def commit(self, producer: Producer, positions: Mapping[str, Position | None], *, careful: bool) -> None:
+        del careful
+        try:
+            for key, position in positions.items():
+                value = position.encode() if position is not None else None
+                await producer.produce(position_partition(self.kafka, key), [ToWrite(key.encode(), value)])
+            await producer.end(commit=True)
+        except KafkaFault as fault:
+            self.process.world.say(f"{self.process.name}: {self._key} is not written: {fault}")
+            raise fault_of(fault) from fault
+
+    async def abort(self, producer: Producer) -> None:
+        try:
+            await producer.end(commit=False)
+        except KafkaFault as fault:
+            raise fault_of(fault) from fault
+
+
+class Writer(Protocol[Producer, Output, Position]):
+    """Writes records and moves one position, each time in one transaction; notes the trouble that it meets."""
+
+    def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
+        violations = process.world.violations
+        super().__init__(_Effects(kafka, process, key), key, deadline_s=WRITE_MS / 1000, violations=violations)
+        self._process = process
+
+    async def write(
+        self,
+        outputs: Sequence[Output],
+        before: Position | None,
+        after: Position | None,
+        others: Mapping[str, Position | None] | None = None,
+    ) -> None:
+        """As the protocol does. Raises PositionMoved or Unavailable."""
+        try:
+            await super().write(outputs, before, after, others)
+        except PositionMoved:
+            self._process.world.note("PositionMoved", self._process.name)
+            raise
+
+
+def fault_of(fault: KafkaFault) -> TransactionFault:
+    """The same in the words of the protocol."""
+    return TransactionFault(str(fault), fenced=fault.code == "fenced")

@@ -84,7 +84,7 @@ def positions_count_before_they_are_committed(monkeypatch: pytest.MonkeyPatch) -
     class HastyReader(PositionReader):
         async def read(self) -> dict[str, Position]:
             records, _ = await self.kafka.fetch(self.process, self.partition, 0, committed=False)
-            return {(record.key or b"").decode(): decoded(record.value or b"") for record in records}
+            return {(record.key or b"").decode(): decoded(record.value) for record in records if record.value}
 
     monkeypatch.setattr(keeping, "PositionReader", HastyReader)
     return Parts()

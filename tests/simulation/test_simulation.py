@@ -7,23 +7,17 @@ what happened in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from bascule.core.kafka_records import Output
-from bascule.writer.position import Position
-from tests.sim import pipelines
 from tests.sim.broker import Broker
-from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite
+from tests.sim.kafka import Appender, ToWrite
 from tests.sim.ledger import Mishaps
 from tests.sim.nemesis import AWAITED, TROUBLES
 from tests.sim.office import Office
 from tests.sim.runs import Report, run_seeds
 from tests.sim.simulation import Parts, Simulation
-from tests.sim.world import TROUBLE, Process
-from tests.sim.writer import Incarnation, PositionReader, Writer
+from tests.sim.world import TROUBLE
 from tests.simulation.planting import Plant, not_found
 from tests.support.history import Tally
 
@@ -96,68 +90,6 @@ def test_a_delivery_count_that_goes_down_is_found() -> None:
 # -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------
 
 
-class LongLivedWriter(Writer):
-    """One producer incarnation for all its transactions."""
-
-    producer: Producer | None = None
-
-    async def incarnate(self) -> Incarnation:
-        if self.producer is not None:
-            try:
-                await self.producer.end(commit=False)  # what a failed write left open
-            except KafkaFault as fault:
-                if fault.code != "invalid-state":
-                    self.producer = None
-        if self.producer is None:
-            producer = Producer(self.kafka, self.process, f"writer.{self.key}")
-            await producer.init()
-            self.producer = producer
-        return Incarnation(self.producer, await self._reader.read())
-
-
-class HastyWriter(Writer):
-    """Reads the position, and only then ends what an earlier incarnation has open."""
-
-    async def incarnate(self) -> Incarnation:
-        positions = await self._reader.read()
-        producer = Producer(self.kafka, self.process, f"writer.{self.key}")
-        await producer.init()
-        return Incarnation(producer, positions)
-
-    async def current(self) -> Position | None:
-        return (await self.incarnation()).positions.get(self.key)
-
-
-class StableReader(PositionReader):
-    """Takes the last stable offset for the end."""
-
-    async def end(self) -> int:
-        return await self.kafka.end_of(self.process, self.partition, committed=True)
-
-
-class ShortSightedWriter(Writer):
-    """Stops reading at the last stable offset."""
-
-    def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
-        super().__init__(kafka, process, key)
-        self._reader = StableReader(kafka, process, self.partition)
-
-
-class TrustingWriter(Writer):
-    """Writes again after a commit in doubt, without a look at what became of it."""
-
-    before: Position | None = None
-
-    async def incarnate(self) -> Incarnation:
-        incarnation = await super().incarnate()
-        return Incarnation(incarnation.producer, {self.key: self.before} if self.before is not None else incarnation.positions)
-
-    async def write(self, outputs: Sequence[Output], before: Position | None, after: Position) -> None:
-        self.before = before
-        await super().write(outputs, before, after)
-        self.before = None
-
-
 class FencelessBroker(Broker):
     """Takes a gap between its records for nothing."""
 
@@ -175,23 +107,6 @@ class GapAppender(Appender):
             super().append(record)
 
 
-def late(simulation: Simulation) -> None:
-    simulation.kafka.late_ends, simulation.kafka.held_ms = 6.0, 60.0
-
-
-def writer(kind: type[Writer]) -> Plant:
-    return lambda _: Parts(make_writer=kind)
-
-
-def late_ends(kind: type[Writer]) -> Plant:
-    """Ends of transactions are late more often than in other runs, and by less: it takes one that comes at the right moment."""
-
-    def plant(_: pytest.MonkeyPatch) -> Parts:
-        return Parts(make_writer=kind, prepare=late)
-
-    return plant
-
-
 def fenceless_broker(_: pytest.MonkeyPatch) -> Parts:
     return Parts(make_broker=FencelessBroker)
 
@@ -203,21 +118,10 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts()
 
 
-def tasks_begin_where_they_are_told(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    """With the fence of one who has read nothing yet; with the position's it takes no record of the journal twice."""
-    monkeypatch.setattr(pipelines, "begin_of", lambda position, start: replace(position, offset=start, epoch=-1, sequence=-1))
-    return Parts()
-
-
 #: What is planted, how, and the anomalies that must show, each of them.
 PLANTED: list[tuple[str, Plant, set[str]]] = [
-    ("a long-lived producer", late_ends(LongLivedWriter), {"divert-loss"}),
-    ("a position read before init", writer(HastyWriter), {"ingress-dup"}),
-    ("a position read to the last stable offset", late_ends(ShortSightedWriter), {"ingress-dup"}),
-    ("no look after a commit in doubt", writer(TrustingWriter), {"divert-dup", "ingress-dup"}),
     ("a broker that does not look into gaps", fenceless_broker, {"zombie-ack", "lost", "duplicated"}),
     ("appends that time out while later ones succeed", gaps, {"stuck", "lost"}),
-    ("tasks that trust the start of their batch", tasks_begin_where_they_are_told, {"divert-dup", "ingress-dup"}),
 ]
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
+from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
 
 _log = get_log("bascule.kafka.compacted")
 
@@ -48,9 +50,6 @@ TABLE_CONFIG: Mapping[str, str] = {
 
 #: Kafka's, or its client's, words for a record that is larger than it takes.
 TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
-
-#: The key of barrier records (``TableReader.read_behind_barrier``). They are tombstones: readers of a table find nothing under the key.
-BARRIER_KEY = b"barrier"
 
 
 class OffsetUnknown(Unavailable):
@@ -228,67 +227,81 @@ class TableReader:
         self._table: dict[bytes, Stored] = {}
         #: All that was stored by then is read, or going to be (``time.time``: the monotonic clock stands still with a machine).
         self._known_s = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def read(
         self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
     ) -> dict[bytes, Stored]:
-        """All that was stored when the call began: up to the high watermark, not only to the last stable offset.
+        """All that was stored when the call began, as some node knows it: up to the high watermark, not only to the last stable offset.
 
-        An open transaction in the way is waited for; ``held_up`` is called while that takes long, with what stands before it.
-        Raises Unavailable when the end is not reached in time.
+        No decision may rest on it, for a former leader may answer: see ``read_behind_barrier``. An open transaction in the way is waited
+        for; ``held_up`` is called while that takes long, with what stands before it. Raises Unavailable when the end is not reached in
+        time.
         """
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            self._begin(timeout_s)
-            asked_s = time.time()
-            # The consumer's own query would answer the last stable offset, since it reads committed records only.
-            ends = self._offsets.ask(OffsetSpec.latest(), timeout_s)
-            self._reach(ends, deadline, held_up)
-            self._known_s = asked_s
-            return dict(self._table)
+        return self._known_by(read_latest(TableReads(self, timeout_s, held_up)), timeout_s)
 
     def read_behind_barrier(
         self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
     ) -> dict[bytes, Stored]:
-        """All that was stored when the call began, whichever node answers: for reads on which a decision rests.
+        """All that was stored when the call began, whichever node answers: for reads on which a decision rests (``writer.reading``).
 
-        A former leader that is cut off from its peers may still answer clients, with an old high watermark (``read``). It cannot
-        acknowledge a record that all in-sync replicas must have. So a barrier record is written to each partition first, and the
-        partition is read up to it. ``held_up`` as for ``read``. Raises Unavailable.
+        ``held_up`` as for ``read``. Raises Unavailable.
         """
+        return self._known_by(read_behind_barrier(TableReads(self, timeout_s, held_up)), timeout_s)
+
+    def write_barriers(self, partitions: Sequence[int], timeout_s: float = READ_TIMEOUT_S) -> dict[int, int | None]:
+        """Store a barrier record in each of the partitions; return its offset, None where it is not known. Raises Unavailable."""
+        deadline = time.monotonic() + timeout_s
+        topic = self._at[0].topic
+        with self._lock:
+            if self._barriers is None:
+                self._barriers = Appender(self._kafka)
+            sent = {each: self._barriers.append(Outgoing(topic, BARRIER_KEY, None, partition=each)) for each in partitions}
+        found: dict[int, int | None] = {}
+        for partition, future in sent.items():
+            try:
+                found[partition] = future.result(max(0.0, deadline - time.monotonic()))
+            except OffsetUnknown:
+                found[partition] = None
+            except TimeoutError:
+                raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
+        return found
+
+    def ends(self, timeout_s: float = READ_TIMEOUT_S, *, stable: bool = False) -> dict[int, int]:
+        """The high watermark of each partition, or its last stable offset, as some node names it. Raises Unavailable."""
+        isolation = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets.ask(OffsetSpec.latest(), timeout_s, isolation)
+
+    def read_to(
+        self,
+        ends: Mapping[int, int],
+        timeout_s: float = READ_TIMEOUT_S,
+        held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
+    ) -> dict[bytes, Stored]:
+        """All records before these offsets, and maybe more. ``held_up`` as for ``read``. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._begin(timeout_s)
-            asked_s = time.time()
-            ends = self._write_barriers(deadline)
             self._reach(ends, deadline, held_up)
-            self._known_s = asked_s
             return dict(self._table)
-
-    def _write_barriers(self, deadline: float) -> dict[int, int]:
-        """Write a barrier record to each partition; return the offset after it. Raises Unavailable."""
-        if self._barriers is None:
-            self._barriers = Appender(self._kafka)
-        topic = self._at[0].topic
-        ends: dict[int, int] = {}
-        try:
-            while missing := [at.partition for at in self._at if at.partition not in ends]:
-                sent = {each: self._barriers.append(Outgoing(topic, BARRIER_KEY, None, partition=each)) for each in missing}
-                for partition, future in sent.items():
-                    with suppress(OffsetUnknown):  # a barrier at an unknown offset is none: it is written again
-                        ends[partition] = future.result(max(0.0, deadline - time.monotonic())) + 1
-        except TimeoutError:
-            raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
-        return ends
 
     def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
         """All records up to ``offset``, included, and maybe more: one that the caller knows to be stored. Raises Unavailable."""
-        deadline = time.monotonic() + timeout_s
+        return self.read_to({partition: offset + 1}, timeout_s)
+
+    def _known_by(self, read: Coroutine[Any, Any, dict[bytes, Stored]], timeout_s: float) -> dict[bytes, Stored]:
+        """The result of a read of all partitions. What was stored when it began is known from then on."""
         with self._lock:
             self._begin(timeout_s)
-            self._reach({partition: offset + 1}, deadline, None)
-            return dict(self._table)
+            asked_s = time.time()
+            table = run_blocking(read)
+            self._known_s = asked_s
+            return table
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partitions that are read."""
+        return [at.partition for at in self._at]
 
     def reached(self) -> dict[int, int]:
         """How far each partition is read: the next offset."""
@@ -347,6 +360,35 @@ class TableReader:
             self._reached[partition] = max(self._reached[partition], offset)
         else:
             raise Unavailable(f"{self._at[0].topic} is not readable: {failure.str()}")
+
+
+class TableReads:
+    """The reads of a table as effects that block (``writer.reading.TableEffects``)."""
+
+    def __init__(
+        self,
+        reader: TableReader,
+        timeout_s: float = READ_TIMEOUT_S,
+        held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
+    ) -> None:
+        self._reader, self._timeout_s, self._held_up = reader, timeout_s, held_up
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partitions that are read."""
+        return self._reader.partitions
+
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        """Store barrier records."""
+        return self._reader.write_barriers(partitions, self._timeout_s)
+
+    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
+        """The high watermarks, or the last stable offsets."""
+        return self._reader.ends(self._timeout_s, stable=stable)
+
+    async def read_to(self, ends: Mapping[int, int]) -> dict[bytes, Stored]:
+        """All records before these offsets."""
+        return self._reader.read_to(ends, self._timeout_s, self._held_up)
 
 
 def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:

@@ -14,16 +14,27 @@ class PositionReader:
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> None:
         self._topic = topic
-        self._table = TableReader(kafka, topic, partitions)
+        self.table = TableReader(kafka, topic, partitions)
 
     def read(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
-        """All positions of the partitions, as of now, by key.
+        """All positions of the partitions by key, as some node knows them (``TableReader.read``): no decision may rest on them.
 
-        "Now" is the high watermark when the call begins, not the last stable offset: a reader that stops there can miss its own last
-        commit behind a neighbour's open transaction. Raises Unavailable when that offset is not reached in time, PositionLost with the
-        place of what is no position.
+        They are read to the high watermark, not to the last stable offset: a reader that stops there can miss its own last commit behind
+        a neighbour's open transaction. Raises Unavailable when that offset is not reached in time, PositionLost with the place of what is
+        no position.
         """
-        return dict(self._decoded(key, stored) for key, stored in self._table.read(timeout_s).items())
+        return self.decoded(self.table.read(timeout_s))
+
+    def read_behind_barrier(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
+        """All positions of the partitions by key, whichever node answers (``TableReader.read_behind_barrier``).
+
+        Raises Unavailable, PositionLost.
+        """
+        return self.decoded(self.table.read_behind_barrier(timeout_s))
+
+    def decoded(self, table: Mapping[bytes, Stored]) -> dict[str, Position]:
+        """The positions in a table that was read. Raises PositionLost."""
+        return dict(self._decoded(key, stored) for key, stored in table.items())
 
     def _decoded(self, key: bytes, stored: Stored) -> tuple[str, Position]:
         try:
@@ -32,5 +43,5 @@ class PositionReader:
             raise PositionLost(f"{stored.place(self._topic, key)}: no position: {error}") from error
 
     def close(self) -> None:
-        """Frees the client."""
-        self._table.close()
+        """Frees the clients."""
+        self.table.close()

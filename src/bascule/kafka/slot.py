@@ -1,38 +1,29 @@
-"""Kafka transactions that check a table before they write: each with a producer incarnation of its own (see ``transactional``)."""
+"""Kafka transactions that check a table before they write: drives ``bascule.writer.table`` with librdkafka, in the caller's thread."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core import crash
-from bascule.core.errors import Unavailable
+from bascule.core.effects import run_blocking
 from bascule.core.kafka_records import Outgoing
-from bascule.core.log import ClientLog, get_log
+from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.compacted import Stored, TableReader, hand_over
-from bascule.kafka.guards import no_transaction
+from bascule.kafka.compacted import Stored, TableReader, TableReads, hand_over
 from bascule.kafka.history import PROMPT
-from bascule.kafka.log import introduce, patient
-from bascule.threads.background import in_background
+from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, fault_of
+from bascule.kafka.log import patient
+from bascule.writer.incarnation import Attempt
+from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
-TRANSACTION_TIMEOUT_MS = 15_000
-COORDINATOR_TIMEOUT_S = 20.0
-#: A transaction is tried again with a new incarnation for this long, then reported.
-TRANSACT_DEADLINE_S = 20.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-#: The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
-SETTLE_S = 0.02
+TRANSACTION_TIMEOUT_MS: Final = 15_000
 #: Delivery failures that lie in the record, or in what is allowed: trying again cannot help.
-_REFUSED = frozenset(
+_REFUSED: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.INVALID_RECORD,
@@ -45,12 +36,6 @@ _REFUSED = frozenset(
 )
 
 _log = get_log("bascule.kafka.slot")
-
-
-class RecordRefused(Unavailable):
-    """Kafka does not take a record of the transaction; nothing of it was written."""
-
-    retriable = False
 
 
 class Slot:
@@ -69,12 +54,52 @@ class Slot:
         *,
         ahead: bool = True,
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
+        deadline_s: float = TRANSACT_DEADLINE_S,
     ) -> None:
-        """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``."""
-        self._ahead = ahead
-        self._kafka = dict(kafka)
-        self._topic = topic
-        self._settings = {
+        """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``.
+
+        ``deadline_s`` is how long what fails is tried again.
+        """
+        self._reader = TableReader(kafka, topic, [partition])
+        self._effects = _SlotClients(kafka, transactional_id, topic, TableReads(self._reader, held_up=held_up))
+        self._turn = threading.Lock()
+        self._transactions: TableTransactions[KafkaProducer, Outgoing, Mapping[bytes, Stored]] = TableTransactions(
+            self._effects, ahead=ahead, deadline_s=deadline_s, turn=threading.Lock()
+        )
+
+    def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
+        """Write what ``make`` gives for the table as it is. See ``TableTransactions.transact``. Raises RecordRefused, Unavailable."""
+        with self._turn:
+            run_blocking(self._transactions.transact(make))
+
+    def prepare(self) -> None:
+        """Start the next incarnation in the background; a no-op when there is one."""
+        self._transactions.prepare()
+
+    def reach(self) -> None:
+        """Return if a transaction can be started, as far as is known; wait only where none could be before.
+
+        Raises Unavailable, with what is wrong with Kafka.
+        """
+        if not self._transactions.reachable:
+            with self._turn:
+                run_blocking(self._transactions.reach())
+
+    def close(self) -> None:
+        """Free the clients. A transaction that is open ends with the next incarnation, or by time."""
+        with self._turn:
+            try:
+                run_blocking(self._transactions.close())
+            finally:
+                self._effects.close()
+                self._reader.close()
+
+
+class _SlotClients(TransactionalClients):
+    """The effects of ``bascule.writer.table``."""
+
+    def __init__(self, kafka: Mapping[str, Any], transactional_id: str, topic: str, reads: TableReads) -> None:
+        settings = {
             "partitioner": "murmur2_random",
             "linger.ms": 0,
             "message.max.bytes": RECORD_BYTES_MAX,
@@ -86,125 +111,52 @@ class Slot:
             "enable.idempotence": True,
             "acks": "all",
         }
-        self._held_up = held_up
-        self._reader = TableReader(kafka, topic, [partition])
-        self._next: Future[Producer] | None = None
-        self._spent: Producer | None = None
-        self._works = False  # the last incarnation that was waited for has come
-        self._turn = threading.Lock()
-        self._preparing = threading.Lock()
+        super().__init__(kafka, settings, topic, _log, "bascule-slot")
+        self._reads = reads
 
-    def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
-        """Writes what ``make`` gives for the table as it is, all or nothing; nothing at all where it gives nothing.
-
-        After a failure, or a commit whose outcome is in doubt, ``make`` is asked again with the table as it is then.
-        Raises RecordRefused, or Unavailable when Kafka does not come back in time.
-        """
-        deadline = time.monotonic() + TRANSACT_DEADLINE_S
-        pause_s = FIRST_PAUSE_S
-        with self._turn:
-            while True:
-                producer = self._incarnation(deadline)
-                outgoing = make(self._reader.read(held_up=self._held_up))
-                if not outgoing:
-                    return
-                refused: list[KafkaError] = []
-                try:
-                    self._write(producer, outgoing, refused)
-                except KafkaException as error:
-                    self._drop()
-                    if refused:
-                        raise RecordRefused(f"a record was refused: {refused[0].str()}") from error
-                    if time.monotonic() + pause_s > deadline:
-                        raise Unavailable(f"Kafka did not commit for {TRANSACT_DEADLINE_S:.0f} s: {error}") from error
-                    _log.debug("tried again: %s", error)
-                    time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                else:
-                    self._drop()
-                    if self._ahead:
-                        self.prepare()
-                    return
-
-    def prepare(self) -> None:
-        """Starts the next incarnation in the background; a no-op when there is one."""
-        with self._preparing:  # of two that were made at once the later would fence the one that is used
-            if self._next is None:
-                self._next = in_background(self._incarnate, "bascule-slot")
-
-    def reach(self) -> None:
-        """Whether a transaction can be started, as far as that is known; waits only where none could be before.
-
-        Raises Unavailable, with what is wrong with Kafka.
-        """
-        coming = self._next
-        failed = coming is not None and coming.done() and coming.exception() is not None
-        if failed or not self._works:
-            with self._turn:
-                self._incarnation(time.monotonic() + TRANSACT_DEADLINE_S)
-
-    def close(self) -> None:
-        """Frees the clients. A transaction that is open ends with the next incarnation, or by time."""
-        with self._turn:
-            try:
-                if self._next is not None:
-                    with suppress(KafkaException, Unavailable, TimeoutError):  # in the last case it ends by itself
-                        self._next.result(COORDINATOR_TIMEOUT_S)
-            finally:
-                self._next = self._spent = None
-                self._reader.close()
-
-    def _write(self, producer: Producer, outgoing: Sequence[Outgoing], refused: list[KafkaError]) -> None:
-        def report(error: KafkaError | None, _message: object) -> None:
-            if error is not None and error.code() in _REFUSED:
-                refused.append(error)
-
-        producer.begin_transaction()
-        produce = patient(producer)
-        for record in outgoing:
-            try:
-                hand_over(produce, record, report)
-            except KafkaException as error:
-                report(error.args[0], None)
-                raise
-        crash.point("slot.commit.before")
-        producer.commit_transaction(COORDINATOR_TIMEOUT_S)
-        crash.point("slot.commit.after")
-
-    def _incarnation(self, deadline: float) -> Producer:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            self.prepare()
-            assert self._next is not None
-            try:
-                producer = self._next.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:  # it may come yet, for the next who asks
-                self._works = False
-                raise no_transaction(self._kafka, "Kafka does not answer in time") from None
-            except (KafkaException, Unavailable) as error:
-                self._next = None
-                self._works = False
-                if time.monotonic() + pause_s > deadline:
-                    raise no_transaction(self._kafka, str(error)) from error
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                self._works = True
-                return producer
-
-    def _incarnate(self) -> Producer:
-        if self._spent is not None:
-            self._spent = None
-            time.sleep(SETTLE_S)
-        producer = Producer(self._settings, logger=ClientLog(_log))
-        introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
-        producer.init_transactions(COORDINATOR_TIMEOUT_S)
+    async def init(self, attempt: Attempt) -> KafkaProducer:
+        """Make a client and initialise its transactions."""
+        producer = await super().init(attempt)
         crash.point("slot.init.after")
         return producer
 
-    def _drop(self) -> None:
-        """Ends the present incarnation; its client is freed by the thread that makes the next one."""
-        if self._next is not None and self._next.done() and self._next.exception() is None:
-            self._spent = self._next.result()
-            self._spent.purge()
-        self._next = None
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partition of the table."""
+        return self._reads.partitions
+
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        """Store barrier records."""
+        return await self._reads.write_barriers(partitions)
+
+    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
+        """The high watermark, or the last stable offset."""
+        return await self._reads.ends(stable=stable)
+
+    async def read_to(self, ends: Mapping[int, int]) -> Mapping[bytes, Stored]:
+        """The table before these offsets."""
+        return await self._reads.read_to(ends)
+
+    async def write(self, producer: KafkaProducer, records: Sequence[Outgoing]) -> None:
+        """Begin a transaction, produce the records, commit."""
+        refused: dict[int, KafkaError] = {}
+
+        def report(error: KafkaError | None, _message: object) -> None:
+            if error is not None and error.code() in _REFUSED:
+                refused.setdefault(len(refused), error)
+
+        try:
+            producer.client.begin_transaction()
+            produce = patient(producer.client)
+            for record in records:
+                try:
+                    hand_over(produce, record, report)
+                except KafkaException as error:
+                    report(error.args[0], None)
+                    raise
+            crash.point("slot.commit.before")
+            producer.client.commit_transaction(COORDINATOR_TIMEOUT_S)
+            crash.point("slot.commit.after")
+        except KafkaException as error:
+            _log.debug("transaction failed", transactional_id=self._settings["transactional.id"], error=str(error))
+            raise fault_of(error, refused) from error

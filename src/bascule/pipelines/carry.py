@@ -12,9 +12,11 @@ from bascule.core import crash
 from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
-from bascule.kafka.transactional import PositionMoved, TransactionalWriter, Unwritable, WriteDenied
+from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import Limits, Pipelines
-from bascule.writer.position import Position, PositionLost, PositionTaken
+from bascule.writer.claims import Claim
+from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.position import Position
 
 #: Containers made and not freed between two looks of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
@@ -25,28 +27,6 @@ IDLE_WRITERS_MAX = 8
 
 #: Says what to write in place of a record that Kafka refuses; raises what it is given where that is not the record's fault.
 Fallback = Callable[[Exception], Output]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One source partition as one driver run holds it: a task works only while the stored position says the same."""
-
-    key: str
-    topic: str
-    topic_id: str
-    partition: int
-    owner: str
-    members: tuple[str, ...] = ()
-
-    def check(self, found: Position | None) -> Position:
-        """The position, when it is this run's. Raises PositionLost or PositionTaken."""
-        if found is None:
-            raise PositionLost(f"the position {self.key!r} of a known pipeline is missing; nothing is assumed, restore or register it anew")
-        if found.topic_id != self.topic_id:
-            raise PositionLost(f"topic {self.topic!r} was deleted and created again since position {self.key!r} was written")
-        if found.owner != self.owner or found.members != self.members:
-            raise PositionTaken(f"another driver has taken over {self.key!r}")
-        return found
 
 
 class Targets:
@@ -209,7 +189,8 @@ class Carrier:
 
         Raises what it is given where something else has happened.
         """
-        found, known = moved.found, self.position
+        found: Position | None = moved.found
+        known = self.position
         if found is None or not known.offset < found.offset <= self._first or replace(known, offset=found.offset) != found:
             raise moved
         return found

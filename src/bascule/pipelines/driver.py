@@ -26,7 +26,6 @@ from bascule.core.signals import StopSignals
 from bascule.journal.records import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
-from bascule.pipelines.carry import Claim
 from bascule.pipelines.failures import crossing, crossing_batch, described
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
@@ -36,6 +35,7 @@ from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_set
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
+from bascule.writer.claims import Claim
 from bascule.writer.position import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from bascule.core import crash
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka import own_topics
@@ -20,10 +20,11 @@ from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, Role, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.positions import PositionReader
-from bascule.kafka.transactional import WRITE_DEADLINE_S, PositionMoved, TransactionalWriter, end_open_transactions
-from bascule.pipelines.carry import Claim
+from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.writer.claims import Claim, Claims
+from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     APART,
     BEGUN,
@@ -32,11 +33,11 @@ from bascule.writer.position import (
     POSITION_PARTITIONS,
     Position,
     PositionLost,
-    PositionTaken,
     lag_group,
     position_key,
     position_partition,
 )
+from bascule.writer.transactional import WRITE_DEADLINE_S
 
 log = get_log(__name__)
 
@@ -94,17 +95,14 @@ class _Journal:
 class Positions:
     """The positions of one bridge, as one driver run (``owner``) takes them over.
 
-    A position's own owner is the run, which try of it, and the generation: one more than that of the owner before in the position taken
-    first, the common one or an ingress's own. A run that stood still after that takes nothing else from its successor.
+    ``bascule.writer.claims`` has the rules. The leader is the common position, or an ingress's own.
     """
 
     def __init__(self, pipelines: Pipelines, owner: str) -> None:
         self.pipelines = pipelines
         self.owner = owner
         self.topics = Topics(pipelines.kafka)
-        self._tries = itertools.count(1)
-        self._held: set[str] = set()
-        self._generations: dict[str, int] = {}
+        self._claims = Claims(owner)
 
     def prepare_topics(self) -> None:
         """Creates Bascule's own topics that the pipelines write. Raises UnsafeTopic when the positions, for one, would not be kept."""
@@ -188,7 +186,7 @@ class Positions:
             others |= {self.own_key(name): position for name, position in (plan.apart | plan.parked).items()}
             crash.point("driver.take.before")
             common_writer.write([], common, plan.common, others)
-            self._held |= {self.common_key, *map(self.own_key, plan.apart)}
+            self._claims.hold([self.common_key, *map(self.own_key, plan.apart)])
             crash.point("driver.take.after")
             return None if plan.common.vacant else replace(plan, lost=lost)
 
@@ -222,7 +220,7 @@ class Positions:
         if not diverts and not taken and not plan.apart:
             # Nothing of earlier diverts is left: there is no more to answer for.
             return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
-        owner = self._name(self.common_key)
+        owner = self._claims.name(self.common_key)
         return DivertPlan(
             replace(plan.common, owner=owner),
             {name: replace(position, owner=owner) for name, position in plan.apart.items()},
@@ -246,14 +244,14 @@ class Positions:
             known = self._take(leader, pipeline)
             found = dict(zip(sources, pool.map(partial(self._take_source, pipeline), sources, sources.values()), strict=True))
             begin = Start(EARLIEST) if known or any(found.values()) else start
-            owner = self._name(pipeline)
+            owner = self._claims.name(pipeline)
             taken = {
                 position_key(pipeline, *source): replace(position or self._beginning(source, sources[source], begin), owner=owner)
                 for source, position in found.items()
             }
             left = {key: replace(at, owner="") for key, at in self._left_out(pipeline, names).items()}
             leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken | left)
-            self._held |= {pipeline, *taken}
+            self._claims.hold([pipeline, *taken])
         return list(taken.values())
 
     def move(self, key: str, before: Position, after: Position, others: Mapping[str, Position | None]) -> Position:
@@ -319,34 +317,13 @@ class Positions:
     def _key(self, pipeline: str) -> str:
         return position_key(pipeline, self.pipelines.topics.journal, self.pipelines.topics.partition)
 
-    def _name(self, leader: str) -> str:
-        return f"{self.owner}.{next(self._tries)}.{self._generations[leader]}"
-
     def _taken(self, key: str, leader: str) -> Position | None:
         with closing(self.writer(key)) as writer:
             return self._take(writer, leader)
 
     def _take(self, writer: TransactionalWriter, leader: str) -> Position | None:
-        """The position under a new name: to be fenced does not stop a task that lives on, to find another name does.
-
-        ``leader`` is the key of the position taken first. What this run has held once, and what a later generation holds, it does not
-        take from its successor: else the two would stop each other in turn.
-        """
-        while True:
-            found = writer.current()
-            if writer.key == leader and leader not in self._held:
-                self._generations[leader] = _generation(found) + 1
-            if found is None or found.vacant:
-                return found  # nobody works from it
-            # The first generation knows of none before it: the position taken first may have been deleted by hand.
-            later = writer.key in self._held or _generation(found) >= self._generations[leader] > 1
-            if later and found.owner.partition(".")[0] != self.owner:
-                raise PositionTaken(f"{writer.key!r} is held by {found.owner!r}, another driver of the bridge: this one stops")
-            taken = replace(found, owner=self._name(leader))
-            with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts
-                writer.write([], found, taken)
-                self._held.add(writer.key)
-                return taken
+        """The position under a new name of this run. See ``Claims.take``. Raises PositionTaken, Unavailable."""
+        return run_blocking(self._claims.take(writer.protocol, leader))
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
         found = self._taken(position_key(pipeline, *source), pipeline)
@@ -437,12 +414,6 @@ class Positions:
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
         log.warning("a topic is not as it should be", finding=str(finding))
-
-
-def _generation(found: Position | None) -> int:
-    """Of a position's owner; of one that has none, 0."""
-    parts = found.owner.split(".") if found is not None else []
-    return int(parts[2]) if len(parts) > 2 else 0
 
 
 def _loss(pipeline: str, at: Position, topic_id: str, first: int) -> PositionLost | None:

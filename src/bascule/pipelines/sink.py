@@ -26,8 +26,9 @@ from bascule.core.topics import BRIDGE_ID, PREFIX, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import Send, SendFlag, Source
 from bascule.kafka import own_topics
-from bascule.kafka.transactional import TransactionalWriter, Unwritable, end_open_transactions
+from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
+from bascule.writer.errors import Unwritable
 from bascule.writer.position import Position, PositionLost, position_key
 
 log = get_log(__name__)

@@ -15,11 +15,12 @@ from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
-from bascule.pipelines.carry import Carrier, Claim, held_position
+from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.writer.claims import Claim
 from bascule.writer.position import COMMON
 
 #: A message's place in the journal: the offset of its record, and its index there.

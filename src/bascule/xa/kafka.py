@@ -30,8 +30,8 @@ from bascule.core.topics import XA_PREFIX
 from bascule.kafka.compacted import CLIENT_SETTINGS, OffsetUnknown, Stored, await_stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
-from bascule.kafka.slot import RecordRefused
 from bascule.kafka.transactional import end_open_transactions
+from bascule.writer.errors import RecordRefused
 from bascule.xa.branches import Branches
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
 from bascule.xa.kafka_clients import Clients, partition_of

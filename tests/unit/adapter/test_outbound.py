@@ -15,7 +15,7 @@ from bascule.adapter.outbound.factory import COMMITTED_TOPIC, MARKS_KEPT_MS
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
-from bascule.kafka.slot import RecordRefused
+from bascule.writer.errors import RecordRefused
 
 Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]
 

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
+from bascule.kafka.compacted import Stored
+from bascule.kafka.incarnation import Background, IdentityLog, KafkaProducer, fault_of
 from bascule.kafka.slot import Slot
 from bascule.threads.background import in_background
+from bascule.writer.errors import RecordRefused, TransactionFault
+from bascule.writer.incarnation import Event, Incarnation
+
+TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 class Reader:
+    """A table of one partition."""
+
     closed = False
+    partitions = (0,)
+
+    def __init__(self) -> None:
+        self.table: dict[bytes, Stored] = {}
+
+    def write_barriers(self, partitions: Any, _timeout_s: float) -> dict[int, int]:
+        return dict.fromkeys(partitions, 9)
+
+    def read_to(self, ends: Any, _timeout_s: float, _held_up: object) -> dict[bytes, Stored]:
+        assert ends == {0: 10}
+        return self.table
 
     def close(self) -> None:
         self.closed = True
@@ -25,63 +47,132 @@ class Reader:
 def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
     reader = Reader()
     monkeypatch.setattr("bascule.kafka.slot.TableReader", lambda *_: reader)
-    monkeypatch.setattr("bascule.kafka.slot.COORDINATOR_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("bascule.kafka.guards.EXPLAIN_TIMEOUT_S", 0.01)
     return reader
 
 
-def closing(failure: BaseException | None) -> None:
-    slot = Slot({}, "id", "table", 0)
-    coming: Future[Any] = Future()
-    if failure is not None:
-        coming.set_exception(failure)
-    slot._next = coming
-    slot.close()
-
-
-@pytest.mark.parametrize("failure", [None, KafkaException(KafkaError(KafkaError._TIMED_OUT)), Unavailable("no Kafka")])
-def test_a_slot_whose_next_incarnation_does_not_come_is_closed(reader: Reader, failure: BaseException | None) -> None:
-    closing(failure)
-    assert reader.closed
-
-
-def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader) -> None:
-    with pytest.raises(ZeroDivisionError):
-        closing(ZeroDivisionError())
-    assert reader.closed
-
-
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bascule.kafka.slot.TRANSACT_DEADLINE_S", 0.01)
-    monkeypatch.setattr("bascule.kafka.guards.EXPLAIN_TIMEOUT_S", 0.01)
+def coming(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
+    """The incarnations that are started, each left to the test."""
+    started: list[Future[Any]] = []
+
+    def start(_clients: object, work: Coroutine[Any, Any, Any]) -> Background[Any]:
+        work.close()
+        started.append(Future())
+        return Background(started[-1])
+
+    monkeypatch.setattr("bascule.kafka.incarnation.TransactionalClients.start", start)
+    return started
 
 
-def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, hasty: None) -> None:
-    slot = Slot({}, "id", "table", 0)
-    slot._next = Future()
-    given_up = in_background(lambda: slot.transact(lambda _: []), "transaction").exception(10)
+def slot() -> Slot:
+    return Slot({}, "id", "table", 0, deadline_s=0.01)
+
+
+@pytest.mark.parametrize("failure", [None, fault_of(TIMED_OUT), Unavailable("no Kafka")])
+def test_a_slot_whose_next_incarnation_does_not_come_is_closed(
+    reader: Reader, coming: list[Future[Any]], failure: BaseException | None
+) -> None:
+    closing = slot()
+    closing.prepare()
+    if failure is not None:
+        coming[0].set_exception(failure)
+    closing.close()
+    assert reader.closed
+
+
+def test_a_slot_is_closed_whatever_its_next_incarnation_failed_of(reader: Reader, coming: list[Future[Any]]) -> None:
+    closing = slot()
+    closing.prepare()
+    coming[0].set_exception(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        closing.close()
+    assert reader.closed
+
+
+def test_a_transaction_whose_incarnation_does_not_come_is_given_up_in_time(reader: Reader, coming: list[Future[Any]]) -> None:
+    waiting = slot()
+    given_up = in_background(lambda: waiting.transact(lambda _: []), "transaction").exception(10)
     assert isinstance(given_up, Unavailable)
     assert str(given_up) == "no transaction can be started: Kafka does not answer in time"
-    slot.close()
+    waiting.close()
     assert reader.closed
 
 
-def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_before(reader: Reader, hasty: None) -> None:
-    slot = Slot({}, "id", "table", 0)
-    slot._next = Future()
+def test_whether_a_transaction_can_be_started_is_waited_for_where_none_could_be_before(reader: Reader, coming: list[Future[Any]]) -> None:
+    reached = slot()
     with pytest.raises(Unavailable, match="no transaction can be started"):
-        slot.reach()
-    slot._next.set_result(cast("Any", "an incarnation"))
-    slot.reach()
-    slot._next = Future()
-    slot.reach()
-    slot._next.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
-    with pytest.raises(Unavailable, match="no transaction can be started"):
-        slot.reach()
-    slot._next = Future()
-    with pytest.raises(Unavailable):
-        slot.reach()
-    slot.close()
+        reached.reach()
+    coming[0].set_result(Incarnation(None))
+    reached.reach()
+    reached.reach()
+    assert len(coming) == 1
+
+
+class Client:
+    """A producer whose commit or record may fail."""
+
+    def __init__(self, *, refuses: bool = False, fails: bool = False) -> None:
+        self.written: list[bytes | None] = []
+        self.committed = False
+        self._refuses, self._fails = refuses, fails
+
+    def begin_transaction(self) -> None:
+        if self._fails:
+            raise TIMED_OUT
+
+    def produce(self, _topic: str, value: bytes | None, *_: object, **__: object) -> None:
+        if self._refuses:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        self.written.append(value)
+
+    def commit_transaction(self, _timeout_s: float) -> None:
+        self.committed = True
+
+    def purge(self) -> None: ...
+
+
+def incarnation(client: Client) -> Incarnation[Any]:
+    made: Incarnation[Any] = Incarnation(KafkaProducer(client, IdentityLog(get_log("test"))))  # type: ignore[arg-type]
+    made.move(Event.INIT)
+    return made
+
+
+def test_what_is_made_of_the_table_is_written_and_the_next_incarnation_is_prepared(reader: Reader, coming: list[Future[Any]]) -> None:
+    reader.table = {b"key": Stored(b"value", 0, 3)}
+    client, writing = Client(), slot()
+    writing.prepare()
+    coming[0].set_result(incarnation(client))
+    writing.transact(lambda table: [Outgoing("topic", None, stored.value) for stored in table.values()])
+    assert client.written == [b"value"]
+    assert client.committed
+    assert len(coming) == 2
+
+
+def test_nothing_is_begun_where_nothing_is_made(reader: Reader, coming: list[Future[Any]]) -> None:
+    client, writing = Client(fails=True), slot()
+    writing.prepare()
+    coming[0].set_result(incarnation(client))
+    writing.transact(lambda _: [])
+    writing.transact(lambda _: [])
+    assert len(coming) == 1
+
+
+def test_a_record_that_kafka_refuses_ends_the_transaction_for_good(reader: Reader, coming: list[Future[Any]]) -> None:
+    writing = slot()
+    writing.prepare()
+    coming[0].set_result(incarnation(Client(refuses=True)))
+    with pytest.raises(RecordRefused, match="a record was refused"):
+        writing.transact(lambda _: [Outgoing("topic", None, b"")])
+
+
+def test_a_transaction_that_kafka_does_not_commit_is_given_up_in_time(reader: Reader, coming: list[Future[Any]]) -> None:
+    writing = slot()
+    writing.prepare()
+    coming[0].set_result(incarnation(Client(fails=True)))
+    with pytest.raises(Unavailable, match="Kafka did not commit") as given_up:
+        writing.transact(lambda _: [Outgoing("topic", None, b"")])
+    assert isinstance(given_up.value.__cause__, TransactionFault)
 
 
 def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,15 +180,16 @@ def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Re
     first, goes_on = threading.Event(), threading.Event()
     made: list[Future[Any]] = []
 
-    def make(*_: object) -> Future[Any]:
+    def make(_clients: object, work: Coroutine[Any, Any, Any]) -> Background[Any]:
+        work.close()
         made.append(Future())
         first.set()
         goes_on.wait(30)
-        return made[-1]
+        return Background(made[-1])
 
-    monkeypatch.setattr("bascule.kafka.slot.in_background", make)
-    slot = Slot({}, "id", "table", 0)
-    threads = [threading.Thread(target=slot.prepare) for _ in range(2)]
+    monkeypatch.setattr("bascule.kafka.incarnation.TransactionalClients.start", make)
+    preparing = slot()
+    threads = [threading.Thread(target=preparing.prepare) for _ in range(2)]
     threads[0].start()
     assert first.wait(30)
     threads[1].start()
@@ -106,5 +198,5 @@ def test_of_two_threads_that_prepare_a_slot_one_makes_its_incarnation(reader: Re
     for thread in threads:
         thread.join()
     assert len(made) == 1
-    slot.close()
+    preparing.close()
     assert reader.closed

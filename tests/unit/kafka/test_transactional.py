@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Output
-from bascule.kafka import transactional
+from bascule.kafka import incarnation, transactional
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.writer.position import Position
 
@@ -50,15 +50,27 @@ class Full:
 
 
 class Positions:
-    """The stored one."""
+    """The stored one, and the table that it is read from."""
 
-    def read(self) -> dict[str, Position]:
+    partitions = (0,)
+
+    def __init__(self) -> None:
+        self.table = self
+
+    def write_barriers(self, partitions: Any, _timeout_s: float) -> dict[int, int]:
+        return dict.fromkeys(partitions, 9)
+
+    def read_to(self, ends: Any, _timeout_s: float, _held_up: object) -> dict[int, int]:
+        assert ends == {0: 10}
+        return {}
+
+    def decoded(self, _table: object) -> dict[str, Position]:
         return {"key": BEFORE}
 
 
 def test_records_and_positions_wait_for_room_in_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Full()
-    monkeypatch.setattr(transactional, "Producer", lambda *_, **__: client)
+    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: client)
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     writer = TransactionalWriter({}, "id", "positions", "key")
     writer.write([Output("a", None, b"", []), Output("b", None, b"", [])], BEFORE, AFTER, {"other": None})
@@ -95,7 +107,7 @@ def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_m
 
 
 def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactional, "Producer", lambda *_, **__: Silent([]))
+    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: Silent([]))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     began_s = time.monotonic()
     with pytest.raises(Unavailable, match="no transaction can be started"):

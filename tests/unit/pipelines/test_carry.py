@@ -13,12 +13,13 @@ from bascule.core.destination import Routing
 from bascule.core.errors import Denied, TopicMissing
 from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.journal.records import Send, SendFlag
-from bascule.kafka.transactional import Unwritable, WriteDenied
 from bascule.pipelines import carry
-from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, Claim, held_position
+from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, held_position
 from bascule.pipelines.divert import DivertEngine, Taken
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
+from bascule.writer.claims import Claim
+from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.position import Position
 from tests.support.journal import text_message
 

@@ -11,11 +11,11 @@ import pytest
 
 from bascule.core.errors import BadRecord, BasculeError
 from bascule.pipelines import driver as module
-from bascule.pipelines.carry import Claim
 from bascule.pipelines.driver import Driver, run_pipelines
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.spec import Ingress, Pipelines
+from bascule.writer.claims import Claim
 from bascule.writer.position import PositionTaken
 
 BAD, TAKEN = BadRecord("no JSON"), PositionTaken("another driver holds it")

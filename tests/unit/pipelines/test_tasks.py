@@ -15,10 +15,10 @@ from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
 from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
-from bascule.pipelines.carry import Claim
 from bascule.pipelines.divert import DivertEngine, JournalReader, Record
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
+from bascule.writer.claims import Claim
 from bascule.writer.position import Position
 
 UPPER = Divert("upper", "orders", "out", select=("upper(text) AS value",))

@@ -28,7 +28,8 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, OffsetUnknown, Stored
 from bascule.kafka.own_topics import COMMITTED_PARTITIONS
-from bascule.kafka.slot import RecordRefused, Slot
+from bascule.kafka.slot import Slot
+from bascule.writer.errors import RecordRefused
 from bascule.xa.errors import OutOfOrder
 
 if TYPE_CHECKING:

@@ -1,0 +1,160 @@
+"""Transactional producers of librdkafka as the protocols of ``bascule.writer`` ask for them: effects that block the thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Collection, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import Unavailable
+from bascule.core.log import ClientLog, EventLog
+from bascule.kafka.guards import no_transaction
+from bascule.kafka.log import introduce
+from bascule.threads.background import in_background
+from bascule.writer.errors import Refusal, TransactionFault
+from bascule.writer.incarnation import Attempt, Identity, Pending
+
+T = TypeVar("T")
+
+#: How long one request to the coordinator may take, or Kafka take no record, before the incarnation is given up.
+COORDINATOR_TIMEOUT_S: Final = 20.0
+#: The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
+SETTLE_S: Final = 0.02
+#: Another incarnation came after this one.
+_FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+#: What the client's debug context ``eos`` says once when InitProducerId is answered.
+_ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
+
+
+class IdentityLog(ClientLog):
+    """The log of one client. It learns the client's identity from a debug line, and writes what is no debug line.
+
+    librdkafka tells producer id and epoch in its statistics, too. These come by time, at a cost of 0.6 % of a core and 240 KB/s for a
+    client that waits (25 ms apart), and have to be taken from it. A debug line comes once. Where its text is another one, the identity is
+    not known and each position is read behind a barrier (docs/adr/0013-reads-that-decide.md).
+    """
+
+    __slots__ = ("identity",)
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log)
+        self.identity: Identity | None = None
+
+    def log(self, level: int, text: str, *arguments: object) -> None:
+        """What the client calls."""
+        if level > logging.DEBUG:
+            super().log(level, text, *arguments)
+        elif self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
+            self.identity = Identity(int(found[1]), int(found[2]))
+
+
+class KafkaProducer(NamedTuple):
+    """A client whose transactions are initialised."""
+
+    client: Producer
+    log: IdentityLog
+
+
+class Background(Generic[T]):
+    """Work in a thread of its own, as ``bascule.writer.incarnation.Pending``."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self.future = future
+
+    @property
+    def ended(self) -> bool:
+        """Whether the work has ended."""
+        return self.future.done()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the work has ended without an error."""
+        return self.future.done() and self.future.exception() is None
+
+    def result(self) -> T:
+        """Return the result of work that has ended."""
+        return self.future.result(0)
+
+    async def wait(self, timeout_s: float) -> T:
+        """Block the thread until the work has ended."""
+        return self.future.result(timeout_s)
+
+
+class TransactionalClients:
+    """Makes the producers of one transactional id (``bascule.writer.incarnation.ClientEffects``)."""
+
+    def __init__(self, kafka: Mapping[str, Any], settings: Mapping[str, Any], topic: str, log: EventLog, name: str) -> None:
+        """``settings`` are those of the producers, ``topic`` one of theirs; ``name`` is that of the threads."""
+        self._kafka = dict(kafka)
+        contexts = [str(each) for each in (settings.get("debug"),) if each]
+        self._settings = {**settings, "debug": ",".join([*contexts, "eos"])}
+        self._topic = topic
+        self._log = log
+        self._name = name
+        self._spent: Producer | None = None
+
+    def now_s(self) -> float:
+        """Return the monotonic time."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        return random.random()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
+        """Run ``work`` in a thread."""
+        return Background(in_background(lambda: run_blocking(work), self._name))
+
+    def settings(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the settings of a client."""
+        del attempt
+        return self._settings
+
+    async def init(self, attempt: Attempt) -> KafkaProducer:
+        """Make a client and initialise its transactions. Raises TransactionFault."""
+        if self._spent is not None:
+            self._spent = None  # closing a client takes a while: the thread that makes the next one does it
+            time.sleep(SETTLE_S)
+        log = IdentityLog(self._log)
+        try:
+            client = Producer(self.settings(attempt), logger=log)
+            introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
+            client.init_transactions(COORDINATOR_TIMEOUT_S)
+            client.poll(0)  # hands the lines of its log over
+        except KafkaException as error:
+            raise fault_of(error) from error
+        return KafkaProducer(client, log)
+
+    async def identity(self, producer: KafkaProducer) -> Identity | None:
+        """Return what Kafka gave the client."""
+        return producer.log.identity
+
+    def discard(self, producer: KafkaProducer) -> None:
+        """End a client."""
+        producer.client.purge()
+        self._spent = producer.client
+
+    def close(self) -> None:
+        """Free the last client."""
+        self._spent = None
+
+    async def explain(self, reason: str) -> Unavailable:
+        """Return why no transaction can be started."""
+        return no_transaction(self._kafka, reason)
+
+
+def fault_of(error: KafkaException, refused: Mapping[int, Refusal] | None = None, denied: Collection[int] = ()) -> TransactionFault:
+    """Return the fault that an error of the client is. ``denied`` are the codes that say that a topic may not be written."""
+    code = error.args[0].code()
+    return TransactionFault(str(error), fenced=code in _FENCED, denied=code in denied, refused=refused)

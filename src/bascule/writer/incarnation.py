@@ -1,0 +1,215 @@
+"""Incarnations of a transactional producer: one for each transaction, prepared ahead, replaced when something fails.
+
+With Kafka's transaction protocol v1 a late EndTxn that the client repeated inside itself can end the next transaction of the same producer
+epoch. So every transaction has an incarnation of its own: ``init_transactions`` raises the epoch, and Kafka refuses the late request.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from bascule.core.errors import Unavailable
+from bascule.writer.errors import TransactionFault, TransitionMissing
+
+P = TypeVar("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+ProducerT = TypeVar("ProducerT")
+
+#: The pause before the first repetition, doubled for each further one up to the longest, in seconds.
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+
+
+class State(enum.Enum):
+    """The state of one incarnation."""
+
+    NEW = "new"
+    INITIALISED = "initialised"
+    POSITIONED = "positioned"
+    IN_TRANSACTION = "in transaction"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    IN_DOUBT = "in doubt"
+    GIVEN_UP = "given up"
+
+
+class Event(enum.Enum):
+    """What happens to an incarnation."""
+
+    INIT = "init_transactions returned"
+    PROVE = "epoch continuity proved the position"
+    READ = "position read behind a barrier"
+    BEGIN = "transaction began"
+    COMMIT = "commit confirmed"
+    ABORT = "abort confirmed, no commit was sent"
+    FAIL = "a request of the transaction failed"
+    DROP = "dropped unused"
+
+
+#: The state machine of an incarnation. What became of one IN_DOUBT is told by the position that the next one finds.
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.NEW, Event.INIT): State.INITIALISED,
+    (State.INITIALISED, Event.PROVE): State.POSITIONED,
+    (State.INITIALISED, Event.READ): State.POSITIONED,
+    (State.POSITIONED, Event.BEGIN): State.IN_TRANSACTION,
+    (State.POSITIONED, Event.DROP): State.GIVEN_UP,
+    (State.IN_TRANSACTION, Event.COMMIT): State.COMMITTED,
+    (State.IN_TRANSACTION, Event.ABORT): State.ABORTED,
+    (State.IN_TRANSACTION, Event.FAIL): State.IN_DOUBT,
+}
+
+
+class Identity(NamedTuple):
+    """What Kafka gave an incarnation: its producer id, and the epoch that ``init_transactions`` decided."""
+
+    producer_id: int
+    epoch: int
+
+    def follows(self, last: Identity) -> bool:
+        """Return whether nobody else initialised the transactional id between ``last`` and this one.
+
+        The coordinator raises the epoch by one for each init, in its replicated log. A transaction that an init or a timeout aborts, an
+        init that the client repeats and one of another process each raise it once more; an exhausted epoch gives a new producer id.
+        """
+        return self.producer_id == last.producer_id and self.epoch == last.epoch + 1
+
+
+class Attempt(NamedTuple):
+    """How the client of an incarnation is made.
+
+    ``careful``: each record is sent by itself, so that Kafka's refusal names it. ``long``: the transaction may take minutes.
+    """
+
+    careful: bool = False
+    long: bool = False
+
+
+class Incarnation(Generic[P]):
+    """A producer and its state. ``identity`` is None where the client does not tell it."""
+
+    def __init__(self, producer: P, identity: Identity | None = None) -> None:
+        self.producer = producer
+        self.identity = identity
+        self.state = State.NEW
+
+    def move(self, event: Event) -> None:
+        """Change the state. Raises TransitionMissing."""
+        after = TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise TransitionMissing(f"event {event.name} in state {self.state.name} of a transactional writer")
+        self.state = after
+
+
+class Pending(Protocol[T_co]):
+    """Work that goes on beside the caller."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the work has ended without an error."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the work has ended."""
+        ...
+
+    def result(self) -> T_co:
+        """Return the result of work that has ended. Raises what it failed with."""
+        ...
+
+    async def wait(self, timeout_s: float) -> T_co:
+        """Return the result. Raises what the work failed with; TimeoutError when it does not end in time."""
+        ...
+
+
+class ClientEffects(Protocol[ProducerT]):
+    """What both protocols of this package ask of Kafka's client and of the clock."""
+
+    def now_s(self) -> float:
+        """Return a monotonic time in seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        ...
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
+        """Run ``work`` beside the caller."""
+        ...
+
+    async def init(self, attempt: Attempt) -> ProducerT:
+        """Make a client and initialise its transactions. Raises TransactionFault, Unavailable."""
+        ...
+
+    async def identity(self, producer: ProducerT) -> Identity | None:
+        """Return the producer id and epoch that the last ``init`` gave; None where the client does not tell them."""
+        ...
+
+    def discard(self, producer: ProducerT) -> None:
+        """Forget a producer. The transaction that it may have open ends with the next ``init``."""
+        ...
+
+    async def explain(self, reason: str) -> Unavailable:
+        """Return the error of a transaction that cannot be started, with what can be found out about Kafka."""
+        ...
+
+
+class Incarnations(Generic[P]):
+    """The next incarnation: prepared in the background, waited for, dropped."""
+
+    def __init__(
+        self,
+        effects: ClientEffects[Any],
+        make: Callable[[], Coroutine[Any, Any, P]],
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """``turn`` is a lock where several threads prepare: of two incarnations made at once the later one would fence the other."""
+        self._effects = effects
+        self._make = make
+        self._turn = nullcontext() if turn is None else turn
+        self._next: Pending[P] | None = None
+
+    def prepare(self) -> Pending[P]:
+        """Start the next incarnation, unless there is one. It aborts what any other writer of the id has open."""
+        with self._turn:
+            if self._next is None:
+                self._next = self._effects.start(self._make())
+            return self._next
+
+    @property
+    def coming(self) -> Pending[P] | None:
+        """The next incarnation, if it was started."""
+        return self._next
+
+    def ready(self) -> P | None:
+        """Return the next incarnation if it is there; None while it is being made, and where that failed."""
+        return self._next.result() if self._next is not None and self._next.ready else None
+
+    async def get(self, deadline_s: float) -> P:
+        """Return the next incarnation; one that fails is made again. Raises Unavailable after ``deadline_s`` (monotonic)."""
+        effects, pause_s = self._effects, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self.prepare().wait(max(0.0, deadline_s - effects.now_s()))
+            except TimeoutError:
+                raise await effects.explain("Kafka does not answer in time") from None
+            except (TransactionFault, Unavailable) as error:
+                self._next = None
+                if effects.now_s() + pause_s > deadline_s:
+                    raise await effects.explain(str(error)) from error
+                await effects.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def drop(self) -> P | None:
+        """Forget the next incarnation; return it if it is there. One that is still being made is left to itself."""
+        dropped = self.ready()
+        self._next = None
+        return dropped

@@ -1,0 +1,268 @@
+"""The transactional writer: output and position in one Kafka transaction, as a compare-and-set on the position.
+
+Each transaction has an incarnation of its own. The position is known only after ``init_transactions``, which ends all that an earlier
+incarnation had open: by *epoch continuity*, where nobody else initialised the id since this writer's last transaction, and else by a read
+behind a barrier record. When the outcome of a commit is in doubt, the position that the next incarnation finds tells it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from bascule.core.errors import Unavailable
+from bascule.writer.errors import PositionMoved, TransactionFault, Unwritable, WriteDenied
+from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt, ClientEffects, Event, Identity, Incarnation, Incarnations
+from bascule.writer.incarnation import State as State
+from bascule.writer.reading import TableEffects, read_behind_barrier, read_latest
+
+P = TypeVar("P")
+O = TypeVar("O")  # noqa: E741 - an output
+V = TypeVar("V")
+ProducerT = TypeVar("ProducerT")
+OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
+ValueT = TypeVar("ValueT")
+
+#: A write is tried again with a new incarnation for this long, then reported.
+WRITE_DEADLINE_S: Final = 120.0
+
+
+class WriterViolation(enum.StrEnum):
+    """Rules of the transactional writer, broken on purpose by the simulation."""
+
+    READ_BEFORE_INIT = "the position is read before init_transactions"
+    CONTINUITY_ASSUMED = "the position of the last transaction is taken for the present one whatever the epoch"
+    PRODUCER_REUSED = "one incarnation has all transactions"
+    NO_LOOK_AFTER_DOUBT = "a transaction in doubt is written again without a look at the position"
+    NOT_COMPARED = "the position that is found is not compared with the one that is expected"
+
+
+class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]], Protocol[ProducerT, OutputT_contra, ValueT]):
+    """What the writer asks for: the client's transaction, and the table of the positions."""
+
+    async def begin(self, producer: ProducerT) -> None:
+        """Begin the transaction. Raises TransactionFault."""
+        ...
+
+    async def hand_over(self, producer: ProducerT, outputs: Sequence[OutputT_contra], start: int, *, careful: bool) -> None:
+        """Give the client the outputs from place ``start`` on. ``careful``: a refused record is named. Raises TransactionFault."""
+        ...
+
+    async def commit(self, producer: ProducerT, positions: Mapping[str, ValueT | None], *, careful: bool) -> None:
+        """Add the positions (None deletes) and commit. Raises TransactionFault: then the outcome is in doubt."""
+        ...
+
+    async def abort(self, producer: ProducerT) -> None:
+        """Abort the transaction. Raises TransactionFault: then the next ``init`` does it."""
+        ...
+
+
+class _Prepared(Incarnation[P], Generic[P, V]):
+    """An incarnation that knows the position, and how much of its transaction the client has."""
+
+    def __init__(self, producer: P, identity: Identity | None) -> None:
+        super().__init__(producer, identity)
+        self.position: V | None = None
+        self.handed_over = 0
+        self.fault: TransactionFault | None = None  # of what was handed over ahead
+
+
+class _Last(NamedTuple, Generic[V]):
+    """The last incarnation that is known to have left the position as it is."""
+
+    identity: Identity
+    position: V | None
+
+
+class Writer(Generic[P, O, V]):
+    """Writes records and moves one position, each time in one transaction. Not for several threads at once.
+
+    Another transactional id may move the position only after it has taken the position under this writer's id (a new owner): otherwise
+    epoch continuity would not prove it.
+    """
+
+    def __init__(
+        self,
+        effects: WriterEffects[P, O, V],
+        key: str,
+        *,
+        deadline_s: float = WRITE_DEADLINE_S,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``deadline_s`` is how long what fails is tried again."""
+        self.key = key
+        self._effects = effects
+        self._deadline_s = deadline_s
+        self._violations = violations
+        self._attempt = Attempt()
+        self._last: _Last[V] | None = None
+        self._reused: P | None = None  # by a violation
+        self._incarnations: Incarnations[_Prepared[P, V]] = Incarnations(effects, self._incarnate)
+
+    async def current(self) -> V | None:
+        """Return the position, in the hands of an incarnation that came after it. Raises Unavailable.
+
+        The incarnation may have been prepared long ago. A later incarnation of another process would fence it, so that nothing wrong could
+        be committed; the read only finds that out before anything is made of the position.
+        """
+        await self.abandon()
+        deadline_s = self._effects.now_s() + self._deadline_s
+        while True:
+            known = (await self._incarnations.get(deadline_s)).position
+            if (await read_latest(self._effects)).get(self.key) == known:
+                return known
+            self._drop()
+            self._last = None  # one of the two is wrong, or somebody has written: only a barrier tells
+
+    def prepare(self) -> None:
+        """Start the next incarnation in the background, for a writer that will write again. It fences other writers of the id."""
+        self._incarnations.prepare()
+
+    async def ahead(self, outputs: Sequence[O], before: V | None) -> None:
+        """Begin the transaction that ``write`` will complete, if an incarnation is ready: the client sends while more records are made.
+
+        ``outputs`` are the first of those that ``write`` will get, and may grow from call to call. What fails here fails in ``write``.
+        """
+        incarnation = None if self._attempt.careful else self._incarnations.ready()
+        if incarnation is not None and incarnation.position == before and incarnation.fault is None:
+            with suppress(TransactionFault):
+                await self._hand_over(incarnation, outputs)
+
+    async def write(self, outputs: Sequence[O], before: V | None, after: V | None, others: Mapping[str, V | None] | None = None) -> None:
+        """Write ``outputs`` and move the position from ``before`` to ``after``, both or neither, whatever fails on the way.
+
+        ``others`` are further positions (by key; None deletes) that move in the same transaction. Raises PositionMoved when the position
+        is neither ``before`` nor ``after``, Unwritable when Kafka refuses a record, WriteDenied when it refuses a topic, Unavailable when
+        Kafka does not come back in time.
+        """
+        effects = self._effects
+        deadline_s = effects.now_s() + self._deadline_s
+        pause_s, tried = FIRST_PAUSE_S, False
+        while True:
+            incarnation = await self._incarnations.get(deadline_s)
+            found = incarnation.position
+            if tried and WriterViolation.NO_LOOK_AFTER_DOUBT in self._violations:
+                found = before
+            if tried and found == after:
+                break
+            if found != before and WriterViolation.NOT_COMPARED not in self._violations:
+                self._drop()
+                raise PositionMoved(found)
+            try:
+                await self._transact(incarnation, outputs, {self.key: after, **(others or {})})
+            except TransactionFault as fault:
+                await self._refuse(fault)
+                self._last = None
+                self._drop()
+                if effects.now_s() + pause_s > deadline_s:
+                    raise Unavailable(f"Kafka did not commit for {self._deadline_s:.0f} s: {fault}") from fault
+                tried = True
+                self._attempt = Attempt(careful=self._attempt.careful or not fault.fenced, long=True)
+                # Two writers that fence each other must not do so in step for ever.
+                await effects.sleep(pause_s * (effects.random() if fault.fenced else 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                self._know(incarnation, after)
+                break
+        self._attempt = Attempt()
+        self._drop()
+
+    async def abandon(self) -> None:
+        """Abort the transaction that was begun ahead, if any: it will not be completed."""
+        incarnation = self._incarnations.ready()
+        if incarnation is None or incarnation.state is not State.IN_TRANSACTION:
+            return
+        try:
+            await self._effects.abort(incarnation.producer)
+            incarnation.move(Event.ABORT)
+            self._know(incarnation, incarnation.position)
+        except TransactionFault:  # then the next incarnation does it
+            incarnation.move(Event.FAIL)
+            self._last = None
+        self._drop()
+
+    def close(self) -> None:
+        """Give up the incarnation. A transaction that is open ends with the next one's start, or by its timeout."""
+        self._drop()
+
+    async def _refuse(self, fault: TransactionFault) -> None:
+        """Raise what no repetition helps against; the transaction is aborted, for others wait for its end."""
+        if not fault.refused and not fault.denied:
+            return
+        await self.abandon()
+        self._last = None
+        self._drop()
+        self._attempt = Attempt()
+        if fault.refused:
+            raise Unwritable(fault.refused) from fault
+        raise WriteDenied(f"Kafka does not allow a topic to be written: {fault}") from fault
+
+    async def _transact(self, incarnation: _Prepared[P, V], outputs: Sequence[O], positions: Mapping[str, V | None]) -> None:
+        if incarnation.fault is not None:
+            raise incarnation.fault
+        await self._hand_over(incarnation, outputs)
+        await self._effects.commit(incarnation.producer, positions, careful=self._attempt.careful)
+        incarnation.move(Event.COMMIT)
+
+    async def _hand_over(self, incarnation: _Prepared[P, V], outputs: Sequence[O]) -> None:
+        """Give the client those of the outputs that it does not have yet."""
+        effects, start = self._effects, incarnation.handed_over
+        try:
+            if incarnation.state is not State.IN_TRANSACTION:
+                incarnation.move(Event.BEGIN)
+                await effects.begin(incarnation.producer)
+            await effects.hand_over(incarnation.producer, outputs, start, careful=self._attempt.careful)
+        except TransactionFault as fault:
+            incarnation.fault = fault
+            raise
+        incarnation.handed_over = len(outputs)
+
+    async def _incarnate(self) -> _Prepared[P, V]:
+        effects, violations, last = self._effects, self._violations, self._last
+        early = await read_latest(effects) if WriterViolation.READ_BEFORE_INIT in violations else None
+        producer = await self._reusable() or await effects.init(self._attempt)
+        incarnation: _Prepared[P, V] = _Prepared(producer, await effects.identity(producer))
+        incarnation.move(Event.INIT)
+        identity = incarnation.identity
+        continuous = last is not None and identity is not None and identity.follows(last.identity)
+        if last is not None and (continuous or WriterViolation.CONTINUITY_ASSUMED in violations):
+            incarnation.position = last.position
+            incarnation.move(Event.PROVE)
+        else:
+            positions = await read_behind_barrier(effects, violations=violations) if early is None else early
+            incarnation.position = positions.get(self.key)
+            incarnation.move(Event.READ)
+        return incarnation
+
+    async def _reusable(self) -> P | None:
+        """The incarnation of the last transaction, by a violation; what a failed write left open is aborted."""
+        producer = self._reused
+        if producer is None:
+            return None
+        try:
+            await self._effects.abort(producer)
+        except TransactionFault as fault:
+            if fault.fenced:
+                self._reused = None
+        return self._reused
+
+    def _know(self, incarnation: _Prepared[P, V], position: V | None) -> None:
+        """Remember the position that an incarnation has left."""
+        self._last = None if incarnation.identity is None else _Last(incarnation.identity, position)
+
+    def _drop(self) -> None:
+        """End the present incarnation."""
+        incarnation = self._incarnations.drop()
+        if incarnation is None:
+            return
+        if incarnation.state is State.POSITIONED:
+            self._know(incarnation, incarnation.position)
+            incarnation.move(Event.DROP)
+        elif incarnation.state is State.IN_TRANSACTION:
+            incarnation.move(Event.FAIL)
+        if WriterViolation.PRODUCER_REUSED in self._violations:
+            self._reused = incarnation.producer
+        else:
+            self._effects.discard(incarnation.producer)
