@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 import time
@@ -29,6 +28,8 @@ COORDINATOR_TIMEOUT_S: Final = 20.0
 SETTLE_S: Final = 0.02
 #: Another incarnation came after this one.
 _FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+#: The level of the debug lines of a client.
+_DEBUG: Final = 10
 #: What the client's debug context ``eos`` says once when InitProducerId is answered.
 _ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
 
@@ -49,7 +50,7 @@ class IdentityLog(ClientLog):
 
     def log(self, level: int, text: str, *arguments: object) -> None:
         """What the client calls."""
-        if level > logging.DEBUG:
+        if level > _DEBUG:
             super().log(level, text, *arguments)
         elif self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
             self.identity = Identity(int(found[1]), int(found[2]))
