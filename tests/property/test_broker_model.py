@@ -31,6 +31,7 @@ from bascule.broker.message import Message
 from bascule.broker.policy import AddressSettings, Policy
 from bascule.broker.queue import Queue
 from bascule.broker.ready import Ready
+from bascule.broker.sending import Sending
 from bascule.broker.transactions import Transaction
 from bascule.core.destination import Routing
 from bascule.core.xid import Xid
@@ -921,7 +922,7 @@ def forget_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "_count", lambda *_: None)
+    monkeypatch.setattr(Deliveries, "_count", lambda *_: None)
 
 
 def forget_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -991,21 +992,21 @@ def take_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_persistent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(engine: Engine, queue: Queue) -> None:
+    def drop(sending: Sending, queue: Queue) -> None:
         while queue.full() and (waiting := queue.waiting()):
             queue.take_out(waiting[0])
-            engine.gone(queue, waiting[0])
+            sending._deliveries.gone(queue, waiting[0])
 
-    monkeypatch.setattr(Engine, "_drop_oldest", drop)
+    monkeypatch.setattr(Sending, "drop_oldest", drop)
 
 
 def drop_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(engine: Engine, queue: Queue) -> None:
+    def drop(sending: Sending, queue: Queue) -> None:
         while queue.full() and (waiting := [message for message in queue.waiting() if message.mid < 0]):
             queue.take_out(waiting[0])
-            engine.gone(queue, waiting[0])
+            sending._deliveries.gone(queue, waiting[0])
 
-    monkeypatch.setattr(Engine, "_drop_oldest", drop)
+    monkeypatch.setattr(Sending, "drop_oldest", drop)
 
 
 def give_branches_nothing_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

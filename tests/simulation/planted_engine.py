@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from bascule.broker.duplicates import DuplicateViolation
-from bascule.broker.engine import EngineViolation
 from bascule.broker.journaling import JournalingViolation
 from bascule.broker.loading import LoadingViolation
+from bascule.broker.local_transactions import EngineViolation
 from bascule.journal.fence import FenceViolation
 from bascule.pipelines.ingress import IngressViolation
 from tests.simulation.planting import Planted

@@ -71,7 +71,7 @@ def sends_of_a_prepared_branch_are_put_in(monkeypatch: pytest.MonkeyPatch) -> Pa
         drafts = [] if transaction is None else list(transaction.drafts)
         prepare(engine, transaction, *more)
         for draft in drafts:
-            engine._put(draft, engine.clock())
+            engine.sending.put(draft, engine.clock())
 
     monkeypatch.setattr(branches, "prepare", prepare_and_send)
     return Parts()

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from bascule.broker.engine import SEND_OVERHEAD_BYTES, Engine
+from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull, UnknownAddress
 from bascule.broker.message import Message
 from bascule.broker.queue import Queue
+from bascule.broker.sending import SEND_OVERHEAD_BYTES
 from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput

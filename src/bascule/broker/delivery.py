@@ -1,16 +1,15 @@
-"""Deliveries: which consumer gets which message, and what becomes of those that are not taken. The lower half of the engine."""
+"""Deliveries: which consumer gets which message, and what becomes of those that are not taken. A part of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.matching import wants
 from bascule.broker.message import Bodies, Message
-from bascule.broker.policy import Policy
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, Queue
 from bascule.broker.schedule import Schedule
@@ -48,12 +47,24 @@ class Counters:
     rolled_back: int = 0
 
 
-class Deliveries:
-    """Queues with their consumers. ``clock`` gives milliseconds since the epoch; the shell calls :meth:`tick` when something is due."""
+class DeliveryHooks(Protocol):
+    """What deliveries need of the other parts of the engine."""
 
-    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
+    @property
+    def move(self) -> Callable[[Queue, Message, str, str], bool]:
+        """Send a message on, for a reason; see Sending."""
+
+    @property
+    def look_for_use(self) -> Callable[[Queue], None]:
+        """The queue may be one that nobody uses any more; see Destinations."""
+
+
+class Deliveries:
+    """Queues with their consumers. ``clock`` gives milliseconds since the epoch."""
+
+    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], hooks: DeliveryHooks) -> None:
+        self._hooks = hooks
         self.journaling = journaling
-        self.policy = policy or Policy()
         self.bodies = bodies
         self.clock = clock
         self.schedule = Schedule()
@@ -142,10 +153,10 @@ class Deliveries:
         consumer.unacked.clear()
         if not failed and seen:
             self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
-        self._return(queue, unacked, failed=failed)
+        self.put_back(queue, unacked, failed=failed)
         self._dirty[queue] = None
         if not queue.consumers:
-            self.look_for_use(queue)
+            self._hooks.look_for_use(queue)
         if queue.durable and not queue.consumers:
             # Nothing goes out any more: what arrives from here on cannot have been delivered.
             handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
@@ -180,10 +191,7 @@ class Deliveries:
             for go_on in waiting:
                 go_on()
         if not queue.held_messages and queue.auto_created and not queue.consumers:
-            self.look_for_use(queue)
-
-    def look_for_use(self, queue: Queue) -> None:
-        """The queue may be one that nobody uses any more."""
+            self._hooks.look_for_use(queue)
 
     def release(self, message: Message) -> None:
         """A queue holds the message no more."""
@@ -194,7 +202,7 @@ class Deliveries:
     def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
         """Released, or modified with a failed delivery: it waits again, in its place."""
         if self.settled(consumer, message):
-            self._return(consumer.queue, [message], failed=failed)
+            self.put_back(consumer.queue, [message], failed=failed)
 
     def reject(self, consumer: Consumer, message: Message) -> None:
         """The consumer will never take it: it goes to the dead-letter address, or where expired ones go if that is why."""
@@ -204,7 +212,7 @@ class Deliveries:
             else:
                 self._dead_letter(consumer.queue, message, REJECTED)
 
-    def _return(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
+    def put_back(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
         if queue.deleted:
             for message in messages:
@@ -243,7 +251,7 @@ class Deliveries:
         waiting = [message for message in messages if message in queue.delayed]
         for message in waiting:
             del queue.delayed[message]
-        self._return(queue, waiting, failed=False)
+        self.put_back(queue, waiting, failed=False)
 
     def _count(self, queue: Queue, counts: dict[Message, int]) -> None:
         for message, count in counts.items():
@@ -256,15 +264,15 @@ class Deliveries:
     # -- messages that nobody takes ----------------------------------------------------------------------------------
 
     def _dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
-        if self.move(queue, message, queue.settings.dead_letter_address, reason):
+        if self._hooks.move(queue, message, queue.settings.dead_letter_address, reason):
             self.counters.dead_lettered += 1
         else:
-            self._return(queue, [message], failed=False)  # the dead letters' own queue
+            self.put_back(queue, [message], failed=False)  # the dead letters' own queue
 
     def _expire(self, queue: Queue, message: Message) -> None:
         """Of a message that nobody holds."""
         self.counters.expired += 1
-        if not self.move(queue, message, queue.settings.expiry_address, EXPIRED):
+        if not self._hooks.move(queue, message, queue.settings.expiry_address, EXPIRED):
             self.gone(queue, message)
 
     def _expire_waiting(self, queue: Queue, message: Message) -> int:
@@ -272,13 +280,6 @@ class Deliveries:
         queue.take_out(message)
         self._expire(queue, message)
         return message.size_bytes + EXPIRED_OVERHEAD_BYTES
-
-    def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
-        """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
-
-        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done.
-        """
-        raise NotImplementedError
 
     def watch_expiry(self, queue: Queue, expiry_ms: int) -> None:
         """Look for expired messages when this one will be."""

@@ -1,14 +1,10 @@
-"""Destinations: the queues that there are, who may ask for them, and when they go. The middle of the engine."""
+"""Destinations: the queues that there are, who may ask for them, and when they go. A part of the engine."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
-from bascule.broker.journaling import Journaling
-from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
 from bascule.broker.queue import Queue
 from bascule.core import crash
@@ -16,13 +12,21 @@ from bascule.core.destination import Routing
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 
-class Destinations(Deliveries):
+class Destinations:
     """All queues of one broker."""
 
-    def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], policy: Policy | None = None) -> None:
-        super().__init__(journaling, bodies, clock, policy)
-        self.addresses = AddressBook(self.policy)
+    def __init__(self, deliveries: Deliveries, policy: Policy) -> None:
+        self.policy = policy
+        self.addresses = AddressBook(policy)
         self.next_queue_id = 1
+        self.journaling = deliveries.journaling
+        self.clock = deliveries.clock
+        self._deliveries = deliveries
+
+    def window_limits(self, address: str) -> tuple[int, int]:
+        """Return how many ids the duplicate window of an address holds, and for how many milliseconds."""
+        settings = self.policy.of(address)
+        return settings.duplicate_count, settings.duplicate_ms
 
     def queue(self, name: str) -> Queue:
         """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
@@ -94,7 +98,7 @@ class Destinations(Deliveries):
         queue.deleted = True
         self.addresses.remove(queue)
         for message in list(queue.holds()):
-            self.release(message)
+            self._deliveries.release(message)
         queue.delayed.clear()  # when their time comes nobody is to look for them
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
@@ -143,7 +147,7 @@ class Destinations(Deliveries):
         if self._unused(queue):
             watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
             if not watched:
-                self.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
+                self._deliveries.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
 
     def _unused(self, queue: Queue) -> bool:
         return (
@@ -158,4 +162,4 @@ class Destinations(Deliveries):
         elif due_ms <= self.clock():
             self.delete_queue(queue)
         else:
-            self.schedule.at(due_ms, self._delete_unused, queue)
+            self._deliveries.schedule.at(due_ms, self._delete_unused, queue)

@@ -11,7 +11,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -325,7 +324,7 @@ class Node:
             log.error("%s, and start anew: until then messages of more than %d bytes are refused", room.shortage, self.max_message_bytes)
         await epoch.start()
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
-        epoch.engine.policy = replace(self._policy, transaction_bytes_max=largest)
+        epoch.engine.local_transactions.bytes_max = largest
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()

@@ -59,7 +59,7 @@ def test_without_a_store_everything_stays_in_memory() -> None:
 
 
 def test_a_spilled_message_is_delivered_selected_and_moved_to_the_dead_letters_like_any_other(bench: Bench, store: Store) -> None:
-    bench.engine.bodies = Bodies(store, 0)
+    bench.engine.bodies = bench.engine.deliveries.bodies = Bodies(store, 0)
     bench.fill("red", properties={"colour": "red"})
     consumer = bench.consumer(selector="colour = 'red'")
     assert bench.got(consumer) == ["red"]

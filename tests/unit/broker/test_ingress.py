@@ -135,7 +135,7 @@ def test_a_snapshot_of_before_says_nothing_of_which_topic_the_positions_are(benc
 
 
 def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bascule.broker.engine.MESSAGES_PER_RECORD_MAX", 2)
+    monkeypatch.setattr("bascule.broker.intake.MESSAGES_PER_RECORD_MAX", 2)
     with pytest.raises(ResourceLimit, match="3 ingress messages before offset 3"):
         bench.engine.take_in(0, 3, [(taken(bench, number), KEEP) for number in range(3)])
     assert bench.engine.ingress_positions == {}

@@ -148,9 +148,9 @@ def test_a_transaction_too_large_for_one_record_is_rolled_back(
     bench: Bench, outcome: list[Any], monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     if limit == "bytes":
-        object.__setattr__(bench.engine.policy, "transaction_bytes_max", value)
+        bench.engine.local_transactions.bytes_max = value
     else:
-        monkeypatch.setattr("bascule.broker.engine.MESSAGES_PER_RECORD_MAX", value)
+        monkeypatch.setattr("bascule.broker.local_transactions.MESSAGES_PER_RECORD_MAX", value)
     transaction = bench.engine.begin(b"1")
     for number in range(20):
         bench.put(f"{number}".rjust(600), transaction=transaction)
@@ -202,12 +202,12 @@ def test_half_of_a_transaction_is_never_stored_whatever_fails_in_its_middle(benc
     bench.put("second", to="q2", transaction=transaction)
     bench.broker.settle()
     records = len(bench.broker.log.records)
-    decide = bench.engine._decide
+    decide = bench.engine.sending.decide
 
     def fails(draft: Draft, now_ms: int) -> Any:
         return decide(draft, now_ms) if draft.address == "q1" else 1 / 0
 
-    monkeypatch.setattr(bench.engine, "_decide", fails)
+    monkeypatch.setattr(bench.engine.sending, "decide", fails)
     with pytest.raises(ZeroDivisionError):
         bench.engine.commit(transaction, lambda _: None)
     for record in (bench.engine.journaling.flush, lambda: bench.engine.journaling.together(1)):  # by what comes next in the same turn

@@ -1,0 +1,102 @@
+"""Intake: messages from Kafka records, which come through the topic ``ingress`` of the journal. A part of the engine."""
+
+from __future__ import annotations
+
+from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
+from bascule.broker.delivery import Deliveries
+from bascule.broker.destinations import Destinations
+from bascule.broker.errors import ResourceLimit
+from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.policy import DROP
+from bascule.broker.queue import Queue
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
+from bascule.core.destination import Routing
+from bascule.jms.sections import group_of
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
+
+
+class Intake:
+    """Takes each record of the ingress topic once: ``positions`` are the offsets up to which it has, by partition."""
+
+    def __init__(self, deliveries: Deliveries, destinations: Destinations, sending: Sending) -> None:
+        self.positions: dict[int, int] = {}
+        self.confirmed: dict[int, int] = {}  # as positions, of confirmed records
+        self.topic_id = ""  # of the topic that they are positions of, once that is confirmed
+        self.addresses = destinations.addresses
+        self.policy = destinations.policy
+        self.journaling = deliveries.journaling
+        self.counters = deliveries.counters
+        self.clock = deliveries.clock
+        self._deliveries = deliveries
+        self._destinations = destinations
+        self._sending = sending
+
+    def lacks_room(self, sends: list[tuple[Send, bool]]) -> Queue | None:
+        """A queue to which one of these goes and that stays full, or None: they are to wait in Kafka, neither refused nor dropped."""
+        for send, _ in sends:
+            route = self.addresses.route(send.address, Routing(send.routing))
+            # Asked for room first: selectors and exclusive diverts cost more, and matter only where there is none.
+            if not route.limited or not any(queue.full() for queue in route.queues):
+                continue
+            for queue in self._to_queues(route, send.body)[0]:
+                if queue.settings.when_full == DROP:
+                    self._sending.drop_oldest(queue)
+                if queue.full():
+                    return queue
+        return None
+
+    def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
+        """The queues to which a message from Kafka goes, or the exclusive diverts that take it."""
+        taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if queue.wants("", body))
+        return queues, taken
+
+    def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
+        """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
+
+        Each comes with whether it is kept where nobody is bound to its address (or dropped). What has been taken changes nothing.
+        Raises ResourceLimit for more messages than a record can hold.
+        """
+        if next_offset <= self.positions.get(partition, 0):
+            return
+        if len(sends) > MESSAGES_PER_RECORD_MAX:
+            raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
+        self.positions[partition] = next_offset
+        now_ms = self.clock()
+        self.journaling.together(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends))
+        for send, keep in sends:
+            self._take_in(send, keep, now_ms)
+        self.journaling.add(ingress_entry(partition, next_offset))
+        self.journaling.part()
+        self.journaling.then(self.confirmed.__setitem__, partition, next_offset)
+
+    def begin_topic(self, topic_id: str, positions: dict[int, int]) -> None:
+        """``bascule.ingress`` is the topic with this id from now on, of which all before these positions has been taken."""
+        self.positions = positions
+        self.journaling.add(json_entry(Op.INGRESS_TOPIC, {"id": topic_id, "positions": sorted(positions.items())}))
+        self.journaling.then(self._topic_begun, topic_id, dict(positions))
+
+    def _topic_begun(self, topic_id: str, positions: dict[int, int]) -> None:
+        self.topic_id, self.confirmed = topic_id, positions
+
+    def _take_in(self, send: Send, keep: bool, now_ms: int) -> None:
+        routing = Routing(send.routing)
+        missing = routing is Routing.ANYCAST and send.address not in self.addresses.anycast
+        if missing and keep and not send.address.startswith(TEMPORARY_PREFIX):
+            self._destinations.recreate(send.address)
+        route = self.addresses.route(send.address, routing)
+        if not route.queues and not keep:
+            return
+        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
+        expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
+        message = Message(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
+        queues, taken = self._to_queues(route, send.body)
+        flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
+        decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
+        message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
+        for queue in queues:
+            queue.expect(message)
+        self.counters.messages_in += 1
+        self.journaling.then(self._deliveries.put_in, message, queues, send.delivery_time_ms)

@@ -1,0 +1,167 @@
+"""Local transactions: what each has gathered, and its commit as one journal record. A part of the engine."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from bascule.broker.delivery import Deliveries
+from bascule.broker.errors import ResourceLimit
+from bascule.broker.message import Message
+from bascule.broker.policy import Policy
+from bascule.broker.queue import Consumer, Queue
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending
+from bascule.broker.transactions import Draft, Transaction
+from bascule.core import crash
+from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX
+
+
+class EngineViolation(enum.StrEnum):
+    """Rules of the engine that a test may break."""
+
+    ROLLBACK_COMMITS = "a rolled back transaction is carried out"
+
+
+class LocalTransactions:
+    """The open transactions, by their ids.
+
+    ``bytes_max`` bounds one transaction, which must fit into one journal record; ``ms_max`` is how long one may hold something.
+    """
+
+    def __init__(self, deliveries: Deliveries, sending: Sending, policy: Policy, violations: Collection[enum.StrEnum]) -> None:
+        self.open: dict[bytes, Transaction] = {}
+        self.bytes_max = policy.transaction_bytes_max
+        self.ms_max = policy.transaction_ms_max
+        self.journaling = deliveries.journaling
+        self.counters = deliveries.counters
+        self.clock = deliveries.clock
+        self._deliveries = deliveries
+        self._sending = sending
+        self._due_ms = 0
+        self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
+
+    def held(self) -> Iterator[tuple[Queue, Message]]:
+        """Messages that open transactions have acknowledged."""
+        for transaction in self.open.values():
+            for consumer, message in transaction.acks:
+                yield consumer.queue, message
+
+    def begin(self, transaction_id: bytes) -> Transaction:
+        """A new local transaction."""
+        transaction = self.open[transaction_id] = Transaction(transaction_id)
+        return transaction
+
+    def gather(self, transaction: Transaction, draft: Draft) -> None:
+        """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on."""
+        if transaction.doomed is not None:
+            return
+        self._holds_something(transaction)
+        drafts = transaction.drafts
+        drafts.append(draft)
+        address = draft.address
+        queues = self._sending.addresses.route(address, draft.routing).queues
+        transaction.size_bytes += draft.message.size_bytes + len(address) + 4 * len(queues) + SEND_OVERHEAD_BYTES
+        limit = self.bytes_max
+        if transaction.size_bytes > limit:
+            transaction.doomed = ResourceLimit(f"transaction larger than {limit} bytes: commit more often")
+        elif len(drafts) > MESSAGES_PER_RECORD_MAX:
+            transaction.doomed = ResourceLimit(f"transaction of more than {MESSAGES_PER_RECORD_MAX} messages: commit more often")
+        if transaction.doomed is not None:
+            drafts.clear()
+
+    def acknowledge_in(self, transaction: Transaction, consumer: Consumer, message: Message) -> None:
+        """An acknowledgement that counts with the commit."""
+        if self._deliveries.settled(consumer, message):
+            self._holds_something(transaction)
+            transaction.acks.append((consumer, message))
+            transaction.size_bytes += 16
+
+    def _holds_something(self, transaction: Transaction) -> None:
+        """From now on: a transaction that holds things for ever keeps them from everybody else."""
+        if transaction.since_ms:
+            return
+        transaction.since_ms = self.clock()
+        if not self._due_ms:
+            self._due_ms = transaction.since_ms + self.ms_max
+            self._deliveries.schedule.at(self._due_ms, self._end_old)
+
+    def _end_old(self) -> None:
+        limit_ms = self.ms_max
+        oldest_ms = self.clock() - limit_ms
+        holding = [transaction for transaction in self.open.values() if transaction.since_ms]
+        for transaction in holding:
+            if transaction.since_ms <= oldest_ms:
+                self._give_up(transaction)
+                transaction.since_ms = 0  # what it receives from here on has its own time
+                if transaction.doomed is None:
+                    transaction.doomed = TransactionTimedOut(f"the transaction was open for {limit_ms / 1000:g} s with messages in it")
+        self._due_ms = min((each.since_ms + limit_ms for each in holding if each.since_ms), default=0)
+        if self._due_ms:
+            self._deliveries.schedule.at(self._due_ms, self._end_old)
+
+    def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> None:
+        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead.
+
+        ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
+        """
+        persistent = any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
+        error = transaction.doomed or (self._sending.stalled if persistent else None)
+        if error is not None:
+            self.rollback(transaction)
+            done(TransactionRolledBack(str(error), cause=error))
+            return
+        crash.point("transaction.commit.before")
+        self.open.pop(transaction.id, None)
+        acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+        self.carry_out(transaction.drafts, acks, transaction.size_bytes, partial(done, None), ended)
+        crash.point("transaction.commit.after")
+
+    def carry_out(
+        self, drafts: list[Draft], acks: list[tuple[Queue, Message]], size_bytes: int, done: Callable[[], None], ended: bytes = b""
+    ) -> None:
+        """What a transaction has gathered, as one journal record, with an entry that says so; ``done()`` once that is stored."""
+        now_ms = self.clock()
+        stored: list[tuple[Message, tuple[Queue, ...], int]] = []
+        self.journaling.together(size_bytes, len(drafts))
+        if ended:
+            self.journaling.add(ended)
+        for draft in drafts:
+            queues = self._sending.decide(draft, now_ms)
+            if queues is not None:
+                stored.append((draft.message, queues, draft.delivery_time_ms))
+        for queue, message in acks:
+            self.counters.acknowledged += 1
+            self._deliveries.gone(queue, message)
+        self.journaling.part()
+        self.journaling.then(self._carried_out, stored, done)
+
+    def _carried_out(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[], None]) -> None:
+        self.counters.committed += 1
+        for message, queues, due_ms in stored:
+            self._deliveries.put_in(message, queues, due_ms)
+        done()
+
+    def rollback(self, transaction: Transaction) -> None:
+        """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
+        self.counters.rolled_back += 1
+        self.open.pop(transaction.id, None)
+        if self._rollback_commits:
+            acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+            self.carry_out(transaction.drafts, acks, transaction.size_bytes, lambda: None)
+            return
+        self._give_up(transaction)
+
+    def _give_up(self, transaction: Transaction) -> None:
+        self.take_back([(consumer.queue, message) for consumer, message in transaction.acks])
+        transaction.acks.clear()
+        transaction.drafts.clear()
+
+    def take_back(self, acks: list[tuple[Queue, Message]]) -> None:
+        """Messages that a transaction had received wait again, after a failed delivery."""
+        returned: dict[Queue, list[Message]] = {}
+        for queue, message in acks:
+            returned.setdefault(queue, []).append(message)
+        for queue, messages in returned.items():
+            self._deliveries.put_back(queue, messages, failed=True)

@@ -1,0 +1,255 @@
+"""Sending: which queues take a message, whether they have room, and what the journal keeps of it. A part of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from bascule.amqp.types import Timestamp, UByte, UInt
+from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
+from bascule.broker.delivery import Deliveries
+from bascule.broker.destinations import Destinations
+from bascule.broker.duplicates import DuplicateWindows, digest_of
+from bascule.broker.errors import JournalUnavailable, QueueFull
+from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.policy import BLOCK, DROP
+from bascule.broker.ports import SendPort
+from bascule.broker.queue import Queue
+from bascule.broker.transactions import Draft, Transaction
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.jms.annotate import (
+    DELIVERIES,
+    MOVED_AT,
+    ORIGINAL_ADDRESS,
+    ORIGINAL_EXPIRY,
+    ORIGINAL_QUEUE,
+    ORIGINAL_ROUTING,
+    REASON,
+    annotated,
+)
+from bascule.jms.sections import MalformedMessage, Scan, application_property
+from bascule.journal.records import SendFlag, Target, encode_diverts, routed_send_entry
+
+#: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
+SEND_OVERHEAD_BYTES = 256
+DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
+_DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
+_FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:
+    """Return the names of the exclusive diverts that take a message."""
+    return tuple(divert.name for divert in diverts if divert.matches(body))
+
+
+class Sending:
+    """The way of messages into queues. ``stalled`` is why the journal takes no more, where it does not."""
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        destinations: Destinations,
+        windows: DuplicateWindows,
+        gather: Callable[[Transaction, Draft], None],
+    ) -> None:
+        """``gather(transaction, draft)`` keeps a message for the commit of its transaction."""
+        self.stalled: JournalUnavailable | None = None
+        self.windows = windows
+        self.addresses = destinations.addresses
+        self.policy = destinations.policy
+        self.journaling = deliveries.journaling
+        self.counters = deliveries.counters
+        self.clock = deliveries.clock
+        self._deliveries = deliveries
+        self._destinations = destinations
+        self._gather = gather
+
+    def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
+        """Messages that one sender to an address may have on their way, ``wanted`` at most: all senders share what is free."""
+        route = self.addresses.route(address, routing)
+        if not route.limited:
+            return wanted
+        senders = max(1, self.addresses.producers[address, routing])
+        free = wanted * senders
+        for queue in route.queues:
+            if queue.settings.when_full == BLOCK:
+                free = queue.room(free)
+        return min(wanted, -(-free // senders))
+
+    def when_room(self, address: str, routing: Routing, go_on: Callable[[], None]) -> None:
+        """Call this once a full queue of the address has room."""
+        for queue in self.addresses.route(address, routing).queues:
+            if queue.settings.when_full == BLOCK and queue.full():
+                queue.blocked.append(go_on)
+
+    def send(
+        self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
+        transaction: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit."""
+        try:
+            if routing is Routing.ANYCAST and address not in self.addresses.anycast:
+                self._destinations.queue(address)
+            duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+            if scan.durable and self.stalled is not None and transaction is None and not self._known(address, duplicate_ids):
+                raise self.stalled
+            route = self.addresses.route(address, routing)
+            if route.limited:
+                self._make_room(route, address, duplicate_ids)
+        except BasculeError as error:
+            port.refused(token, error)
+            return
+        self.counters.messages_in += 1
+        now_ms = self.clock()
+        expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
+        if route.expiring:
+            expiry_ms = self.policy.of(address).expiry_of(expiry_ms, now_ms)
+        message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms, scan.group_id)
+        due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
+        draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
+        if transaction is not None:
+            self._gather(transaction, draft)
+            port.accepted(token)
+            return
+        if self.put(draft, now_ms):
+            self.journaling.then(port.accepted, token)
+            self.journaling.close_if_full()
+        else:
+            port.accepted(token)
+
+    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...]) -> None:
+        """For a message to queues with limits. Raises QueueFull. A producer that was to wait had its credit before the queue was full."""
+        for queue in route.queues:
+            if queue.settings.when_full == BLOCK or not queue.full():
+                continue
+            if queue.settings.when_full == DROP:
+                self.drop_oldest(queue)
+            if queue.full() and not self._known(address, duplicate_ids):
+                raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
+
+    def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
+        """Whether a message repeats one that is stored, or on its way: it is answered as the first one is."""
+        window = self.windows.window(address)
+        return any(digest in window for digest in duplicate_ids)
+
+    def drop_oldest(self, queue: Queue) -> None:
+        """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them."""
+        while queue.full():
+            oldest = queue.oldest_volatile()
+            if oldest is None:
+                return
+            queue.take_out(oldest)
+            self.counters.dropped += 1
+            self._deliveries.gone(queue, oldest)
+
+    def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
+        """By what a repeat of the message would be known: its id (a client repeats an unanswered send), and an id the sender sets.
+
+        A client never repeats a send of a transaction: that one is in doubt as a whole.
+        """
+        ids: list[bytes] = []
+        if scan.message_id is not None and not in_transaction:
+            ids.append(digest_of(address, container, scan.message_id))
+        if _DUPLICATE_ID_BYTES in body:
+            value = application_property(body, DUPLICATE_ID_PROPERTY)
+            if value is not None:
+                ids.append(digest_of(address, DUPLICATE_ID_PROPERTY, str(value).encode()))
+        return tuple(ids)
+
+    def put(self, draft: Draft, now_ms: int) -> bool:
+        """Take a message that stands for itself. True: it, or what it repeats, is in its queues only once it is stored."""
+        queues = self.decide(draft, now_ms)
+        if queues is None:
+            return draft.durable
+        if draft.message.mid >= 0:
+            self.journaling.then(self._deliveries.put_in, draft.message, queues, draft.delivery_time_ms)
+            return True
+        self._deliveries.put_in(draft.message, queues, draft.delivery_time_ms)
+        return False
+
+    def decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
+        """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
+        message, address, routing = draft.message, draft.address, draft.routing
+        message.durable = draft.durable
+        if draft.duplicate_ids and not self.windows.window(address).admit(draft.duplicate_ids, now_ms):
+            self.counters.duplicates += 1
+            return None
+        if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
+            self._destinations.recreate(address)  # deleted since it was asked for
+        route = self.addresses.route(address, routing)
+        taken: tuple[str, ...] = ()
+        if route.exclusive:
+            taken = taken_by(route.exclusive, draft.body)
+        queues = () if taken else route.queues
+        if route.filtered:
+            queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
+        durable = draft.durable and route.recorded
+        if durable or (route.diverted and self.stalled is None):
+            target = route.target
+            if queues is not route.queues or not durable:
+                target = Target.of(address, durable_ids(queues) if durable else ())
+            mid = self._journal_send(draft, target, taken, now_ms)
+            if durable:
+                message.mid = mid
+        for queue in queues:
+            queue.expect(message)
+        return queues
+
+    def _journal_send(self, draft: Draft, target: Target, taken: tuple[str, ...], now_ms: int) -> int:
+        flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
+        options = b""
+        if draft.duplicate_ids:
+            flags |= _FLAGS_OF_DIGESTS[len(draft.duplicate_ids)]
+            options = b"".join(draft.duplicate_ids)
+        if taken:
+            flags |= SendFlag.DIVERTS
+            options += encode_diverts(taken)
+        message = draft.message
+        if message.group is not None:
+            flags |= SendFlag.GROUPED
+        entry = routed_send_entry(
+            flags, draft.routing, message.priority, now_ms, message.expiry_ms, draft.delivery_time_ms, target, options, draft.body
+        )
+        return self.journaling.add_send(entry, draft.duplicate_ids)
+
+    def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
+        """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
+
+        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done.
+        """
+        if queue.deleted or queue is self.addresses.anycast.get(address):
+            return False
+        if not address:
+            self._deliveries.gone(queue, message)
+            return True
+        annotations = {
+            ORIGINAL_ADDRESS: queue.address, ORIGINAL_QUEUE: queue.name, ORIGINAL_ROUTING: UByte(queue.routing), REASON: reason,
+            MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
+            ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
+        }  # fmt: skip
+        body = self._deliveries.bodies.read(message)
+        with suppress(MalformedMessage):  # its own annotations, which nobody has looked at: it goes on without ours
+            body = annotated(body, annotations)
+        self.pass_on(queue, message, Message(body, message.priority, 0, message.group), address)
+        return True
+
+    def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, due_ms: int = 0) -> None:
+        """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
+        draft = Draft(copy, address, Routing.ANYCAST, self._deliveries.bodies.read(copy), message.durable, "", (), due_ms)
+        self.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
+        self.put(draft, self.clock())
+        self._deliveries.gone(queue, message)
+        self.journaling.part()
+
+    def put_into(self, queue: Queue, draft: Draft) -> None:
+        """A message into one queue, past all routing."""
+        message = draft.message
+        message.durable = draft.durable
+        queue.expect(message)
+        if draft.durable and queue.durable:
+            message.mid = self._journal_send(draft, Target.of(draft.address, (queue.id,)), (), self.clock())
+            self.journaling.then(self._deliveries.put_in, message, (queue,), draft.delivery_time_ms)
+        else:
+            self._deliveries.put_in(message, (queue,), draft.delivery_time_ms)
