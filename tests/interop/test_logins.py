@@ -55,9 +55,9 @@ def url(system: System, authority: Authority, client: Certificate | None = None,
     return f"amqps://127.0.0.1:{system.port}?{trust}{key}{options}"
 
 
-def users(system: System) -> list[str]:
-    """Of all connections, those of the tests before too, until the broker has seen that these are closed."""
-    return [connection["user"] for connection in system.ask("connections")]
+def logins(system: System) -> list[tuple[str, str]]:
+    """User and mechanism of all connections, those of the tests before too, until the broker has seen that these are closed."""
+    return [(connection["user"], connection["mechanism"]) for connection in system.ask("connections")]
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
@@ -67,12 +67,12 @@ def test_a_user_of_whom_only_a_hash_is_known_logs_in_by_each_mechanism(
     connection = connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user="bob", password="hush")
     connection.session().producer(queue).send("kept")
     assert connection.session().consumer(queue).receive().body == "kept"
-    wait_for(lambda: users(secure) == ["bob"], "bob alone")
+    wait_for(lambda: logins(secure) == [("bob", mechanism)], "bob alone")
 
 
 def test_a_client_left_to_itself_takes_the_safer_mechanism_and_logs_in(secure: System, authority: Authority, connect_to: Connect) -> None:
     connect_to(url(secure, authority), user="bob", password="hush")
-    wait_for(lambda: users(secure) == ["bob"], "bob alone")
+    wait_for(lambda: logins(secure) == [("bob", "SCRAM-SHA-256")], "bob alone, by the safer mechanism")
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
@@ -88,19 +88,19 @@ def test_a_client_with_a_certificate_needs_no_password_and_is_known_by_its_name(
     secure: System, authority: Authority, ann: Certificate, connect_to: Connect
 ) -> None:
     connect_to(url(secure, authority, ann))
-    wait_for(lambda: users(secure) == ["ann"], "ann alone")
+    wait_for(lambda: logins(secure) == [("ann", "EXTERNAL")], "ann alone")
 
 
-@pytest.mark.parametrize(("password", "user"), [("hush", "bob"), (None, "ann")])
+@pytest.mark.parametrize(("password", "user", "mechanism"), [("hush", "bob", "SCRAM-SHA-256"), (None, "ann", "EXTERNAL")])
 def test_the_python_client_logs_in_by_scram_and_by_certificate(
-    secure: System, authority: Authority, ann: Certificate, password: str | None, user: str
+    secure: System, authority: Authority, ann: Certificate, password: str | None, user: str, mechanism: str
 ) -> None:
     tls = ssl.create_default_context(cafile=authority.certificate)
     if password is None:
         tls.load_cert_chain(ann.certificate, ann.key)
     login = {} if password is None else {"user": user, "password": password}
     with connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, **login) as context:
-        wait_for(lambda: users(secure) == [user], f"{user} alone")
+        wait_for(lambda: logins(secure) == [(user, mechanism)], f"{user} alone")
         context.send(Queue("by.python"), "x")
 
 

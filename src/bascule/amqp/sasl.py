@@ -73,6 +73,7 @@ class SaslServer:
         self._rounds = 0
         self.done = False
         self.user: str | None = None
+        self.mechanism = ""  # that the client has chosen
         self.error: AuthenticationFailed | None = None
 
     def first(self) -> Composite | None:
@@ -85,7 +86,7 @@ class SaslServer:
             factory = self._mechanisms.get(str(frame.mechanism))
             if factory is None:
                 return self._fail(AuthenticationFailed(f"mechanism {frame.mechanism!s:.40} is not offered"))
-            self._chosen = factory()
+            self._chosen, self.mechanism = factory(), str(frame.mechanism)
             return self._step(self._chosen, frame.initial_response)
         if isinstance(frame, SaslResponse) and self._chosen is not None:
             return self._step(self._chosen, frame.response)

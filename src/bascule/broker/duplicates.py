@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
+from bascule.core.defaults import DUPLICATE_WINDOW_COUNT, DUPLICATE_WINDOW_S
 from bascule.journal.records import DIGEST_SIZE
 
 #: As in Artemis: a resend repeats what was unanswered, which is at most a link's credit per producer.
-WINDOW_COUNT = 20_000
+WINDOW_COUNT = DUPLICATE_WINDOW_COUNT
 #: A client that could not reconnect for longer than this has given up.
-WINDOW_MS = 3_600_000
+WINDOW_MS = DUPLICATE_WINDOW_S * 1000
 #: Addresses with a window: each temporary queue that is replied to gets one, and outlives neither its client nor this.
 WINDOWS_MAX = 10_000
 

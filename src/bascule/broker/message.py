@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final, Protocol
 
+from bascule.broker.errors import BrokerFault
+
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
@@ -72,14 +74,17 @@ class Bodies:
         """The message's bytes, wherever they are."""
         if message.body is not None:
             return message.body
-        assert self.store is not None
-        return self.store.get(message.handle, message.size_bytes)
+        return self._store_of(message).get(message.handle, message.size_bytes)
+
+    def _store_of(self, message: Message) -> BodyStore:
+        if self.store is None:
+            raise BrokerFault(f"message {message.mid} has no body in memory, and there is no body store")
+        return self.store
 
     def release(self, message: Message) -> None:
         """No queue holds the message any more."""
         if message.body is None:
-            assert self.store is not None
-            self.store.free(message.handle, message.size_bytes)
+            self._store_of(message).free(message.handle, message.size_bytes)
             self.stored_bytes -= message.size_bytes
         else:
             self.memory_bytes -= message.size_bytes

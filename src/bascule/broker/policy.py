@@ -8,7 +8,16 @@ from functools import lru_cache
 from typing import Any, Final
 
 from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS
+from bascule.core.defaults import (
+    AUTO_DELETE_AFTER_S,
+    DEAD_LETTER_ADDRESS,
+    EXPIRY_ADDRESS,
+    MAX_DELIVERY_ATTEMPTS,
+    QUEUES_MAX,
+    TRANSACTION_TIMEOUT_S,
+)
 from bascule.core.destination import address_matches
+from bascule.core.topics import MESSAGE_BYTES_MAX
 
 BLOCK: Final = "block"
 REJECT: Final = "reject"
@@ -23,21 +32,21 @@ class AddressSettings:
     max_bytes: int = 0
     #: What becomes of a message to a full queue: its sender gets no credit, is refused, or the oldest non-persistent ones go.
     when_full: str = BLOCK
-    deliveries_max: int = 10  # failed deliveries after which a message goes to the dead-letter address
+    deliveries_max: int = MAX_DELIVERY_ATTEMPTS  # failed deliveries after which a message goes to the dead-letter address
     redelivery_delay_ms: int = 0
     redelivery_multiplier: float = 1.0  # of the delay, from one failed delivery to the next
     redelivery_delay_max_ms: int = 0
     expiry_ms: int = 0  # time to live of messages whose sender set none
     expiry_max_ms: int = 0  # no message lives longer
-    dead_letter_address: str = "DLQ"
-    expiry_address: str = "ExpiryQueue"
+    dead_letter_address: str = DEAD_LETTER_ADDRESS
+    expiry_address: str = EXPIRY_ADDRESS
     duplicate_count: int = WINDOW_COUNT
     duplicate_ms: int = WINDOW_MS
     prefetch_max: int = 0  # messages one consumer may hold unsettled, whatever credit it gives
     exclusive: bool = False  # only the oldest consumer is served
     auto_create: bool = True
     auto_delete: bool = True  # auto-created queues go when they are empty and nobody uses them
-    auto_delete_ms: int = 300_000  # after so long
+    auto_delete_ms: int = AUTO_DELETE_AFTER_S * 1000  # after so long
 
     def redelivery_pause_ms(self, failures: int) -> int:
         """How long a message waits after so many failed deliveries (1 or more)."""
@@ -79,11 +88,11 @@ class Policy:
     defaults: AddressSettings = AddressSettings()
     rules: tuple[Rule, ...] = ()
     #: A transaction must fit into one journal record, which Kafka bounds.
-    transaction_bytes_max: int = 64 << 20
+    transaction_bytes_max: int = MESSAGE_BYTES_MAX
     #: A local transaction that holds something for longer is rolled back: its messages are missing to others.
-    transaction_ms_max: int = 300_000
-    #: Queues a broker holds; each costs memory for good, and a peer can ask for any name. A SEND entry counts its queues in 16 bits.
-    queues_max: int = 65_535
+    transaction_ms_max: int = TRANSACTION_TIMEOUT_S * 1000
+    #: Queues a broker holds; each costs memory for good, and a peer can ask for any name.
+    queues_max: int = QUEUES_MAX
     #: Queues (name) and topics that are there although nobody uses them.
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()

@@ -112,8 +112,7 @@ class Ready:
         self.count -= 1
         self.size_bytes -= message.size_bytes
         line = self.lines[message.priority]
-        assert line is not None
-        if line[0] is message:
+        if line is not None and line[0] is message:
             line.popleft()
         else:
             self.stale.add(message.position)
@@ -191,8 +190,7 @@ class View:
 
     def _sweep(self) -> None:
         """Let go of what went to consumers without this selector while nobody asked here."""
-        held = self.ready.held
-        assert held is not None
+        held = self.ready.held or set()
         self.members &= held
         for line in self.lines:
             live = [message for message in line if message.position in held]
@@ -201,8 +199,7 @@ class View:
 
     def peek(self) -> Message | None:
         """The next message for a consumer with this selector."""
-        held = self.ready.held
-        assert held is not None
+        held = self.ready.held or set()
         for line in reversed(self.lines):
             while line:
                 if line[0].position in held:

@@ -7,6 +7,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from bascule.config.fields import Section, check_pattern
+from bascule.core.defaults import (
+    AUTO_DELETE_AFTER_S,
+    DEAD_LETTER_ADDRESS,
+    DUPLICATE_WINDOW_COUNT,
+    DUPLICATE_WINDOW_S,
+    EXPIRY_ADDRESS,
+    MAX_DELIVERY_ATTEMPTS,
+)
 from bascule.core.destination import ADDRESS_MAX
 
 #: A century; a delay without end would leave the integers in which the broker counts time.
@@ -28,7 +36,9 @@ class AddressSettings(Section):
         " it is refused, or the oldest non-persistent ones make room for it",
     )
     max_delivery_attempts: int = Field(
-        default=10, ge=0, description="After so many failed deliveries a message goes to the dead-letter address; 0 = never"
+        default=MAX_DELIVERY_ATTEMPTS,
+        ge=0,
+        description="After so many failed deliveries a message goes to the dead-letter address; 0 = never",
     )
     redelivery_delay_s: Seconds = Field(
         default=0, ge=0, le=_LONGEST_S, description="Pause of a message after a failed delivery; those behind it go on meanwhile"
@@ -38,18 +48,22 @@ class AddressSettings(Section):
     expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Time to live of a message whose sender set none; 0 = for ever")
     max_expiry_s: Seconds = Field(default=0, ge=0, le=_LONGEST_S, description="Longest time to live, whatever the sender set; 0 = any")
     dead_letter_address: str = Field(
-        default="DLQ", max_length=ADDRESS_MAX, description='Queue for messages that could not be delivered; "" = they are dropped'
+        default=DEAD_LETTER_ADDRESS,
+        max_length=ADDRESS_MAX,
+        description='Queue for messages that could not be delivered; "" = they are dropped',
     )
     expiry_address: str = Field(
-        default="ExpiryQueue", max_length=ADDRESS_MAX, description='Queue for messages that expired; "" = they are dropped'
+        default=EXPIRY_ADDRESS, max_length=ADDRESS_MAX, description='Queue for messages that expired; "" = they are dropped'
     )
-    duplicate_window_count: int = Field(default=20_000, ge=0, description="Message ids remembered per address for duplicate detection")
-    duplicate_window_s: Seconds = Field(default=3600, gt=0, le=_LONGEST_S, description="How long a message id is remembered")
+    duplicate_window_count: int = Field(
+        default=DUPLICATE_WINDOW_COUNT, ge=0, description="Message ids remembered per address for duplicate detection"
+    )
+    duplicate_window_s: Seconds = Field(default=DUPLICATE_WINDOW_S, gt=0, le=_LONGEST_S, description="How long a message id is remembered")
     prefetch: int = Field(default=0, ge=0, description="Messages one consumer may hold unsettled; 0 = as many as it asks for")
     exclusive: bool = Field(default=False, description="Only the consumer that came first is served, the next one when it has gone")
     auto_create: bool = Field(default=True, description="A queue or topic is made when a client first names it; else that is refused")
     auto_delete: bool = Field(default=True, description="A queue made so goes when it is empty and nobody uses it")
-    auto_delete_after_s: Seconds = Field(default=300, ge=0, le=_LONGEST_S, description="After so long without use")
+    auto_delete_after_s: Seconds = Field(default=AUTO_DELETE_AFTER_S, ge=0, le=_LONGEST_S, description="After so long without use")
 
     @field_validator("dead_letter_address", "expiry_address")
     @classmethod

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from bascule.config.fields import Name, Section, Start, TopicName, check_key, check_pattern, check_template, check_topic
+from bascule.core.defaults import DIVERT_KEY, DIVERT_TO, INGRESS_BODY, INGRESS_KEY_AS, INGRESS_UNBOUND
 from bascule.core.destination import Routing
 from bascule.jms.selector import SelectorError, compile_selector
 
@@ -37,10 +38,10 @@ class Divert(Pipeline):
     from_address: str = Field(alias="from", min_length=1, description="Address, or a pattern: '*' is one word, '#' any number of words")
     selector: str = Field(default="", description="JMS selector; empty = every message")
     to: str = Field(
-        default="${address}",
+        default=DIVERT_TO,
         description="Kafka topic; ${address} is filled in, and ${rest}, the words that a final '#' of `from` stands for",
     )
-    key: str = Field(default="message-id", description="Record key: message-id, correlation-id, group-id, property:NAME or none")
+    key: str = Field(default=DIVERT_KEY, description="Record key: message-id, correlation-id, group-id, property:NAME or none")
     exclusive: bool = Field(default=False, description="Messages taken go to Kafka alone, not to local queues")
     select: tuple[str, ...] = Field(default=(), description="Spark SQL expressions over the message row; must give `value`")
     python: str | None = Field(default=None, description="MODULE:FUNCTION, a row-local function from DataFrame to DataFrame")
@@ -103,13 +104,14 @@ class Ingress(Pipeline):
     )
     reply_to: str = Field(default="", description="JMSReplyTo, filled in like `to`; a record without the header has none")
     routing: Literal["multicast", "anycast"] = Field(default="multicast", description="multicast = a JMS topic, anycast = a JMS queue")
-    body: Literal["text", "bytes", "map"] = Field(default="text", description="Kind of JMS message; map takes a JSON object")
+    body: Literal["text", "bytes", "map"] = Field(default=INGRESS_BODY, description="Kind of JMS message; map takes a JSON object")
     start: Start = Field(default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp")
     unbound: Literal["drop", "keep"] = Field(
-        default="drop", description="What becomes of a message whose address has neither a queue nor a subscription"
+        default=INGRESS_UNBOUND, description="What becomes of a message whose address has neither a queue nor a subscription"
     )
     key_as: str = Field(
-        default="none", description="Where the record key goes beside property kafka_key: correlation-id, group-id, property:NAME or none"
+        default=INGRESS_KEY_AS,
+        description="Where the record key goes beside property kafka_key: correlation-id, group-id, property:NAME or none",
     )
 
     @field_validator("pattern")

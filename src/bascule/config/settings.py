@@ -19,12 +19,22 @@ from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
+from bascule.core.defaults import (
+    MAX_OFFSETS_PER_TRIGGER,
+    MIN_INSYNC_REPLICAS,
+    QUEUES_MAX,
+    REPLICATION_FACTOR,
+    SPARK_MASTER,
+    TARGET_PARTITIONS,
+    TRANSACTION_BYTES,
+    TRANSACTION_RECORDS,
+    TRANSACTION_S,
+    TRANSACTION_TIMEOUT_S,
+)
 from bascule.core.log import LogFormat, LogLevel, LogSettings
 from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
-#: A SEND entry of the journal counts the queues of a message in 16 bits.
-QUEUES_MAX = 65_535
 
 
 def is_loopback(host: str) -> bool:
@@ -103,7 +113,9 @@ class Broker(AddressSettings):
         default=60, gt=0, description="A connection silent for so long is closed; clients are told to send heartbeats"
     )
     transaction_timeout_s: float = Field(
-        default=300, gt=0, description="A local transaction that holds something for longer is rolled back: others miss its messages"
+        default=TRANSACTION_TIMEOUT_S,
+        gt=0,
+        description="A local transaction that holds something for longer is rolled back: others miss its messages",
     )
     session_timeout_s: float = Field(
         default=6, ge=1, description="A broker that Kafka has not heard of for so long is replaced by one that stands by"
@@ -189,13 +201,17 @@ class Journal(Section):
         description="Journal that a pipeline which stands still may keep from being deleted; beyond it the pipeline loses what it has not"
         " read, and stops; 0 = no limit",
     )
-    replication_factor: int = Field(default=1, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)")
+    replication_factor: int = Field(
+        default=REPLICATION_FACTOR, ge=1, le=32767, description="Replicas of Bascule's own topics (3 on a real cluster)"
+    )
     replayable: tuple[str, ...] = Field(
         default=(),
         description="Addresses or patterns of JMS topics whose persistent messages are journaled even while no durable subscription"
         " and no divert wants them, for diverts and Spark jobs to come; queues always are",
     )
-    min_insync_replicas: int = Field(default=1, ge=1, description="Replicas that must have stored a record before it counts (2 of 3)")
+    min_insync_replicas: int = Field(
+        default=MIN_INSYNC_REPLICAS, ge=1, description="Replicas that must have stored a record before it counts (2 of 3)"
+    )
 
     @model_validator(mode="after")
     def _replicas_enough(self) -> Journal:
@@ -250,22 +266,27 @@ class Pipelines(Section):
     """The Spark driver that runs all diverts and ingresses."""
 
     enabled: bool = Field(default=True, description="`bascule up` starts the pipelines")
-    master: str = Field(default="local[*]", min_length=1, description="Spark master")
+    master: str = Field(default=SPARK_MASTER, min_length=1, description="Spark master")
     spark: dict[str, ClientSetting] = Field(default={}, description="Any Spark setting, passed through")
     trigger_interval_ms: int = Field(default=0, ge=0, description="Pause between two micro-batches; 0 = at once")
-    max_offsets_per_trigger: int = Field(default=50_000, ge=1, description="Records of a source that one micro-batch takes at most")
+    max_offsets_per_trigger: int = Field(
+        default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Records of a source that one micro-batch takes at most"
+    )
     checkpoint_dir: Path | None = Field(
         default=None, description="Scratch space of Spark, emptied at every start; unset = a temporary directory"
     )
-    transaction_records: int = Field(default=10_000, ge=1, description="Records in one Kafka transaction at most")
+    transaction_records: int = Field(default=TRANSACTION_RECORDS, ge=1, description="Records in one Kafka transaction at most")
     transaction_bytes: ByteSize = Field(
-        default=ByteSize(32 * MIB), ge=1, description="Bytes in one Kafka transaction at most, keys and headers included"
+        default=ByteSize(TRANSACTION_BYTES), ge=1, description="Bytes in one Kafka transaction at most, keys and headers included"
     )
     transaction_s: float = Field(
-        default=10, gt=0, le=20, description="Age of a Kafka transaction at which it is committed, at most 20: Kafka aborts it at 30 s"
+        default=TRANSACTION_S,
+        gt=0,
+        le=20,
+        description="Age of a Kafka transaction at which it is committed, at most 20: Kafka aborts it at 30 s",
     )
     target_partitions: int = Field(
-        default=1, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
+        default=TARGET_PARTITIONS, ge=0, description="Partitions of a target topic that a divert creates; 0 = topics are never created"
     )
     on_error: Literal["dead-letter", "stop"] = Field(default="dead-letter", description="What becomes of a record that cannot be carried")
     dead_letter_topic: TopicName | None = Field(

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from bascule.core.defaults import MAX_OFFSETS_PER_TRIGGER
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
@@ -24,7 +25,6 @@ from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 from bascule.writer.position import Position, PositionLost
 
-_MAX_RECORDS = 50_000
 _KAFKA = "kafka."
 _ANOTHER = "it was deleted and created again. To read the new one give the query a new checkpoint"
 
@@ -95,7 +95,7 @@ class JournalStreamReader(DataSourceStreamReader):
         start = options.get("startingoffsets", options.get("startingOffsets", LATEST))
         self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
         self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
-        self._max_records = int(options.get("maxoffsetspertrigger", _MAX_RECORDS))
+        self._max_records = int(options.get("maxoffsetspertrigger", MAX_OFFSETS_PER_TRIGGER))
         self._mode = options.get("mode", PERMISSIVE).upper()
         if self._mode not in MODES:
             raise InvalidInput(f"option mode is {options['mode']!r}; it is one of {', '.join(MODES)}")

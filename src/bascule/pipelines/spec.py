@@ -6,6 +6,21 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bascule.core.defaults import (
+    DIVERT_KEY,
+    DIVERT_TO,
+    INGRESS_BODY,
+    INGRESS_KEY_AS,
+    INGRESS_UNBOUND,
+    MAX_OFFSETS_PER_TRIGGER,
+    MIN_INSYNC_REPLICAS,
+    REPLICATION_FACTOR,
+    SPARK_MASTER,
+    TARGET_PARTITIONS,
+    TRANSACTION_BYTES,
+    TRANSACTION_RECORDS,
+    TRANSACTION_S,
+)
 from bascule.core.destination import Routing
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
 
@@ -30,9 +45,9 @@ class Divert:
 
     name: str
     source: str
-    target: str = "${address}"
+    target: str = DIVERT_TO
     selector: str = ""
-    key: str = "message-id"
+    key: str = DIVERT_KEY
     exclusive: bool = False
     start: Start = Start()
     from_kafka: bool = False
@@ -58,10 +73,10 @@ class Ingress:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     routing: Routing = Routing.MULTICAST
-    body: str = "text"
+    body: str = INGRESS_BODY
     start: Start = Start(EARLIEST)
-    unbound: str = "drop"
-    key_as: str = "none"
+    unbound: str = INGRESS_UNBOUND
+    key_as: str = INGRESS_KEY_AS
     reply_to: str = ""
     enabled: bool = True
 
@@ -74,9 +89,9 @@ class Ingress:
 class Limits:
     """Bounds of one Kafka transaction; it ends at the end of a source record or Spark's batch at the latest."""
 
-    records: int = 10_000
-    size_bytes: int = 32 << 20
-    age_s: float = 10.0
+    records: int = TRANSACTION_RECORDS
+    size_bytes: int = TRANSACTION_BYTES
+    age_s: float = TRANSACTION_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +106,13 @@ class Pipelines:
     limits: Limits = Limits()
     message_bytes_max: int = MESSAGE_BYTES_MAX
     stop_on_error: bool = False
-    target_partitions: int = 1
-    replication_factor: int = 1
-    min_insync_replicas: int = 1
-    master: str = "local[*]"
+    target_partitions: int = TARGET_PARTITIONS
+    replication_factor: int = REPLICATION_FACTOR
+    min_insync_replicas: int = MIN_INSYNC_REPLICAS
+    master: str = SPARK_MASTER
     spark: dict[str, str] = field(default_factory=dict)
     trigger_interval_ms: int = 0
-    max_offsets_per_trigger: int = 50_000
+    max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
     checkpoint_dir: str | None = None
 
     def transactional_id(self, position_key: str) -> str:
@@ -113,20 +128,20 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
         kafka={"bootstrap.servers": bootstrap_servers, **settings.kafka.client},
         diverts=tuple(
             Divert(
-                one.name, one.from_address, one.to, one.selector, one.key, one.exclusive, _start(one), one.from_kafka,
-                tuple(one.select), one.python, one.enabled,
+                name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
+                start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
             )
             for one in settings.divert
         ),
         ingresses=tuple(
             Ingress(
-                one.name, one.to, tuple(one.topics), one.pattern, one.routing_type, one.body, _start(one), one.unbound, one.key_as,
-                one.reply_to, one.enabled,
+                name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
+                start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
             )
             for one in settings.ingress
         ),
         topics=settings.journal_topics,
-        limits=Limits(run.transaction_records, run.transaction_bytes, run.transaction_s),
+        limits=Limits(records=run.transaction_records, size_bytes=run.transaction_bytes, age_s=run.transaction_s),
         message_bytes_max=settings.broker.max_message_bytes,
         stop_on_error=run.on_error == "stop",
         target_partitions=run.target_partitions,

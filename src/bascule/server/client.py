@@ -72,6 +72,7 @@ class Client:
         self.engine: Engine = server.engine
         self.touch = wire.touch
         self.user = ""
+        self.mechanism = ""  # of SASL, by which it has logged in
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
         self.past: Past | None = None  # of a client that may have come back

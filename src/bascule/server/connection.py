@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import bascule
 from bascule.amqp import events
@@ -14,6 +14,7 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role
+from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
@@ -50,6 +51,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: Node) -> None:
         self.server = server
+        self._sasl: SaslServer
         self.amqp: Connection  # once there is a transport: it may say who the client is
         self.peer = ""
         self.client = Client(server, self)
@@ -62,13 +64,13 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)  # type: ignore[attr-defined]
+        self._transport = cast(asyncio.Transport, transport)  # of a stream, TLS or not, as asyncio says for Protocol
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.peer = ":".join(map(str, transport.get_extra_info("peername")[:2]))
         server = self.server
+        self._sasl = server.sasl(certified_name(transport))
         self.amqp = Connection(
-            Role.SERVER, container_id=server.container_id, sasl=server.sasl(certified_name(transport)),
+            Role.SERVER, container_id=server.container_id, sasl=self._sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True,
         )  # fmt: skip
         server.connections[self] = None
@@ -180,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _opened(self, event: events.Opened) -> None:
         client = self.client
-        client.container, client.user = event.open.container_id, self.amqp.user or ""
+        client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self._sasl.mechanism
         properties: dict[Any, Any] = {
             Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
         }  # fmt: skip

@@ -11,7 +11,6 @@ from bascule.broker.branch_requests import STATES
 from bascule.broker.branches import Listed, listed
 from bascule.broker.delivery import Counters
 from bascule.broker.queue import Queue
-from bascule.core.destination import Routing
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ class ConnectionStatus(TypedDict):
     id: str
     client_id: str
     user: str
+    mechanism: str  # of SASL, by which the user has logged in
     producers: int
     consumers: int
     transactions: int
@@ -209,7 +209,6 @@ def _consumers(queue: Queue) -> Iterator[ConsumerStatus]:
 
 def subscription_status(queue: Queue) -> SubscriptionStatus:
     """One subscription, by the queue that holds its messages."""
-    assert queue.routing is Routing.MULTICAST
     return SubscriptionStatus(
         name=queue.name, topic=queue.address, durable=queue.durable, selector=queue.selector_text, messages=queue.waiting_count,
         delivering=queue.delivering_count, consumers=len(queue.consumers),
@@ -221,7 +220,7 @@ def connection_status(connection: ClientConnection) -> ConnectionStatus:
     client = connection.client
     contexts = [link.context for link in client.links]
     return ConnectionStatus(
-        id=connection.peer, client_id=client.container, user=client.user,
+        id=connection.peer, client_id=client.container, user=client.user, mechanism=client.mechanism,
         producers=sum(isinstance(context, ProducerLink) for context in contexts),
         consumers=sum(isinstance(context, ConsumerLink) for context in contexts), transactions=len(client.transactions),
     )  # fmt: skip

@@ -67,3 +67,17 @@ def test_an_exclusive_divert_takes_non_persistent_messages_too(bench: Bench, big
 
 def test_a_selector_is_not_true_of_a_message_that_cannot_be_read() -> None:
     assert not wants(compile_selector("region IS NULL"), b"\x00\x53\x74\xc1\x7f")
+
+
+def test_the_place_of_a_message_in_its_record_counts_messages_that_no_queue_has(bench: Bench, big: ExclusiveDivert) -> None:
+    bench.put("light", to="orders.uk", durable=False)
+    bench.put("big order", to="orders.uk")
+    bench.put("kept", to="orders.uk")
+    bench.broker.settle()
+    assert len(sends(bench)) == 3
+    receiver = bench.consumer(bench.queue("orders.uk"))
+    assert bench.got(receiver) == ["light", "kept"]
+    bench.acknowledge(receiver)
+    bench.broker.settle()
+    bench.crash()
+    assert bench.queue("orders.uk").held_messages == 0, "the acknowledgement names another message"

@@ -96,11 +96,18 @@ def test_senders_share_what_is_free() -> None:
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 2
 
 
-def test_room_in_bytes_is_counted_in_messages_of_the_usual_size() -> None:
-    bench = bench_with(max_bytes=1_000)
+@pytest.mark.parametrize("max_bytes", [1_000, 1_001, 5_000])
+def test_a_sender_that_uses_up_its_share_of_a_queue_with_a_size_limit_fills_it_and_no_less_would(max_bytes: int) -> None:
+    bench = bench_with(max_bytes=max_bytes)
     bench.fill("x" * 80)
-    size_bytes = bench.queue().held_bytes
-    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == -((size_bytes - 1000) // size_bytes)
+    share = bench.engine.share_of_room("q", Routing.ANYCAST, 1000)
+    bench.fill(*["x" * 80] * (share - 1))
+    assert not bench.queue().full()
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 1
+    bench.fill("x" * 80)
+    assert bench.queue().full()
+    assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 0
+    assert refusals(bench) == []
 
 
 def test_what_may_not_be_made_by_asking_is_not_there() -> None:

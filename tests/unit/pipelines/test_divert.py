@@ -74,6 +74,14 @@ def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> N
         reader.take(6, b"D", data(4, send(), epoch=3))
 
 
+def test_the_identity_of_a_message_counts_the_messages_before_it_that_no_divert_wants() -> None:
+    record = data(1, send(address="other"), send(), send(address="other"), send())
+    taken = JournalReader(START, [Divert("d", "a.b")]).take(1, b"D", record)
+    assert [each.index for each in taken] == [1, 3]
+    every = JournalReader(START, [Divert("d", "#")]).take(1, b"D", record)
+    assert [each.identity for each in taken] == [every[1].identity, every[3].identity]
+
+
 def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
     reader = JournalReader(START, [Divert("d", "#")])
     assert reader.take(7, None, b"what is this?") == []

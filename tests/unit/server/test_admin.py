@@ -64,7 +64,7 @@ class Broker:
         return []
 
     def clients(self) -> list[ConnectionStatus]:
-        return [ConnectionStatus(id="127.0.0.1:5", client_id="c", user="ann", producers=1, consumers=0, transactions=0)]
+        return [ConnectionStatus(id="127.0.0.1:5", client_id="c", user="ann", mechanism="PLAIN", producers=1, consumers=0, transactions=0)]
 
     def dead_letter_address(self, queue: str) -> str:
         return queue or "DLQ"

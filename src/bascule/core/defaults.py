@@ -1,0 +1,36 @@
+"""Defaults of settings that code without the settings needs too: the broker engine and the workers of the pipelines.
+
+The settings take their defaults from here, so each value stands once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- addresses -----------------------------------------------------------------------------------------------------------
+
+MAX_DELIVERY_ATTEMPTS: Final = 10
+DEAD_LETTER_ADDRESS: Final = "DLQ"
+EXPIRY_ADDRESS: Final = "ExpiryQueue"
+DUPLICATE_WINDOW_COUNT: Final = 20_000
+DUPLICATE_WINDOW_S: Final = 3600
+AUTO_DELETE_AFTER_S: Final = 300
+TRANSACTION_TIMEOUT_S: Final = 300
+#: A SEND entry of the journal counts the queues of a message in 16 bits.
+QUEUES_MAX: Final = 65_535
+
+# -- pipelines -----------------------------------------------------------------------------------------------------------
+
+DIVERT_TO: Final = "${address}"
+DIVERT_KEY: Final = "message-id"
+INGRESS_BODY: Final = "text"
+INGRESS_UNBOUND: Final = "drop"
+INGRESS_KEY_AS: Final = "none"
+SPARK_MASTER: Final = "local[*]"
+MAX_OFFSETS_PER_TRIGGER: Final = 50_000
+TRANSACTION_RECORDS: Final = 10_000
+TRANSACTION_BYTES: Final = 32 << 20
+TRANSACTION_S: Final = 10
+TARGET_PARTITIONS: Final = 1
+REPLICATION_FACTOR: Final = 1
+MIN_INSYNC_REPLICAS: Final = 1
