@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from bascule.adapter.inbound import InboundLog
-from bascule.adapter.inbound.log import _partition
+from bascule.adapter.inbound.log_topic import partition_of
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import DELETIONS_KEPT_S
@@ -53,7 +53,7 @@ def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_
     two.take(PLACE, two.owner(PLACE))
     two.done(PLACE, [flight], wait=True)
 
-    history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, one.topic, _partition(PLACE))
+    history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, one.topic, partition_of(PLACE))
 
     def compacted() -> bool:
         two.schedule([Ref(PLACE, ref.token, 0)])  # so that there is a newer segment

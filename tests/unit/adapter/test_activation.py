@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Order, activation
-from bascule.adapter.inbound.activation import _delivery, _Run
-from bascule.adapter.inbound.log import Flights
-from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
-from bascule.adapter.inbound.workers import Delivery
+from bascule.adapter.inbound.activation import _delivery
+from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
+from bascule.adapter.inbound.taking_over import PartitionEvent, PartitionState, Run
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
 from bascule.threads.background import in_background
@@ -59,7 +59,7 @@ class Member:
         self.scheduled: list[int] = []
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
         self.group = Group(committed, begins)
-        run = self.activation._runs[PLACE] = _Run(PLACE, "new", next_offset=self.group.hold([PLACE])[PLACE])
+        run = self.activation._runs[PLACE] = Run(PLACE, "new", PartitionState.OWNED, next_offset=self.group.hold([PLACE])[PLACE])
         self.activation._begin(run, [found(offset) for offset in in_flight])
 
     def read(self, *offsets: int) -> None:
@@ -96,7 +96,7 @@ def test_where_too_many_wait_for_their_next_try_nothing_more_is_read_of_what_may
     retry, resumed = Place("shop.retry", 0), set[Place]()
     endpoint: Any = Activation({}, replace(SPEC, order=order), lambda _: None)
     for place in (PLACE, retry):
-        endpoint._runs[place] = _Run(place, place.topic, ready=True)
+        endpoint._runs[place] = Run(place, place.topic, PartitionState.READY)
     for number, place in enumerate((PLACE, retry)):
         failed = Delivery(Ref(place, place.topic, number), replace(found(number).record, key=bytes([number])), (), due_s=math.inf)
         endpoint._workers.add([failed])
@@ -192,7 +192,7 @@ def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.
     activation._log.take = lambda *_: "new"
     activation._log.flights = lambda _: Flights({}, {}, {})
     activation._held = lambda _: True
-    run = _Run(PLACE)
+    run = Run(PLACE)
     activation._take(run)
     assert (run.token, activation._taken.get_nowait()) == ("new", (run, []))
 
@@ -209,7 +209,7 @@ class Taking:
         log.owner = lambda _: self.said.append("owner before") or "old"
         log.take = lambda _, after: self.said.append(f"taken after {after}") or "new"
         log.flights = lambda _: Flights({}, {}, {})
-        self.run = _Run(PLACE)
+        self.run = Run(PLACE)
         self.thread = threading.Thread(target=self.activation._take, args=(self.run,))
         self.thread.start()
         wait_for(lambda: self.activation._asked.qsize(), "the question to the group")
@@ -233,7 +233,7 @@ def test_a_partition_is_taken_over_when_the_group_says_that_it_is_still_ours(mon
 
 def test_who_is_told_that_a_partition_is_gone_does_not_take_it_over(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch)
-    taking.run.gone = True
+    taking.run.on(PartitionEvent.LEFT)
     taking.answer()
     taking.thread.join()
     assert (taking.said, taking.run.token) == (["owner before"], "")
@@ -343,7 +343,7 @@ def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_parti
     activation: Any = Activation({}, replace(SPEC, order=Order.PARTITION), lambda _: None)
     for partition in range(3):
         place = Place(PLACE.topic, partition)
-        activation._runs[place] = _Run(place, f"token-{partition}", ready=True)
+        activation._runs[place] = Run(place, f"token-{partition}", PartitionState.READY)
         refs = [Ref(place, f"token-{partition}", offset) for offset in range(1 + waiting.get(partition, 0))]
         activation._workers.add([_delivery(SPEC, ref, KafkaRecord(*place, ref.offset, None, b"", (), 0)) for ref in refs])
     scheduler = activation._workers.scheduler

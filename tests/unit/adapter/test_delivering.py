@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, Order, Record
+from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer
 from bascule.adapter.inbound.state import Place, Ref
-from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge
 from bascule.core.kafka_records import Outgoing
 from tests.support.system import wait_for

@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, Xa
+from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
-from bascule.adapter.inbound.log import Superseded, _Clients
+from bascule.adapter.inbound.log_protocol import Superseded
+from bascule.adapter.inbound.log_topic import Clients, LogTopic
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
-from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
@@ -73,6 +75,8 @@ class Topic:
             self._read = self._end
         return {}
 
+    read_behind_barrier = read
+
     def reach(self, _partition: int, _offset: int, timeout_s: float) -> dict[bytes, Any]:
         return self.read(timeout_s)
 
@@ -87,12 +91,15 @@ class Case:
 
     def __init__(self) -> None:
         self.topic = Topic()
-        self.log = InboundLog("inbound", {}, group="shop")
-        client = cast("Any", self.topic)
-        self.topic.follow = self.log._follow
-        self.log._clients = _Clients(client, client, client)
+        self.at = LogTopic({}, "shop.inbound", self.connect)
+        self.log = InboundLog("inbound", {}, group="shop", at=self.at)
         self.ref = Ref(PLACE, self.log.take(PLACE, None), 5)
         self.log.schedule([self.ref])
+
+    def connect(self, follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> Clients:
+        self.topic.follow = follow
+        client = cast("Any", self.topic)
+        return Clients(client, client, client)
 
     def ended(self, xid: Xid) -> None:
         self.log.start(xid, timeout_s=60).take(self.ref)
@@ -306,7 +313,7 @@ def test_what_was_done_in_an_outage_is_in_flight_no_more_when_kafka_is_back(case
     case.topic.recover()
     told_again(case.log)
     case.topic.read(0.0)
-    assert case.log._fold.place(PLACE).flights == {}
+    assert case.at.known(lambda fold: fold.place(PLACE).flights) == {}
 
 
 def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
@@ -318,22 +325,21 @@ def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
     case.log.done(PLACE, [key_of(FLIGHT, case.ref)], wait=True)
     case.log.done(PLACE, [key_of(FLIGHT, other)])
     assert not case.log.flights(PLACE).keys
-    assert not case.log._deletions
+    assert not case.at._deletions
 
 
-def test_partition_is_not_taken_and_claim_is_refused_while_offset_of_entry_is_unknown() -> None:
-    """Who came first is decided by offsets."""
+def test_owner_and_claim_stored_at_unknown_offsets_count_as_the_log_says() -> None:
     case = Case()
     case.topic.offsets_known = False
-    with pytest.raises(OffsetUnknown):
+    ref = Ref(PLACE, case.log.take(PLACE, case.ref.token), 5)
+    with pytest.raises(Unavailable, match="taken over by another member"):
         case.log.take(PLACE, case.ref.token)
-    case.topic.offsets_known = True
-    ref = Ref(PLACE, case.log.take(PLACE, case.log.owner(PLACE)), 5)
-    case.topic.offsets_known = False
     case.log.start(FIRST, timeout_s=60).take(ref)
     case.log.end(FIRST, success=True)
-    with pytest.raises(ResourceFailed):
-        case.log.prepare(FIRST)
-    case.log.rollback(FIRST)
-    case.topic.offsets_known = True
-    assert case.log.recover() == []
+    assert case.log.prepare(FIRST) is Vote.YES
+    case.log.start(SECOND, timeout_s=60).take(case.ref)
+    case.log.end(SECOND, success=True)
+    with pytest.raises(Superseded):
+        case.log.prepare(SECOND)
+    case.log.commit(FIRST)
+    assert case.log.all_flights() == {}

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Order, Record, workers
+from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.state import Place, Ref
-from bascule.adapter.inbound.workers import Counts, Delivery, Workers
+from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.threads.background import in_background
 from tests.support.system import wait_for
 

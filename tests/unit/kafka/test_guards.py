@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.adapter.inbound.log import LOG_CONFIG, PARTITIONS
+from bascule.adapter.inbound.log_topic import LOG_CONFIG, PARTITIONS
 from bascule.kafka.admin import Facts
 from bascule.kafka.guards import Role, findings, too_few_in_sync
 

@@ -1,9 +1,35 @@
-"""Kafka records into endpoints: at least once, or each within a transaction of its own."""
+"""Kafka records into endpoints: at least once, or each within a transaction of its own.
 
-from bascule.adapter.inbound.activation import Activation, Status
-from bascule.adapter.inbound.adapter import ResourceAdapter
-from bascule.adapter.inbound.log import InboundLog
-from bascule.adapter.inbound.record import Record
-from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Order, Start, Xa
+The names below are imported when they are first used: the modules of the package that are protocols load no Kafka client.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bascule.adapter.inbound.activation import Activation, Status
+    from bascule.adapter.inbound.adapter import ResourceAdapter
+    from bascule.adapter.inbound.log import InboundLog
+    from bascule.adapter.inbound.record import Record
+    from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Order, Start, Xa
 
 __all__ = ["Activation", "ActivationSpec", "Backoff", "InboundLog", "Order", "Record", "ResourceAdapter", "Start", "Status", "Xa"]
+
+_HOMES = {
+    "Activation": "activation",
+    "ActivationSpec": "spec",
+    "Backoff": "spec",
+    "InboundLog": "log",
+    "Order": "spec",
+    "Record": "record",
+    "ResourceAdapter": "adapter",
+    "Start": "spec",
+    "Status": "activation",
+    "Xa": "spec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

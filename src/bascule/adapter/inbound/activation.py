@@ -12,27 +12,30 @@ import itertools
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from bascule.adapter.inbound.dead_letters import DeadLetters
+from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import Record, record_of
 from bascule.adapter.inbound.spec import ActivationSpec
-from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
+from bascule.adapter.inbound.taking_over import PartitionEvent, Run, pass_on, take_over
 from bascule.adapter.inbound.topics import missing, set_up
-from bascule.adapter.inbound.workers import END_S, Counts, Delivery, Workers, left_behind
+from bascule.adapter.inbound.workers import END_S, Counts, Workers, left_behind
 from bascule.core import crash
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
 from bascule.core.log import get_log
+from bascule.core.xid import Xid
 from bascule.kafka.consumer import GroupConsumer, read_again
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
@@ -56,21 +59,6 @@ TAKE_AGAIN_S = 0.5
 TAKERS = 32
 
 _log = get_log("bascule.adapter")
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A source partition in this member's hands."""
-
-    place: Place
-    token: str = ""
-    ready: bool = False
-    gone: bool = False
-    #: What lies before is in flight or done: should reading begin before it, that is passed over.
-    next_offset: int = 0
-    #: Found in flight though the group has not come to them: they are delivered when they have been read, and that is committed.
-    ahead: deque[Delivery] = field(default_factory=deque)
-    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +106,15 @@ class Activation:
 
         workers = Workers(spec, self._endpoint, handle, self.counts, self._fail)
         self._workers = workers
-        self._runs: dict[Place, _Run] = {}
+        self._runs: dict[Place, Run[Delivery]] = {}
         self._flowing: set[Place] = set()
         self._full = False
         self._full_places: set[Place] = set()
         #: Read from before where the group is.
         self._behind: set[Place] = set()
-        self._asked: queue.SimpleQueue[tuple[_Run, Future[int]]] = queue.SimpleQueue()
-        self._taken: queue.SimpleQueue[tuple[_Run, list[Delivery]]] = queue.SimpleQueue()
-        self._to_take: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Run[Delivery], Future[int]]] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[tuple[Run[Delivery], list[Delivery]]] = queue.SimpleQueue()
+        self._to_take: queue.SimpleQueue[Run[Delivery] | None] = queue.SimpleQueue()
         self._takers: list[threading.Thread] = []
         #: Read, and not yet both in the log and committed.
         self._unscheduled: list[Delivery] = []
@@ -146,7 +134,7 @@ class Activation:
             if left := [each.name for each in self._threads if each.is_alive()]:
                 raise Unavailable(f"{self.spec.group} was stopped, and {', '.join(left)} has not ended yet")
             for run in self._runs.values():
-                run.gone = True
+                run.on(PartitionEvent.LEFT)
             self._anew()
         if self.spec.transacted is not None:
             self.spec.transacted.manager.begin().rollback()
@@ -246,14 +234,10 @@ class Activation:
         for run, answer in asked:
             answer.set_result(held[run.place])
 
-    def _begin(self, run: _Run, deliveries: list[Delivery]) -> None:
+    def _begin(self, run: Run[Delivery], deliveries: list[Delivery]) -> None:
         if run.gone:
             return
-        # Who died between the log and the commit left them ahead of the group: done before that moves, they would be read again. It is
-        # not moved to them, since not all that lies before them need be in the log.
-        run.ahead.extend(delivery for delivery in deliveries if delivery.ref.offset >= run.next_offset)
-        self._workers.add([delivery for delivery in deliveries if delivery.ref.offset < run.next_offset])
-        run.ready = True
+        self._workers.add(run.adopt(deliveries))
 
     def _regulate(self, consumer: GroupConsumer) -> None:
         with self._workers.changed:
@@ -279,16 +263,12 @@ class Activation:
         run = self._runs.get(place)
         if run is None or not run.ready:
             return  # it is not ours, and comes to whose it is
-        if received.offset < run.next_offset:
+        found = run.receive(received.offset, lambda: _delivery(self.spec, Ref(place, run.token, received.offset), received))
+        if found is None:
             self._behind.add(place)
             return
-        run.next_offset = self._offsets[place] = received.offset + 1
-        found: Delivery | None = None
-        while run.ahead and run.ahead[0].ref.offset <= received.offset:
-            found = run.ahead.popleft()
-            self._unscheduled.append(found)
-        if found is None or found.ref.offset < received.offset:
-            self._unscheduled.append(_delivery(self.spec, Ref(place, run.token, received.offset), received))
+        self._offsets[place] = run.next_offset
+        self._unscheduled += found
 
     def _move(self, consumer: GroupConsumer, place: Place) -> None:
         run = self._runs[place]
@@ -298,18 +278,12 @@ class Activation:
 
     def _schedule(self, consumer: GroupConsumer) -> None:
         """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
-        crash.point("inbound.log.before")
-        # What was found in flight is there.
-        self._log.schedule([delivery.ref for delivery in self._unscheduled if not delivery.record.redelivered])
-        crash.point("inbound.log.after")
-        consumer.commit(self._offsets)
-        crash.point("inbound.commit.after")
-        deliveries, self._unscheduled, self._offsets = self._unscheduled, [], {}
-        self._workers.add(deliveries)
+        run_blocking(pass_on(_Reading(self._log, consumer, self._workers, self._unscheduled, self._offsets)))
+        self._unscheduled, self._offsets = [], {}
 
     def _assigned(self, places: list[tuple[str, int]]) -> None:
         for topic, partition in places:
-            run = self._runs[Place(topic, partition)] = _Run(Place(topic, partition))
+            run = self._runs[Place(topic, partition)] = Run(Place(topic, partition))
             self._to_take.put(run)
             if len(self._takers) < TAKERS:
                 # An executor's would hold up the end of the process while one of them hangs.
@@ -323,7 +297,7 @@ class Activation:
     def _leave(self, places: list[tuple[str, int]], drain_s: float = 0.0) -> None:
         runs = [run for topic, partition in places if (run := self._runs.pop(Place(topic, partition), None)) is not None]
         for run in runs:
-            run.gone = True
+            run.on(PartitionEvent.LEFT)
             self._flowing.discard(run.place)
             self._offsets.pop(run.place, None)
             self._behind.discard(run.place)
@@ -338,30 +312,23 @@ class Activation:
 
     # -- taking over
 
-    def _take_each(self, runs: queue.SimpleQueue[_Run | None]) -> None:
+    def _take_each(self, runs: queue.SimpleQueue[Run[Delivery] | None]) -> None:
         while (run := runs.get()) is not None:
             self._take(run)
 
-    def _take(self, run: _Run) -> None:
+    def _take(self, run: Run[Delivery]) -> None:
         while not run.gone and not self._stopping.is_set():
             try:
-                if not run.token:
-                    crash.point("inbound.take.before")
-                    before = self._log.owner(run.place)
-                    if not self._held(run):  # that may be the next member
-                        return
-                    run.token = self._log.take(run.place, before)
-                if (deliveries := self._adopt(run)) is not None:
-                    crash.point("inbound.take.after")
-                    self._taken.put((run, deliveries))
+                if (flights := run_blocking(take_over(run, _Takeover(self._log, run, self._held, self._finish)))) is not None:
+                    self._taken.put((run, self._adopt(run, flights)))
                     return
             except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
                 run.trouble = str(error)
                 _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
             self._stopping.wait(TAKE_AGAIN_S)
 
-    def _held(self, run: _Run) -> bool:
-        """Whether the partition is this member's, as the group says when it is asked after this began; so it learns where to read on.
+    def _held(self, run: Run[Delivery]) -> int | None:
+        """Where the group reads on, if the partition is this member's, as the group says when it is asked after this began.
 
         A process that stood still goes by what it believed before, until it is told.
         """
@@ -369,17 +336,12 @@ class Activation:
         self._asked.put((run, answer))
         while not run.gone and not self._stopping.is_set():
             with suppress(TimeoutError):
-                run.next_offset = answer.result(TAKE_AGAIN_S)
-                return not run.gone
-        return False
+                offset = answer.result(TAKE_AGAIN_S)
+                return None if run.gone else offset
+        return None
 
-    def _adopt(self, run: _Run) -> list[Delivery] | None:
-        """What was in flight of the partition, by offset; None while a transaction has a record whose outcome is not known."""
-        flights = self._log.flights(run.place)
-        if flights.claims:
-            run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
-            self._finish(run, list(flights.claims))
-            return None
+    def _adopt(self, run: Run[Delivery], flights: Flights) -> list[Delivery]:
+        """What was in flight of the partition, by offset."""
         found = read_again(self._kafka, run.place.topic, run.place.partition, flights.keys)
         deliveries = []
         for offset, keys in sorted(flights.keys.items()):
@@ -391,9 +353,10 @@ class Activation:
             self.counts.add("vanished")
             self._log.done(run.place, keys)
         self.counts.add("redelivered", len(deliveries))
+        crash.point("inbound.take.after")
         return deliveries
 
-    def _finish(self, run: _Run, claims: list[Any]) -> None:
+    def _finish(self, run: Run[Delivery], claims: Sequence[Xid]) -> None:
         """Who held the partition can decide nothing more: what is not decided is rolled back, and what is, is carried out."""
         if (xa := self.spec.transacted) is None:
             _log.warning("%s: %s %s; this endpoint has no transaction manager", self.spec.group, run.place, run.trouble)
@@ -427,6 +390,65 @@ class Activation:
             _log.warning(
                 "%s: %d dead letters wait; bascule adapter dead-letters list --group %s", self.spec.group, self._dead, self.spec.group
             )
+
+
+class _Takeover:
+    """The effects of a takeover, blocking."""
+
+    def __init__(
+        self,
+        log: InboundLog,
+        run: Run[Delivery],
+        held: Callable[[Run[Delivery]], int | None],
+        finish: Callable[[Run[Delivery], Sequence[Xid]], None],
+    ) -> None:
+        self._log = log
+        self._run = run
+        self._held = held
+        self._finish = finish
+
+    async def owner(self, place: Place) -> str | None:
+        """See TakeoverEffects."""
+        return self._log.owner(place)
+
+    async def held(self, _place: Place) -> int | None:
+        """See TakeoverEffects."""
+        return self._held(self._run)
+
+    async def take(self, place: Place, after: str | None) -> str:
+        """See TakeoverEffects."""
+        return self._log.take(place, after)
+
+    async def flights(self, place: Place) -> Flights:
+        """See TakeoverEffects."""
+        return self._log.flights(place)
+
+    async def finish(self, _place: Place, claims: Sequence[Xid]) -> None:
+        """See TakeoverEffects."""
+        self._finish(self._run, claims)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The effects of records that were read, blocking."""
+
+    log: InboundLog
+    consumer: GroupConsumer
+    workers: Workers
+    deliveries: list[Delivery]
+    offsets: Mapping[tuple[str, int], int]
+
+    async def schedule(self) -> None:
+        """See Reading. What was found in flight is in the log."""
+        self.log.schedule([delivery.ref for delivery in self.deliveries if not delivery.record.redelivered])
+
+    async def commit(self) -> None:
+        """See Reading."""
+        self.consumer.commit(self.offsets)
+
+    async def deliver(self) -> None:
+        """See Reading."""
+        self.workers.add(self.deliveries)
 
 
 def _delivery(

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from bascule.adapter.inbound.log import InboundLog, Superseded
+from bascule.adapter.inbound.deliveries import Delivery, Phase
+from bascule.adapter.inbound.log import InboundLog
+from bascule.adapter.inbound.log_protocol import Superseded
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
 from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Xa
 from bascule.adapter.inbound.state import Ref
-from bascule.adapter.inbound.workers import Counts, Delivery, Late, Phase, Workers
+from bascule.adapter.inbound.workers import Counts, Late, Workers
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing

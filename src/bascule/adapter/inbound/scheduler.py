@@ -1,4 +1,4 @@
-"""Who is next: deliveries in lanes, some of them not before a time. Without IO, clock or threads."""
+"""Who is next: deliveries in lanes, some of them not before a time. Without IO: no Kafka, no clock, no threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the inbound log says: which records are in flight, in whose hands, and which transactions have claimed them. Without IO.
+"""What the inbound log says: which records are in flight, in whose hands, and which transactions have claimed them. Without IO: no Kafka, no threads.
 
 The log is a compacted topic. Each entry has a key of its own, so compaction takes none away that was not deleted. For the source partition
 P, the record at offset N, and the token T of one who has taken P over:
@@ -99,6 +99,22 @@ class Claim(NamedTuple):
     key: bytes
 
 
+class Claimed(NamedTuple):
+    """A claim, and the keys that say that its record is in flight."""
+
+    place: Place
+    claim: Claim
+    keys: tuple[bytes, ...]
+
+
+class Flights(NamedTuple):
+    """What is in flight of a source partition: offset -> the keys that say so, offset -> failures so far; who has claimed what."""
+
+    keys: dict[int, tuple[bytes, ...]]
+    failures: dict[int, int]
+    claims: dict[Xid, int]
+
+
 @dataclass(slots=True)
 class PlaceState:
     """Of one source partition."""
@@ -109,6 +125,18 @@ class PlaceState:
     claims: dict[Xid, Claim] = field(default_factory=dict)
     #: Entries that do not count; whoever takes over deletes them, and then the owners' before it.
     void: set[bytes] = field(default_factory=set)
+
+    def seen(self) -> Flights:
+        """Return a copy of what is in flight."""
+        return Flights(
+            {offset: tuple(flight.keys) for offset, flight in self.flights.items()},
+            {offset: flight.failures for offset, flight in self.flights.items()},
+            {xid: claim.offset for xid, claim in self.claims.items()},
+        )
+
+    def first_claim(self, offset: int) -> Xid | None:
+        """Return the transaction that was the first to claim a record, of those whose claims stand."""
+        return next((xid for xid, claim in self.claims.items() if claim.offset == offset), None)
 
 
 class LogFold:
@@ -121,9 +149,13 @@ class LogFold:
         """A source partition's state, empty where nothing is known."""
         return self.places.setdefault(place, PlaceState())
 
-    def claim(self, xid: Xid) -> tuple[Place, Claim] | None:
-        """Where a transaction has a record, if it does."""
-        return next(((place, state.claims[xid]) for place, state in self.places.items() if xid in state.claims), None)
+    def claimed(self, xid: Xid) -> Claimed | None:
+        """Return where a transaction has claimed a record, if it has."""
+        for place, state in self.places.items():
+            if (claim := state.claims.get(xid)) is not None:
+                flight = state.flights.get(claim.offset)
+                return Claimed(place, claim, tuple(sorted(flight.keys)) if flight is not None else ())
+        return None
 
     def apply(self, key: bytes, value: bytes | None) -> None:
         """The next record of the log. Raises LogUnreadable."""

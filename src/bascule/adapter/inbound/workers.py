@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import sys
 import threading
@@ -12,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
 
+from bascule.adapter.inbound.deliveries import Delivery, Phase, Step
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.scheduler import Scheduler
 from bascule.adapter.inbound.spec import ActivationSpec
-from bascule.adapter.inbound.state import Ref
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
@@ -31,15 +30,6 @@ STACK_DEPTH = 6
 _log = get_log("bascule.adapter")
 
 
-class Phase(enum.Enum):
-    """Where a delivery is. Only ``WORKING`` can hang: what has begun to commit is left to the transaction's own time-outs."""
-
-    WAITING = "waiting"
-    WORKING = "in its endpoint"
-    SETTLING = "being settled"
-    LATE = "given up"
-
-
 class Hung(BasculeError):
     """An endpoint was at work for too long; its record counts as failed."""
 
@@ -52,26 +42,6 @@ class Late(BasculeError):
 
     retriable = False
     scope = Scope.OPERATION
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A record on its way to an endpoint. ``keys`` are those of the inbound log that say it is in flight."""
-
-    ref: Ref
-    record: Record
-    keys: tuple[bytes, ...]
-    due_s: float = 0.0
-    phase: Phase = Phase.WAITING
-    #: Why it failed, until it is moved away or waits for its next try.
-    failure: BaseException | None = None
-    #: How often the dead-letter topic had no room for it, whatever was left out.
-    refusals: int = 0
-
-    @property
-    def key(self) -> bytes | None:
-        """Of the record."""
-        return self.record.key
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +134,7 @@ class Workers:
         with self.changed:
             if delivery.phase is not Phase.WORKING:
                 raise Late(f"{delivery.ref.place}, offset {delivery.ref.offset} was given up before")
-            delivery.phase = Phase.SETTLING
+            delivery.step(Step.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:
         """No more is begun. Returns when what is at work is done and its endpoints are closed, and the names of workers left behind.
@@ -228,7 +198,7 @@ class Workers:
             while not self._stopping:
                 now_s = time.monotonic()
                 if (delivery := self.scheduler.take(now_s)) is not None:
-                    delivery.phase = Phase.WORKING
+                    delivery.step(Step.TAKEN)
                     worker.delivery, worker.since_s = delivery, now_s
                     if self.scheduler.waiting:  # somebody else has to know when the next one is due
                         self.changed.notify()
@@ -240,7 +210,7 @@ class Workers:
     def _finished(self, worker: _Worker, delivery: Delivery, again_s: float | None) -> None:
         with self.changed:
             worker.delivery = None
-            delivery.phase = Phase.WAITING
+            delivery.step(Step.FINISHED)
             if again_s is None or delivery.ref.token in self.gone:
                 self.scheduler.done(delivery)
             else:
@@ -264,7 +234,7 @@ class Workers:
         _log.error("%s with %s, offset %d:\n%s", said, delivery.ref.place, delivery.ref.offset, _stack(worker.thread))
         self._counts.add("hung")
         # The thread keeps the old object, which says to it that it is late.
-        delivery.phase = Phase.LATE
+        delivery.step(Step.HANGS)
         failed = Delivery(delivery.ref, delivery.record, delivery.keys, failure=Hung(said))
         self.scheduler.replace(delivery, failed)
         self._workers.remove(worker)

@@ -1,0 +1,71 @@
+"""A record on its way to an endpoint, and where it is. Without IO: no Kafka, no threads, no clock."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bascule.adapter.inbound.record import Record
+from bascule.adapter.inbound.state import Ref
+from bascule.core.errors import BasculeError
+
+
+class OutOfTurn(BasculeError):
+    """Something happened to a delivery, or to a source partition, that cannot happen in its state: a fault of Bascule."""
+
+
+class Phase(enum.StrEnum):
+    """Where a delivery is. Only ``WORKING`` can hang: what has begun to commit is left to the transaction's own time-outs."""
+
+    WAITING = "waiting"
+    WORKING = "in its endpoint"
+    SETTLING = "being settled"
+    LATE = "given up"
+
+
+class Step(enum.StrEnum):
+    """What happens to a delivery."""
+
+    TAKEN = "a worker takes it"
+    RETURNED = "its endpoint returns or raises"
+    HANGS = "its endpoint has not returned in time"
+    FINISHED = "the worker is done with it, or tries again later"
+
+
+#: What is not here cannot happen. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.
+PHASES: Final[Mapping[tuple[Phase, Step], Phase]] = {
+    (Phase.WAITING, Step.TAKEN): Phase.WORKING,
+    (Phase.WORKING, Step.RETURNED): Phase.SETTLING,
+    (Phase.WORKING, Step.HANGS): Phase.LATE,
+    (Phase.WORKING, Step.FINISHED): Phase.WAITING,
+    (Phase.SETTLING, Step.FINISHED): Phase.WAITING,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A record on its way to an endpoint. ``keys`` are those of the inbound log that say it is in flight."""
+
+    ref: Ref
+    record: Record
+    keys: tuple[bytes, ...]
+    due_s: float = 0.0
+    phase: Phase = Phase.WAITING
+    #: Why it failed, until it is moved away or waits for its next try.
+    failure: BaseException | None = None
+    #: How often the dead-letter topic had no room for it, whatever was left out.
+    refusals: int = 0
+
+    @property
+    def key(self) -> bytes | None:
+        """Of the record."""
+        return self.record.key
+
+    def step(self, step: Step) -> None:
+        """Move to the next phase. Raises OutOfTurn if the step cannot happen now."""
+        after = PHASES.get((self.phase, step))
+        if after is None:
+            raise OutOfTurn(f"{self.ref.place}, offset {self.ref.offset} is {self.phase}: {step} cannot happen")
+        self.phase = after

@@ -1,0 +1,185 @@
+"""The protocol of the inbound log: taking a source partition over, claims of transactions, receipts. Without IO: no Kafka, no threads.
+
+A member of the group takes a source partition over by an owner's entry, and a transaction claims a record by a claim's entry. Both append
+their entry and then read the log up to it: the entry counts unless another owner's entry comes before it. So a process that was replaced
+commits nothing that its successor handles, no matter when it goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, Flights, LogFold, Place, PlaceState, Ref, key_of, owner_value
+from bascule.core import crash
+from bascule.core.errors import Unavailable
+from bascule.core.xid import Xid
+from bascule.xa.errors import BranchRolledBack, ResourceFailed, XaError
+
+R = TypeVar("R")
+
+
+class LogViolation(enum.StrEnum):
+    """Rules of the inbound log that a test may break."""
+
+    TAKE_UNCHECKED = "a member takes a partition over without reading whether somebody else has it"
+    OWNERS_BEFORE_VOID = "a new owner deletes the entries of earlier owners before the entries that do not count because of them"
+    CLAIM_UNCHECKED = "a claim counts whoever owns the partition and whoever else has claimed the record"
+    SECOND_CLAIM_COUNTS = "a claim counts although another transaction has claimed the record before"
+    CLAIM_OF_NO_FLIGHT_COUNTS = "a claim counts although the record is not in flight"
+    CLAIM_ENDS_FIRST = "a commit deletes the claim before the record's entries"
+    ROLLBACK_ENDS_FLIGHT = "a rollback deletes the record's entries, as a commit does"
+    OPEN_CLAIMS_IGNORED = "a new owner delivers records that a prepared transaction has claimed"
+    OFFSETS_BEFORE_LOG = "a member commits the group's offsets before the records are in the log"
+    DELIVERED_BEFORE_COMMIT = "a member delivers records before the group's offsets are committed"
+    RECEIPT_BEFORE_WORK = "a member writes the receipt of a record before its endpoint has returned"
+    AHEAD_DELIVERED_AT_ONCE = "a new owner delivers at once what is in flight ahead of the group's offset"
+
+
+class Superseded(BranchRolledBack):
+    """Another member of the group has taken over the record's partition and handles the record, or the record is done."""
+
+
+class LogEffects(Protocol):
+    """What the protocol needs of the log's topic. Entries of a source partition are stored and read in one order."""
+
+    async def append(self, key: bytes, value: bytes | None, place: Place) -> int | None:
+        """Store an entry and return its offset, None if that is unknown. Raises Unavailable: it may be stored or not."""
+
+    def send(self, key: bytes, value: bytes | None, place: Place) -> None:
+        """Store an entry some time. It may get lost."""
+
+    async def read(self, see: Callable[[LogFold], R]) -> R:
+        """Return what ``see`` finds in the log as of now, whichever node answers. Raises Unavailable."""
+
+    async def look(self, see: Callable[[LogFold], R]) -> R:
+        """As ``read``, but a node that was replaced may answer, with less of the log. Raises Unavailable."""
+
+    async def reach(self, place: Place, offset: int | None, see: Callable[[PlaceState], R]) -> R:
+        """Return what ``see`` finds when the log is read up to an offset of the place's entries (None: as of now). Raises Unavailable."""
+
+    def known(self, see: Callable[[LogFold], R]) -> R:
+        """Return what ``see`` finds in what was read so far, which may be a part of the log."""
+
+
+class LogProtocol:
+    """The rules, over the effects of one process."""
+
+    def __init__(self, effects: LogEffects, by: str, *, violations: Collection[enum.StrEnum] = ()) -> None:
+        """``by`` names the process, for people."""
+        self._effects = effects
+        self._by = by
+        self._violations = frozenset(violations)
+
+    # -- owners
+
+    async def owner(self, place: Place) -> str | None:
+        """Return the token of a source partition's owner, or of an earlier one: then ``take`` fails. Raises Unavailable."""
+        return await self._effects.look(lambda fold: fold.place(place).owner)
+
+    async def take(self, place: Place, token: str, after: str | None) -> None:
+        """Take a source partition over under a new token.
+
+        ``after`` is the owner before, read while the group gave the partition to this member: if somebody else has taken the partition
+        over since then, the partition stays theirs. Raises Unavailable, in that case too.
+        """
+        offset = await self._effects.append(key_of(OWNER, Ref(place, token, -1)), owner_value(self._by, after), place)
+        crash.point("inbound.take.owner")
+        owner, void, owners = await self._effects.reach(
+            place, offset, lambda state: (state.owner, tuple(state.void), _owners_before(state, token))
+        )
+        if owner != token and LogViolation.TAKE_UNCHECKED not in self._violations:
+            raise Unavailable(f"{place} was taken over by another member meanwhile")
+        # Void entries are deleted before the owners that make them void: without those owners they would count.
+        gone = (*void, *owners) if LogViolation.OWNERS_BEFORE_VOID not in self._violations else (*owners, *void)
+        for key in gone:
+            self._effects.send(key, None, place)
+
+    # -- flights
+
+    async def flights(self, place: Place) -> Flights:
+        """Return what is in flight of a source partition. Raises Unavailable."""
+        return await self._effects.read(lambda fold: fold.place(place).seen())
+
+    async def schedule(self, ref: Ref) -> None:
+        """Return when a record is in flight, and stored. May be repeated. Raises Unavailable: it may be stored or not."""
+        await self._effects.append(key_of(FLIGHT, ref), b"1", ref.place)
+
+    async def done(self, place: Place, keys: Iterable[bytes]) -> None:
+        """Return when a record is in flight no more, and that is stored. May be repeated. Raises Unavailable."""
+        for key in keys:
+            await self._effects.append(key, None, place)
+
+    # -- claims
+
+    async def claim(self, xid: Xid, ref: Ref) -> None:
+        """Claim a record for a prepared transaction.
+
+        Raises Superseded, BranchRolledBack: the claim is withdrawn. Raises ResourceFailed (another transaction's claim comes first, and its
+        outcome is open) and Unavailable: the claim may count, so the transaction's rollback must withdraw it.
+        """
+        key = key_of(CLAIM, ref, xid)
+        offset = await self._effects.append(key, b"1", ref.place)
+        crash.point("inbound.claim.after")
+        refusal = await self._effects.reach(ref.place, offset, lambda state: self._refusal(state, xid, ref))
+        if isinstance(refusal, BranchRolledBack):
+            self._effects.send(key, None, ref.place)
+        if refusal is not None:
+            raise refusal
+
+    async def withdraw(self, xid: Xid, ref: Ref) -> None:
+        """Delete a claim of this process, also one that was not answered: if it is stored at all, it comes before its deletion."""
+        if LogViolation.ROLLBACK_ENDS_FLIGHT in self._violations:
+            await self.done(ref.place, [key_of(FLIGHT, ref)])
+        await self._effects.append(key_of(CLAIM, ref, xid), None, ref.place)
+
+    async def finish(self, xid: Xid, *, commit: bool) -> bool:
+        """Commit or roll back a claim that is stored, of whichever process. Return False if there is none. Raises Unavailable."""
+        # The claim and the record's entries are seen at one moment: between two, the log may be read anew.
+        found = self._effects.known(lambda fold: fold.claimed(xid)) or await self._effects.read(lambda fold: fold.claimed(xid))
+        if found is None:
+            return False
+        if LogViolation.CLAIM_ENDS_FIRST in self._violations:
+            await self._effects.append(found.claim.key, None, found.place)
+        if commit or LogViolation.ROLLBACK_ENDS_FLIGHT in self._violations:
+            # Stored before the claim is deleted: a record that is in flight and not claimed would be delivered again. In the other order
+            # the commit is repeated, which does no harm.
+            await self.done(found.place, found.keys)
+        await self._effects.append(found.claim.key, None, found.place)
+        return True
+
+    async def claims(self) -> Sequence[Xid]:
+        """Return the prepared transactions. Raises Unavailable."""
+        return await self._effects.read(lambda fold: [xid for state in fold.places.values() for xid in state.claims])
+
+    def _refusal(self, state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
+        if LogViolation.CLAIM_UNCHECKED in self._violations:
+            return None
+        if LogViolation.SECOND_CLAIM_COUNTS in self._violations and ref.offset in state.flights and xid in state.claims:
+            return None
+        if LogViolation.CLAIM_OF_NO_FLIGHT_COUNTS in self._violations and state.first_claim(ref.offset) == xid:
+            return None
+        return refusal(state, xid, ref)
+
+
+def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
+    """Return why a claim does not count. It counts if it is the first claim of a record that is in flight, made by the record's owner."""
+    first = state.first_claim(ref.offset)
+    where = f"{ref.place}, offset {ref.offset}"
+    claim = state.claims.get(xid)
+    if ref.offset in state.flights and first == xid and claim is not None and claim.key == key_of(CLAIM, ref, xid):
+        return None
+    if state.owner != ref.token:
+        return Superseded(f"{where} was taken over by another member")
+    if ref.offset not in state.flights:
+        return Superseded(f"{where} is done")
+    if first is None or first == xid:
+        return BranchRolledBack(f"{where}: {xid} was rolled back by another process")
+    return ResourceFailed(f"{where} is claimed by {first}, whose outcome is open")
+
+
+def _owners_before(state: PlaceState, token: str) -> tuple[bytes, ...]:
+    """Return the entries of earlier owners, in the order of the log; none if a later owner has deleted the entry of ``token``."""
+    tokens = list(state.owners)
+    return tuple(state.owners[each] for each in tokens[: tokens.index(token)]) if token in tokens else ()

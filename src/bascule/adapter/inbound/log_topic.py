@@ -1,0 +1,209 @@
+"""The inbound log's topic in Kafka: appends, and one view of what is stored that all threads of a process share."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+from bascule.adapter.inbound.state import LogFold, Place, PlaceState
+from bascule.core.errors import BasculeError
+from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import (
+    BARRIER_KEY,
+    CLIENT_SETTINGS,
+    DELETIONS_KEPT_S,
+    TABLE_CONFIG,
+    Appender,
+    OffsetUnknown,
+    TableReader,
+    trim,
+)
+from bascule.kafka.guards import Role, ensure
+
+#: Source partitions are spread over so many partitions of the log: entries of one are in order, and do not wait for those of others.
+PARTITIONS = 8
+#: Read within this time, or the log counts as unreachable. Nobody writes transactions to it, so nothing holds it up.
+READ_TIMEOUT_S = 30.0
+#: The log is trimmed up to the oldest entry that still says something. So its policy has ``delete``, too, though never by age. Segments are
+#: small and compacted soon, because one old entry stands in the way of trimming.
+LOG_CONFIG: Mapping[str, str] = {
+    **TABLE_CONFIG,
+    "cleanup.policy": "compact,delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(16 << 20),
+    "segment.ms": "600000",
+    "delete.retention.ms": str(int(DELETIONS_KEPT_S * 1000)),
+}
+#: Entries that come in numbers wait this long for one another: a request to Kafka costs more than an entry.
+LINGER_MS = 5
+#: Less than this is not worth a request to delete it.
+TRIM_RECORDS_MIN = 10_000
+
+R = TypeVar("R")
+
+
+class Clients(NamedTuple):
+    """``single`` for entries that somebody waits for, ``many`` for those that come in numbers. Entries of one key go by the same client."""
+
+    single: Appender
+    many: Appender
+    reader: TableReader
+
+
+class LogTopic:
+    """The effects of the protocol (``log_protocol.LogEffects``) on Kafka, blocking. Safe for threads.
+
+    The topic is created by the first use. ``connect`` makes the clients; it is called with what follows each record, and what is called
+    when reading begins anew.
+    """
+
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        topic: str,
+        connect: Callable[[Callable[[bytes, bytes | None], None], Callable[[], None]], Clients] | None = None,
+    ) -> None:
+        self.topic = topic
+        self._kafka = {**CLIENT_SETTINGS, **kafka}
+        self._connect = connect or self._connected
+        self._lock = threading.RLock()
+        self._clients: Clients | None = None
+        self._fold = LogFold()
+        self._trimmed: dict[int, int] = {}
+        #: Entries to delete that Kafka may not have deleted.
+        self._deletions: deque[tuple[Place, bytes]] = deque()
+
+    # -- effects of the protocol
+
+    async def append(self, key: bytes, value: bytes | None, place: Place) -> int | None:
+        """See LogEffects."""
+        try:
+            return self.append_soon(key, value, place).result()
+        except OffsetUnknown:
+            return None
+
+    def send(self, key: bytes, value: bytes | None, place: Place) -> None:
+        """See LogEffects."""
+        self.append_soon(key, value, place)
+
+    async def read(self, see: Callable[[LogFold], R]) -> R:
+        """See LogEffects."""
+        with self._lock:
+            self._guarded(lambda reader: reader.read_behind_barrier(READ_TIMEOUT_S))
+            return see(self._fold)
+
+    async def look(self, see: Callable[[LogFold], R]) -> R:
+        """See LogEffects."""
+        with self._lock:
+            self._guarded(lambda reader: reader.read(READ_TIMEOUT_S))
+            return see(self._fold)
+
+    async def reach(self, place: Place, offset: int | None, see: Callable[[PlaceState], R]) -> R:
+        """See LogEffects."""
+        if offset is None:
+            return await self.read(lambda fold: see(fold.place(place)))
+        with self._lock:
+            self._guarded(lambda reader: reader.reach(partition_of(place), offset, READ_TIMEOUT_S))
+            return see(self._fold.place(place))
+
+    def known(self, see: Callable[[LogFold], R]) -> R:
+        """See LogEffects."""
+        with self._lock:
+            return see(self._fold)
+
+    # -- of the adapter
+
+    def append_soon(self, key: bytes, value: bytes | None, place: Place, *, many: bool = False) -> Future[int]:
+        """Send an entry off; the future is as that of ``Appender.append``."""
+        clients = self._open()
+        return (clients.many if many else clients.single).append(Outgoing(self.topic, key, value, partition=partition_of(place)))
+
+    def append_record(self, outgoing: Outgoing) -> Future[int]:
+        """Send a record of another topic off."""
+        return self._open().single.append(outgoing)
+
+    def delete_soon(self, place: Place, keys: Sequence[bytes]) -> None:
+        """Delete entries some time; ``delete_again`` repeats what Kafka has not stored."""
+        # A single key is that of the schedule, which has been answered; others may be on their way with the other client.
+        for key in keys:
+            self.append_soon(key, None, place, many=len(keys) == 1).add_done_callback(partial(self._keep, place, key))
+
+    def _keep(self, place: Place, key: bytes, deletion: Future[int]) -> None:
+        if not isinstance(deletion.exception(), OffsetUnknown | None):
+            self._deletions.append((place, key))
+
+    def delete_again(self) -> None:
+        """Repeat deletions that failed: else a record that is done would be delivered at the next takeover, however late."""
+        for _ in range(len(self._deletions)):
+            place, key = self._deletions.popleft()
+            self.delete_soon(place, [key])
+
+    def housekeep(self) -> None:
+        """Repeat deletions that failed, and delete what lies before the oldest entry that says something. Raises Unavailable."""
+        self.delete_again()
+        with self._lock:
+            table = self._guarded(lambda reader: reader.read(READ_TIMEOUT_S))
+            ends = self._open().reader.reached()
+        for stored in table.values():
+            ends[stored.partition] = min(ends[stored.partition], stored.offset)
+        worth = {at: end for at, end in ends.items() if end - self._trimmed.get(at, 0) >= TRIM_RECORDS_MIN}
+        if worth:
+            trim(self._kafka, self.topic, worth)
+            self._trimmed |= worth
+
+    def close(self) -> None:
+        """Wait for what is under way, and free the clients."""
+        if self._clients is not None:
+            self.delete_again()
+        with self._lock:
+            clients, self._clients = self._clients, None
+        if clients is not None:
+            for client in clients:
+                client.close()
+
+    # -- of Kafka
+
+    def _guarded(self, read: Callable[[TableReader], R]) -> R:
+        """A reader that fell behind what is trimmed, or failed half-way, begins anew: it passes over nothing."""
+        clients = self._open()
+        try:
+            return read(clients.reader)
+        except BasculeError:
+            clients.reader.close()
+            self._clients = clients._replace(reader=self._reader())
+            raise
+
+    def _reader(self) -> TableReader:
+        return TableReader(self._kafka, self.topic, range(PARTITIONS), self._follow, begin=self._begin)
+
+    def _begin(self) -> None:
+        self._fold = LogFold()
+
+    def _follow(self, key: bytes, value: bytes | None) -> None:
+        if key != BARRIER_KEY:
+            self._fold.apply(key, value)
+
+    def _connected(self, _follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> Clients:
+        ensure(self._kafka, self.topic, Role.MARKS, PARTITIONS, LOG_CONFIG)
+        many = Appender({"linger.ms": LINGER_MS, **self._kafka})
+        return Clients(Appender(self._kafka), many, self._reader())
+
+    def _open(self) -> Clients:
+        if (clients := self._clients) is not None:
+            return clients
+        with self._lock:
+            if self._clients is None:
+                self._clients = self._connect(self._follow, self._begin)
+            return self._clients
+
+
+@lru_cache(maxsize=1024)
+def partition_of(place: Place) -> int:
+    """Return the partition of the log that has the entries of a source partition."""
+    return zlib.crc32(str(place).encode()) % PARTITIONS

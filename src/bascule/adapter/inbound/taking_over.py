@@ -1,0 +1,187 @@
+"""A source partition in the hands of a member: how the member takes it over, and in which order records are read, logged and delivered.
+
+Without IO: no Kafka, no threads, no clock. A record that was read is in the inbound log before the group's offset is committed, and is
+delivered after that. So whatever dies, the record is either read again or found in flight by the next owner of its partition.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+from bascule.adapter.inbound.deliveries import OutOfTurn
+from bascule.adapter.inbound.log_protocol import LogViolation
+from bascule.adapter.inbound.state import Flights, Place, Ref
+from bascule.core import crash
+from bascule.core.xid import Xid
+
+
+class PartitionState(enum.StrEnum):
+    """Of a source partition, as a member sees it."""
+
+    ASSIGNED = "taking over"
+    OWNED = "owned; what was in flight is not known yet"
+    READY = "ready"
+    GONE = "gone"
+
+
+class PartitionEvent(enum.StrEnum):
+    """What happens to it."""
+
+    TAKEN = "the member's entry counts in the inbound log"
+    ADOPTED = "the records in flight are known, and none is claimed"
+    LEFT = "the group has taken it away, or the member stops"
+
+
+PARTITION_STATES: Final[Mapping[tuple[PartitionState, PartitionEvent], PartitionState]] = {
+    (PartitionState.ASSIGNED, PartitionEvent.TAKEN): PartitionState.OWNED,
+    (PartitionState.OWNED, PartitionEvent.ADOPTED): PartitionState.READY,
+    (PartitionState.ASSIGNED, PartitionEvent.LEFT): PartitionState.GONE,
+    (PartitionState.OWNED, PartitionEvent.LEFT): PartitionState.GONE,
+    (PartitionState.READY, PartitionEvent.LEFT): PartitionState.GONE,
+    #: A taker finds out later that the partition is gone.
+    (PartitionState.GONE, PartitionEvent.TAKEN): PartitionState.GONE,
+    (PartitionState.GONE, PartitionEvent.LEFT): PartitionState.GONE,
+}
+
+
+class Located(Protocol):
+    """A delivery, as far as its place goes."""
+
+    @property
+    def ref(self) -> Ref:
+        """The record."""
+
+
+ItemT = TypeVar("ItemT", bound=Located)
+
+
+@dataclass(slots=True, eq=False)
+class Run(Generic[ItemT]):
+    """A source partition in this member's hands, from its assignment until it goes."""
+
+    place: Place
+    token: str = ""
+    state: PartitionState = PartitionState.ASSIGNED
+    #: Records before this offset are in flight or done. If reading begins before it, they are passed over.
+    next_offset: int = 0
+    #: In flight though the group has not come to them: they are delivered when they have been read, and that is committed.
+    ahead: deque[ItemT] = field(default_factory=deque)
+    trouble: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its records are read and delivered."""
+        return self.state is PartitionState.READY
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is this member's no more."""
+        return self.state is PartitionState.GONE
+
+    def on(self, event: PartitionEvent) -> None:
+        """Move to the next state. Raises OutOfTurn if the event cannot happen now."""
+        after = PARTITION_STATES.get((self.state, event))
+        if after is None:
+            raise OutOfTurn(f"{self.place} is {self.state}: {event} cannot happen")
+        self.state = after
+
+    def adopt(self, items: Iterable[ItemT], violations: Collection[enum.StrEnum] = ()) -> list[ItemT]:
+        """Become ready with what was in flight; return what is to be delivered now.
+
+        A member that died between log and commit has left records ahead of the group's offset. If they were done before the group comes
+        to them, they would be read and delivered again. The group is not moved to them, since not all that lies before them need be in
+        the log.
+        """
+        self.on(PartitionEvent.ADOPTED)
+        items = list(items)
+        if LogViolation.AHEAD_DELIVERED_AT_ONCE in violations:
+            return items
+        self.ahead.extend(item for item in items if item.ref.offset >= self.next_offset)
+        return [item for item in items if item.ref.offset < self.next_offset]
+
+    def receive(self, offset: int, make: Callable[[], ItemT]) -> list[ItemT] | None:
+        """Take the record that was read at an offset; return what is to be delivered. None: the record was read before."""
+        if offset < self.next_offset:
+            return None
+        self.next_offset = offset + 1
+        found: list[ItemT] = []
+        while self.ahead and self.ahead[0].ref.offset <= offset:
+            found.append(self.ahead.popleft())
+        if not found or found[-1].ref.offset < offset:
+            found.append(make())
+        return found
+
+
+class TakeoverEffects(Protocol):
+    """What a takeover needs of the log (``LogProtocol``), of the group and of the transaction manager. All may raise Unavailable."""
+
+    async def owner(self, place: Place) -> str | None:
+        """Return the owner's token."""
+
+    async def held(self, place: Place) -> int | None:
+        """Return where the group reads on, if the partition is this member's still when it is asked; None if not."""
+
+    async def take(self, place: Place, after: str | None) -> str:
+        """Take the partition over; return the token."""
+
+    async def flights(self, place: Place) -> Flights:
+        """Return what is in flight."""
+
+    async def finish(self, place: Place, claims: Sequence[Xid]) -> None:
+        """Finish the transactions of earlier owners: who held the partition can decide nothing more. Raises BasculeError."""
+
+
+async def take_over(run: Run[ItemT], effects: TakeoverEffects, violations: Collection[enum.StrEnum] = ()) -> Flights | None:
+    """Take one step of a takeover; return what is in flight, or None to try again later (or never, if the run is gone).
+
+    Raises Unavailable: to be tried again.
+    """
+    if not run.token:
+        crash.point("inbound.take.before")
+        before = await effects.owner(run.place)
+        # After the owner was read: the next member's entry may be the one that was read.
+        offset = await effects.held(run.place)
+        if offset is None:
+            return None
+        run.next_offset = offset
+        run.token = await effects.take(run.place, before)
+        run.on(PartitionEvent.TAKEN)
+    flights = await effects.flights(run.place)
+    if flights.claims and LogViolation.OPEN_CLAIMS_IGNORED not in violations:
+        run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
+        await effects.finish(run.place, list(flights.claims))
+        return None
+    return flights
+
+
+class Reading(Protocol):
+    """The effects of records that were read, in the order in which they must happen."""
+
+    async def schedule(self) -> None:
+        """Store in the log that the records are in flight. Raises Unavailable."""
+
+    async def commit(self) -> None:
+        """Commit the group's offsets. Raises Unavailable."""
+
+    async def deliver(self) -> None:
+        """Hand the records to the endpoint."""
+
+
+async def pass_on(reading: Reading, violations: Collection[enum.StrEnum] = ()) -> None:
+    """Schedule, commit and deliver what was read. May be repeated as a whole if it raises Unavailable."""
+    if LogViolation.OFFSETS_BEFORE_LOG in violations:
+        await reading.commit()
+    crash.point("inbound.log.before")
+    await reading.schedule()
+    crash.point("inbound.log.after")
+    if LogViolation.DELIVERED_BEFORE_COMMIT in violations:
+        await reading.deliver()
+        await reading.commit()
+        return
+    await reading.commit()
+    crash.point("inbound.commit.after")
+    await reading.deliver()
