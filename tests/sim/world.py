@@ -75,6 +75,12 @@ TROUBLE: Final[Mapping[str, str]] = {
     "repeat request": "a client asks again on another connection",
     "recover branch": "one that another process has prepared, or that could not be told",
     "force branch": "an administrator ends it",
+    # of the adapter's members
+    "kill member": "one with partitions, perhaps",
+    "stop member": "it stands still for a while",
+    "rebalance": "the group gives partitions to other members",
+    "finish claim": "a new owner ends the transaction of an earlier one",
+    "read log anew": "a member begins to read the inbound log from its beginning",
     # of Spark
     "kill driver": "the newest one",
     "stop driver": "it and its workers stand still for a while",

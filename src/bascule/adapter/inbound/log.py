@@ -94,12 +94,11 @@ class InboundLog:
 
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
         """A record is in flight no more. Raises Unavailable, if ``wait``; else ``housekeep`` repeats what Kafka has not stored."""
-        crash.point("inbound.done.before")
-        gone = list(keys)
         if wait:
-            run_blocking(self.protocol.done(place, gone))
-        else:
-            self._at.delete_soon(place, gone)
+            run_blocking(self.protocol.done(place, keys))
+            return
+        crash.point("inbound.done.before")
+        self._at.delete_soon(place, list(keys))
         crash.point("inbound.done.after")
 
     def append(self, outgoing: Outgoing) -> Future[int]:

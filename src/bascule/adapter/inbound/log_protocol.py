@@ -26,8 +26,6 @@ class LogViolation(enum.StrEnum):
     TAKE_UNCHECKED = "a member takes a partition over without reading whether somebody else has it"
     OWNERS_BEFORE_VOID = "a new owner deletes the entries of earlier owners before the entries that do not count because of them"
     CLAIM_UNCHECKED = "a claim counts whoever owns the partition and whoever else has claimed the record"
-    SECOND_CLAIM_COUNTS = "a claim counts although another transaction has claimed the record before"
-    CLAIM_OF_NO_FLIGHT_COUNTS = "a claim counts although the record is not in flight"
     CLAIM_ENDS_FIRST = "a commit deletes the claim before the record's entries"
     ROLLBACK_ENDS_FLIGHT = "a rollback deletes the record's entries, as a commit does"
     OPEN_CLAIMS_IGNORED = "a new owner delivers records that a prepared transaction has claimed"
@@ -61,6 +59,24 @@ class LogEffects(Protocol):
 
     def known(self, see: Callable[[LogFold], R]) -> R:
         """Return what ``see`` finds in what was read so far, which may be a part of the log."""
+
+
+class DeliveryEffects(Protocol):
+    """What a delivery outside of transactions does."""
+
+    async def work(self) -> None:
+        """Call the endpoint. Raises what the endpoint raises."""
+
+    async def receipt(self) -> None:
+        """Store that the record is done. Raises Unavailable."""
+
+
+async def at_least_once(delivery: DeliveryEffects, violations: Collection[enum.StrEnum] = ()) -> None:
+    """Deliver a record; it is done when its endpoint has returned."""
+    if LogViolation.RECEIPT_BEFORE_WORK in violations:
+        await delivery.receipt()
+    await delivery.work()
+    await delivery.receipt()
 
 
 class LogProtocol:
@@ -108,8 +124,10 @@ class LogProtocol:
 
     async def done(self, place: Place, keys: Iterable[bytes]) -> None:
         """Return when a record is in flight no more, and that is stored. May be repeated. Raises Unavailable."""
+        crash.point("inbound.done.before")
         for key in keys:
             await self._effects.append(key, None, place)
+        crash.point("inbound.done.after")
 
     # -- claims
 
@@ -122,11 +140,12 @@ class LogProtocol:
         key = key_of(CLAIM, ref, xid)
         offset = await self._effects.append(key, b"1", ref.place)
         crash.point("inbound.claim.after")
-        refusal = await self._effects.reach(ref.place, offset, lambda state: self._refusal(state, xid, ref))
-        if isinstance(refusal, BranchRolledBack):
+        refused = await self._effects.reach(ref.place, offset, lambda state: refusal(state, xid, ref))
+        if refused is None or LogViolation.CLAIM_UNCHECKED in self._violations:
+            return
+        if isinstance(refused, BranchRolledBack):
             self._effects.send(key, None, ref.place)
-        if refusal is not None:
-            raise refusal
+        raise refused
 
     async def withdraw(self, xid: Xid, ref: Ref) -> None:
         """Delete a claim of this process, also one that was not answered: if it is stored at all, it comes before its deletion."""
@@ -152,15 +171,6 @@ class LogProtocol:
     async def claims(self) -> Sequence[Xid]:
         """Return the prepared transactions. Raises Unavailable."""
         return await self._effects.read(lambda fold: [xid for state in fold.places.values() for xid in state.claims])
-
-    def _refusal(self, state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:
-        if LogViolation.CLAIM_UNCHECKED in self._violations:
-            return None
-        if LogViolation.SECOND_CLAIM_COUNTS in self._violations and ref.offset in state.flights and xid in state.claims:
-            return None
-        if LogViolation.CLAIM_OF_NO_FLIGHT_COUNTS in self._violations and state.first_claim(ref.offset) == xid:
-            return None
-        return refusal(state, xid, ref)
 
 
 def refusal(state: PlaceState, xid: Xid, ref: Ref) -> XaError | None:

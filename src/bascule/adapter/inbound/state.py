@@ -1,4 +1,4 @@
-"""What the inbound log says: which records are in flight, in whose hands, and which transactions have claimed them. Without IO: no Kafka, no threads.
+"""What the inbound log says: records in flight, their owners, and the claims of transactions. Without IO: no Kafka, no threads.
 
 The log is a compacted topic. Each entry has a key of its own, so compaction takes none away that was not deleted. For the source partition
 P, the record at offset N, and the token T of one who has taken P over:
@@ -15,7 +15,9 @@ that comes late, when the group has given P to somebody else and that one has ta
 
 from __future__ import annotations
 
+import enum
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +30,12 @@ class LogUnreadable(BasculeError):
 
     retriable = False
     scope = Scope.PROCESS
+
+
+class FoldViolation(enum.StrEnum):
+    """Rules of the log's entries that a test may break."""
+
+    FENCE_IGNORED = "an entry of a replaced owner counts"
 
 
 class Place(NamedTuple):
@@ -142,7 +150,8 @@ class PlaceState:
 class LogFold:
     """The state of a log, entry by entry in the order of its offsets (within each source partition)."""
 
-    def __init__(self) -> None:
+    def __init__(self, violations: Collection[enum.StrEnum] = ()) -> None:
+        self._fenced = FoldViolation.FENCE_IGNORED not in violations
         self.places: dict[Place, PlaceState] = {}
 
     def place(self, place: Place) -> PlaceState:
@@ -166,7 +175,7 @@ class LogFold:
         elif entry.kind == OWNER and state.owner in (None, _after(value) or state.owner):
             state.owner = entry.ref.token
             state.owners[entry.ref.token] = key
-        elif entry.kind == OWNER or state.owner not in (None, entry.ref.token):
+        elif entry.kind == OWNER or (self._fenced and state.owner not in (None, entry.ref.token)):
             state.void.add(key)
         elif entry.xid is not None:
             state.claims[entry.xid] = Claim(entry.ref.offset, key)

@@ -1,0 +1,35 @@
+"""Members of a group of the adapter, killed, stopped and compacted under, deliver each record; once each within transactions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.sim.adapter import InboundSimulation
+
+#: One test runs so many seeds.
+SEEDS: Final = 100
+
+
+@pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
+def test_each_record_is_done_and_within_transactions_once(first: int) -> None:
+    for seed in range(first, first + SEEDS):
+        tally = InboundSimulation(seed).run()
+        assert not tally.names, f"seed {seed}: {tally}"
+
+
+def test_a_seed_repeats_its_run() -> None:
+    one, other = InboundSimulation(7, trace=True), InboundSimulation(7, trace=True)
+    one.run()
+    other.run()
+    assert one.world.trace == other.world.trace
+
+
+def test_runs_meet_every_trouble() -> None:
+    seen: set[str] = set()
+    for seed in range(1, 60):
+        run = InboundSimulation(seed)
+        run.run()
+        seen.update(run.world.seen)
+    assert {"kill member", "stop member", "rebalance", "compact", "finish claim", "read log anew", "fail stored append"} <= seen
