@@ -184,7 +184,7 @@ def test_a_member_that_stood_still_commits_nothing_of_what_its_successor_has_don
     assert [group.rows()[value] for value in held] == [["m2"], ["m2"]]
     first.signal(signal.SIGCONT)
     # It finds out by its claims, drops what it had scheduled, and comes back as a member.
-    wait_for(lambda: "another member's now" in first.log.read_text(), "the end of its illusions")
+    wait_for(lambda: "taken over by another member" in first.log.read_text(), "the end of its illusions")
     group.send(*["plain"] * 20)
     group.await_handled()
     group.check()
@@ -207,7 +207,7 @@ def test_a_member_that_stood_still_before_it_took_its_partitions_over_takes_noth
         Path(group.where.directory, value).touch()
     group.await_handled()
     assert [group.rows()[value] for value in held] == [["m2"], ["m2"]]
-    assert "another member's now" not in second.log.read_text()
+    assert "taken over by another member" not in second.log.read_text()
     group.check()
 
 

@@ -48,7 +48,7 @@ def test_a_member_that_stood_still_for_long_takes_nothing_for_in_flight_that_is_
     flight = key_of(FLIGHT, ref)
     one.schedule([ref])
     assert set(one.flights(PLACE).keys) == {17}
-    consumer = one._open().reader._consumer  # which does not read ahead in a process that stands still
+    consumer = one._at._open().reader._consumer  # which does not read ahead in a process that stands still
     consumer.pause(consumer.assignment())
     two.take(PLACE, two.owner(PLACE))
     two.done(PLACE, [flight], wait=True)

@@ -12,9 +12,9 @@ import pytest
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, Xa
 from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
-from bascule.adapter.inbound.log_protocol import Superseded
+from bascule.adapter.inbound.log_protocol import Superseded, refusal
 from bascule.adapter.inbound.log_topic import Clients, LogTopic
-from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
+from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, LogFold, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
@@ -89,9 +89,9 @@ class Topic:
 class Case:
     """A record in flight, in the hands of one member."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: type[LogTopic] = LogTopic) -> None:
         self.topic = Topic()
-        self.at = LogTopic({}, "shop.inbound", self.connect)
+        self.at = at({}, "shop.inbound", self.connect)
         self.log = InboundLog("inbound", {}, group="shop", at=self.at)
         self.ref = Ref(PLACE, self.log.take(PLACE, None), 5)
         self.log.schedule([self.ref])
@@ -326,6 +326,48 @@ def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
     case.log.done(PLACE, [key_of(FLIGHT, other)])
     assert not case.log.flights(PLACE).keys
     assert not case.at._deletions
+
+
+class ReadAnew(LogTopic):
+    """Another thread begins to read the log anew whenever somebody has looked at what is known."""
+
+    def known(self, see: Any) -> Any:
+        found = super().known(see)
+        self._begin()
+        return found
+
+
+def test_commit_ends_flight_with_claim_though_log_is_read_anew_meanwhile() -> None:
+    """Else the claim was deleted alone, and the record was delivered again."""
+    case = Case(ReadAnew)
+    case.ended(FIRST)
+    case.log.prepare(FIRST)
+    case.log.commit(FIRST)
+    assert [key for key, value in case.topic._entries if value is None] == [
+        key_of(FLIGHT, case.ref),
+        key_of(CLAIM, case.ref, FIRST),
+    ]
+
+
+def test_claim_of_replaced_owner_is_refused_though_its_record_is_in_flight(case: Case) -> None:
+    case.log.take(PLACE, case.ref.token)
+    case.ended(FIRST)
+    with pytest.raises(Superseded, match="taken over by another member"):
+        case.log.prepare(FIRST)
+    assert case.log.recover() == []
+    assert set(case.log.flights(PLACE).keys) == {5}
+
+
+def test_claim_under_another_owners_token_is_no_claim_of_this_owner() -> None:
+    other, own = Ref(PLACE, "a", 5), Ref(PLACE, "b", 5)
+    fold = LogFold()
+    for key, value in (
+        (key_of(OWNER, other), b"x -"), (key_of(FLIGHT, other), b"1"), (key_of(CLAIM, other, FIRST), b"1"), (key_of(OWNER, own), b"y a"),
+    ):  # fmt: skip
+        fold.apply(key, value)
+    assert refusal(fold.place(PLACE), FIRST, other) is None
+    assert isinstance(refusal(fold.place(PLACE), FIRST, own), BranchRolledBack)
+    assert isinstance(refusal(fold.place(PLACE), SECOND, own), ResourceFailed)
 
 
 def test_owner_and_claim_stored_at_unknown_offsets_count_as_the_log_says() -> None:

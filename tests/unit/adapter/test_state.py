@@ -54,6 +54,31 @@ def test_a_foreign_key_is_no_entry(key: bytes) -> None:
         entry_of(key)
 
 
+def test_entry_of_a_later_format_is_refused() -> None:
+    with pytest.raises(LogUnreadable, match="has format 2; this Bascule reads up to format 1"):
+        entry_of(b"v2/flight/payments/2/5f/17")
+
+
+def test_entries_of_version_1_stay_readable() -> None:
+    """As commit 2e1f389 wrote them."""
+    golden: dict[bytes, bytes | None] = {
+        b"owner/payments.eu/3/0f3a9c41d2be": b"shop-1/1b2c3d4e -",
+        b"flight/payments.eu/3/0f3a9c41d2be/17": b"1",
+        b"flight/payments.eu/3/0f3a9c41d2be/18": b"1",
+        b"failed/payments.eu/3/0f3a9c41d2be/18": b"2",
+        b"claim/payments.eu/3/0f3a9c41d2be/17/7:shop/1:inbound": b"1",
+        b"owner/payments.eu/3/77aa00b1c2d3": b"shop-2/9f8e7d6c 0f3a9c41d2be",
+        b"flight/payments.eu/3/0f3a9c41d2be/19": b"1",
+    }
+    state = folded(*golden.items()).place(PLACE)
+    assert (state.owner, {offset: flight.failures for offset, flight in state.flights.items()}) == ("77aa00b1c2d3", {17: 0, 18: 2})
+    assert {xid: claim.offset for xid, claim in state.claims.items()} == {XID: 17}
+    assert state.void == {b"flight/payments.eu/3/0f3a9c41d2be/19"}
+    keys = [key_of(OWNER, Ref(PLACE, "0f3a9c41d2be", -1)), key_of(CLAIM, Ref(PLACE, "0f3a9c41d2be", 17), XID)]
+    assert set(keys) <= set(golden)
+    assert owner_value("shop-2/9f8e7d6c", "0f3a9c41d2be") == golden[b"owner/payments.eu/3/77aa00b1c2d3"]
+
+
 def test_what_a_replaced_owner_adds_does_not_count() -> None:
     state = folded(owner("a"), flight("a", 1), owner("b"), flight("a", 2), claim("a", 1)).place(PLACE)
     assert set(state.flights) == {1}

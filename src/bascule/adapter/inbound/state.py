@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -64,6 +65,9 @@ class Entry(NamedTuple):
     xid: Xid | None = None
 
 
+#: The version of the entries' format. Entries of version 1 do not say so; a key of a later version ``N`` begins with ``vN/``.
+VERSION = 1
+_VERSIONED = re.compile(rb"v(\d{1,9})/")
 NOBODY = "-"
 OWNER, FLIGHT, FAILED, CLAIM = "owner", "flight", "failed", "claim"
 _FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6}
@@ -81,7 +85,9 @@ def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
 
 
 def entry_of(key: bytes) -> Entry:
-    """What ``key_of`` was given. Raises LogUnreadable."""
+    """What ``key_of`` was given. Raises LogUnreadable, also for an entry of a later format."""
+    if (later := _VERSIONED.match(key)) is not None and int(later[1]) > VERSION:
+        raise LogUnreadable(f"entry {key[:200]!r} has format {int(later[1])}; this Bascule reads up to format {VERSION}: upgrade it")
     try:
         kind, topic, partition, token, *rest = key.decode().split("/", 5)
         if len(rest) + 4 != _FIELDS[kind]:
