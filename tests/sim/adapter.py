@@ -163,6 +163,11 @@ class View:
         """See LogEffects."""
         self._append(key, value)
 
+    def delete_soon(self, place: Place, keys: Sequence[bytes]) -> None:
+        """See LogEffects."""
+        for key in keys:
+            self.send(key, None, place)
+
     async def read(self, see: Callable[[LogFold], R]) -> R:
         """See LogEffects."""
         if self._kafka.world.chance(self.restlessness):

@@ -9,11 +9,14 @@ from typing import Final
 
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.state import Ref
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 
 
 class OutOfTurn(BasculeError):
     """Something happened to a delivery, or to a source partition, that cannot happen in its state: a fault of Bascule."""
+
+    retriable = False
+    scope = Scope.OPERATION
 
 
 class Phase(enum.StrEnum):

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from bascule.adapter.inbound.log_protocol import LogProtocol
 from bascule.adapter.inbound.log_topic import LogTopic
 from bascule.adapter.inbound.state import FAILED, FLIGHT, Flights, Place, Ref, key_of
-from bascule.core import crash
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
@@ -94,12 +93,7 @@ class InboundLog:
 
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
         """A record is in flight no more. Raises Unavailable, if ``wait``; else ``housekeep`` repeats what Kafka has not stored."""
-        if wait:
-            run_blocking(self.protocol.done(place, keys))
-            return
-        crash.point("inbound.done.before")
-        self._at.delete_soon(place, list(keys))
-        crash.point("inbound.done.after")
+        run_blocking(self.protocol.done(place, keys, wait=wait))
 
     def append(self, outgoing: Outgoing) -> Future[int]:
         """A record of another topic, outside of any transaction."""

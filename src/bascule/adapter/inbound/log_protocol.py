@@ -48,6 +48,9 @@ class LogEffects(Protocol):
     def send(self, key: bytes, value: bytes | None, place: Place) -> None:
         """Store an entry some time. It may get lost."""
 
+    def delete_soon(self, place: Place, keys: Sequence[bytes]) -> None:
+        """Delete entries some time; a deletion that gets lost is repeated."""
+
     async def read(self, see: Callable[[LogFold], R]) -> R:
         """Return what ``see`` finds in the log as of now, whichever node answers. Raises Unavailable."""
 
@@ -122,11 +125,14 @@ class LogProtocol:
         """Return when a record is in flight, and stored. May be repeated. Raises Unavailable: it may be stored or not."""
         await self._effects.append(key_of(FLIGHT, ref), b"1", ref.place)
 
-    async def done(self, place: Place, keys: Iterable[bytes]) -> None:
-        """Return when a record is in flight no more, and that is stored. May be repeated. Raises Unavailable."""
+    async def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = True) -> None:
+        """Return when a record is in flight no more; if ``wait``, when that is stored. May be repeated. Raises Unavailable."""
         crash.point("inbound.done.before")
-        for key in keys:
-            await self._effects.append(key, None, place)
+        if wait:
+            for key in keys:
+                await self._effects.append(key, None, place)
+        else:
+            self._effects.delete_soon(place, list(keys))
         crash.point("inbound.done.after")
 
     # -- claims
