@@ -14,7 +14,6 @@ from bascule.adapter.inbound.state import LogFold, Place, PlaceState
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import (
-    BARRIER_KEY,
     CLIENT_SETTINGS,
     DELETIONS_KEPT_S,
     TABLE_CONFIG,
@@ -24,6 +23,7 @@ from bascule.kafka.compacted import (
     trim,
 )
 from bascule.kafka.guards import Role, ensure
+from bascule.writer.reading import BARRIER_KEY
 
 #: Source partitions are spread over so many partitions of the log: entries of one are in order, and do not wait for those of others.
 PARTITIONS = 8
