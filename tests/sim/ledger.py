@@ -1,16 +1,20 @@
-"""What a transaction manager of the simulation works with beside the broker: its decision log, and a database that takes part.
+"""What a transaction manager of the simulation works with beside the broker: the decision log, and a database that takes part.
 
-Both are never in trouble themselves. But a call is on its way when its caller dies, and an answer may never come.
+Both may be away for a while. A call is on its way when its caller dies, and an answer may never come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bascule.core.errors import Unavailable
-from bascule.xa.log import Decision, Heuristic, LogState, Outcome
+from bascule.xa import log_topic
+from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
+from bascule.xa.log import Decision, Heuristic, LogState, Outcome, decode
+from bascule.xa.log_topic import LogRecord
+from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
 from tests.sim.world import Promise, World
 
@@ -18,32 +22,59 @@ T = TypeVar("T")
 #: How long a call or its answer is on its way at most, and how long its caller waits.
 WAY_MS: Final = 6.0
 PATIENCE_MS: Final = 60.0
+#: How often the client of the log is not told at which offset a record is stored.
+UNKNOWN_OFFSETS: Final = 0.02
+#: How far a standby may be behind.
+BEHIND_MS: Final = 400.0
 
 
 @dataclass(slots=True)
 class Mishaps:
-    """How often something goes wrong for a manager: what it says to the broker is held up, an answer is lost, the database votes no."""
+    """How often something goes wrong for a manager: what it says to the broker is held up, an answer is lost, the database votes no.
+
+    ``standbys``: how often a standby answers which branches are prepared. ``hands``: how often the operator of a database ends one.
+    """
 
     slowness: float = 0.0
     lost_answers: float = 0.0
     refusals: float = 0.0
+    standbys: float = 0.0
+    hands: float = 0.0
 
 
 class Remote:
     """Carries out calls some time later, whatever has become of the caller."""
 
-    def __init__(self, world: World, mishaps: Mishaps) -> None:
+    def __init__(self, world: World, mishaps: Mishaps, name: str) -> None:
         self.world = world
         self.mishaps = mishaps
+        self.name = name
+        self.away_until_ms = 0.0
 
-    def call(self, effect: Callable[[], T]) -> Promise[T]:
-        """The promise fails with Unavailable where the answer is lost: the call has taken effect, as far as its caller can tell or not."""
+    @property
+    def away(self) -> bool:
+        """Whether it carries nothing out."""
+        return self.world.now_ms < self.away_until_ms
+
+    def call(self, effect: Callable[[], T], *, elsewhere: bool = False) -> Promise[T]:
+        """The promise fails with Unavailable where the call or its answer is lost: its caller cannot tell which.
+
+        ``elsewhere``: another server answers while this one is away.
+        """
         answer: Promise[T] = Promise()
-        self.world.after(self.world.random.random() * WAY_MS, self._carry_out, effect, answer)
+        self.world.after(self.world.random.random() * WAY_MS, self._carry_out, effect, answer, elsewhere)
         return answer
 
-    def _carry_out(self, effect: Callable[[], T], answer: Promise[T]) -> None:
-        value = effect()
+    def _carry_out(self, effect: Callable[[], T], answer: Promise[T], elsewhere: bool) -> None:
+        if self.away and not elsewhere:
+            self.world.note(f"lose {self.name}")
+            self.world.after(PATIENCE_MS, answer.fail, Unavailable("no answer"))
+            return
+        try:
+            value = effect()
+        except Exception as error:
+            self.world.after(self.world.random.random() * WAY_MS, answer.fail, error)
+            return
         if self.world.chance(self.mishaps.lost_answers):
             self.world.note("lose verdict")
             self.world.after(PATIENCE_MS, answer.fail, Unavailable("no answer"))
@@ -52,74 +83,201 @@ class Remote:
 
 
 class Log(Remote):
-    """The decision log. ``standing`` remembers every outcome for the judgement."""
+    """The decision log: the protocol of the topic on a partition that is written and read by calls of their own.
+
+    ``standing`` remembers for the judgement the first outcome that was stored for each transaction, ``recorded`` each heuristic outcome.
+    """
 
     def __init__(self, world: World, mishaps: Mishaps) -> None:
-        super().__init__(world, mishaps)
-        self.state = LogState()
-        self.standing: dict[bytes, Outcome] = {}
+        super().__init__(world, mishaps, "log")
+        self.standing: dict[bytes, Decision] = {}
+        self.recorded: set[Xid] = set()
+        #: Told when a decision is the first one of its transaction.
+        self.on_decision: Callable[[Decision], None] = lambda _: None
+        self._table: dict[bytes, LogRecord] = {}
+        self._end = 0
+        self._keys = 0
 
-    def decide(self, decision: Decision) -> Promise[Decision]:
-        """See DecisionLog."""
-        return self.call(lambda: self._decide(decision))
-
-    def _decide(self, decision: Decision) -> Decision:
-        self.state.add(decision)
-        stands = self.state.decisions[decision.gtrid]
-        self.standing.setdefault(decision.gtrid, stands.outcome)
-        return stands
-
-    def read(self) -> Promise[LogState]:
-        """See DecisionLog."""
-        return self.call(lambda: LogState(dict(self.state.decisions), dict(self.state.heuristics)))
-
-    def record(self, heuristic: Heuristic) -> Promise[None]:
-        """See DecisionLog."""
-        return self.call(lambda: self.state.add(heuristic))
-
-    def forget(self, gtrid: bytes) -> None:
-        """See DecisionLog. Nobody waits for it."""
-        self.call(lambda: self.state.decisions.pop(gtrid, None))
-
-    def forget_heuristic(self, xid: Xid) -> None:
-        """See DecisionLog. Nobody waits for it."""
-        self.call(lambda: self.state.heuristics.pop(xid, None))
+    @property
+    def state(self) -> LogState:
+        """All entries, in order."""
+        state = LogState()
+        for record in sorted(self._table.values(), key=lambda record: record.offset):
+            state.add(decode(record.value))
+        return state
 
     @property
     def open(self) -> list[str]:
-        """What is not forgotten, a rollback aside: that one stands for a day."""
-        commits = [str(gtrid) for gtrid, decision in self.state.decisions.items() if decision.outcome is Outcome.COMMIT]
-        return commits + [str(xid) for xid in self.state.heuristics]
+        """The entries that are not forgotten, except rollbacks: those are kept for a day."""
+        state = self.state
+        commits = [str(gtrid) for gtrid, decision in state.decisions.items() if decision.outcome is Outcome.COMMIT]
+        return commits + [str(xid) for xid in state.heuristics]
+
+    # Decisions
+
+    async def decide(self, decision: Decision) -> Decision:
+        """See Decisions."""
+        return await log_topic.decide(self, decision, violations=self.world.violations)
+
+    async def read(self) -> LogState:
+        """See Decisions."""
+        return await log_topic.read(self, violations=self.world.violations)
+
+    async def record(self, heuristic: Heuristic) -> None:
+        """See Decisions."""
+        await log_topic.store_heuristic(self, heuristic)
+
+    async def forget(self, gtrids: Iterable[bytes]) -> None:
+        """See Decisions."""
+        log_topic.forget(self, gtrids)
+
+    async def forget_heuristic(self, xid: Xid) -> None:
+        """See Decisions."""
+        log_topic.forget_heuristic(self, xid)
+
+    # TopicCalls
+
+    def new_key(self) -> bytes:
+        """See TopicCalls."""
+        self._keys += 1
+        return b"%d" % self._keys
+
+    async def append(self, key: bytes, value: bytes) -> int | None:
+        """See TopicCalls."""
+        offset = await self.call(lambda: self._store(key, value))
+        return None if self.world.chance(UNKNOWN_OFFSETS) else offset
+
+    async def reach(self, offset: int) -> Mapping[bytes, LogRecord]:
+        """See TopicCalls."""
+        return await self.call(lambda: dict(self._table))
+
+    async def tail(self) -> Mapping[bytes, LogRecord]:
+        """See TopicCalls."""
+        return await self.call(lambda: dict(self._table))
+
+    def known(self) -> Iterable[bytes]:
+        """See TopicCalls."""
+        return list(self._table)
+
+    def post(self, key: bytes, value: bytes | None) -> None:
+        """See TopicCalls."""
+        self.call(lambda: self._store(key, value))
+
+    def _store(self, key: bytes, value: bytes | None) -> int:
+        self._end += 1
+        if value is None:
+            self._table.pop(key, None)
+            return self._end
+        self._table[key] = LogRecord(value, self._end)
+        entry = decode(value)
+        if isinstance(entry, Heuristic):
+            self.recorded.add(entry.xid)
+        elif entry.gtrid not in self.standing:
+            self.standing[entry.gtrid] = entry
+            self.on_decision(entry)
+        return self._end
 
 
 class Ledger(Remote):
-    """A database with a row for each transaction that has committed in it. At times it votes no."""
+    """A database with a row for each transaction that has committed in it. At times it votes no.
+
+    Its list of prepared branches may be a standby's. Its operator may end prepared branches by hand, which it does not remember as such.
+    """
 
     def __init__(self, world: World, mishaps: Mishaps) -> None:
-        super().__init__(world, mishaps)
+        super().__init__(world, mishaps, "database")
         self.prepared: dict[Xid, None] = {}
         self.rows: set[bytes] = set()
+        #: How each prepared branch has ended, as ``pg_xact_status`` tells it; which of them the operator has ended.
+        self.ended: dict[Xid, Outcome] = {}
+        self.by_hand: set[Xid] = set()
+        #: Transactions that it has committed in one phase.
+        self.alone: set[bytes] = set()
+        self._lists: list[tuple[float, tuple[Xid, ...]]] = [(0.0, ())]
 
-    def prepare(self, xid: Xid) -> Promise[bool]:
-        """The vote."""
-        return self.call(lambda: self._prepare(xid))
+    def end_some(self) -> None:
+        """The operator ends a prepared branch, if there is one."""
+        if self.prepared:
+            xid = self.world.random.choice(list(self.prepared))
+            outcome = self.world.random.choice(list(Outcome))
+            self.world.note("end by hand", f"{self.name}, {xid.gtrid.decode()}: {outcome}")
+            self.by_hand.add(xid)
+            self._end(xid, outcome)
 
-    def _prepare(self, xid: Xid) -> bool:
-        votes = not self.world.chance(self.mishaps.refusals)
-        if votes:
-            self.prepared[xid] = None
-        return votes
+    # the calls of a Participant
 
-    def end(self, xid: Xid, outcome: Outcome) -> Promise[None]:
-        """Of a branch that is prepared; another one was told before."""
-        return self.call(lambda: self._end(xid, outcome))
+    async def start(self, xid: Xid, *, timeout_s: float) -> None:
+        """See Participant: a session of its own."""
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """See Participant."""
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """See Participant."""
+        return await self._answer(lambda: self._prepare(xid))
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Participant."""
+        await self._answer(lambda: self._commit_alone(xid) if one_phase else self._finish(xid, Outcome.COMMIT))
+
+    async def rollback(self, xid: Xid) -> None:
+        """See Participant."""
+        await self._answer(lambda: self._finish(xid, Outcome.ROLLBACK))
+
+    async def recover(self) -> Sequence[Xid]:
+        """See Participant."""
+        return await self._answer(self._listed, elsewhere=self.world.chance(self.mishaps.standbys))
+
+    async def forget(self, xid: Xid) -> None:
+        """See Participant."""
+        raise UnknownXid(str(xid))
+
+    async def token(self, xid: Xid) -> str:
+        """See Participant."""
+        return str(xid)
+
+    async def outcome(self, xid: Xid, token: str) -> Outcome | None:
+        """See Participant."""
+        return await self._answer(lambda: self.ended.get(xid) if token == str(xid) else None)
+
+    async def _answer(self, effect: Callable[[], T], *, elsewhere: bool = False) -> T:
+        try:
+            return await self.call(effect, elsewhere=elsewhere)
+        except Unavailable as error:
+            raise ResourceFailed(str(error)) from error
+
+    def _prepare(self, xid: Xid) -> Vote:
+        if self.world.chance(self.mishaps.refusals):
+            raise BranchRolledBack(f"{xid} is refused")
+        self.prepared[xid] = None
+        self._changed()
+        return Vote.YES
+
+    def _commit_alone(self, xid: Xid) -> None:
+        if self.world.chance(self.mishaps.refusals):
+            raise BranchRolledBack(f"{xid} is refused")
+        self.alone.add(xid.gtrid)
+        self.rows.add(xid.gtrid)
+
+    def _finish(self, xid: Xid, outcome: Outcome) -> None:
+        if xid not in self.prepared:
+            raise UnknownXid(str(xid))
+        self._end(xid, outcome)
 
     def _end(self, xid: Xid, outcome: Outcome) -> None:
-        if xid in self.prepared:
-            del self.prepared[xid]
-            if outcome is Outcome.COMMIT:
-                self.rows.add(xid.gtrid)
+        del self.prepared[xid]
+        self.ended[xid] = outcome
+        if outcome is Outcome.COMMIT:
+            self.rows.add(xid.gtrid)
+        self._changed()
 
-    def recover(self) -> Promise[list[Xid]]:
-        """The branches that are prepared."""
-        return self.call(lambda: list(self.prepared))
+    def _changed(self) -> None:
+        self._lists.append((self.world.now_ms, tuple(self.prepared)))
+
+    def _listed(self) -> Sequence[Xid]:
+        """Of a database with several hosts a standby answers while the primary is away, and at times when it is not."""
+        if not self.away and not self.world.chance(self.mishaps.standbys):
+            return list(self.prepared)
+        self.world.note("ask standby", self.name)
+        behind_ms = self.world.now_ms - self.world.random.random() * BEHIND_MS
+        return next(list(xids) for at_ms, xids in reversed(self._lists) if at_ms <= behind_ms or at_ms == 0.0)

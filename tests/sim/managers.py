@@ -1,45 +1,51 @@
-"""Transaction managers of the simulation: transactions over the broker and a database, and the recovery of what others have left.
+"""Transaction managers of the simulation: drivers of the protocols of bascule.xa over the broker, a database and a decision log.
 
-As bascule.xa does it, call by call: the log's first outcome stands, a transaction without one is rolled back, and what a recovery does is
-decided by the real plan. Several processes of one manager may be at work at once; each may die or stand still between any two calls.
+Several managers share the log and the broker; each has a database of its own under the same name. Several processes of one manager may be
+at work at once; each may die or stand still between any two calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from bascule.broker.message import Message
-from bascule.core.errors import BasculeError, Unavailable
-from bascule.core.xid import Xid
-from bascule.journal.branches import Ending
-from bascule.xa import log as decisions
-from bascule.xa.errors import Code
-from bascule.xa.log import Decision, Heuristic
-from bascule.xa.plan import Action, Step, View, plan
+from bascule.core.errors import BasculeError
+from bascule.xa import broker_protocol
+from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
+from bascule.xa.effects import Participant
+from bascule.xa.errors import HeuristicOutcome, TransactionInDoubt, TransactionRolledBack, TransactionTimedOut, XaError
+from bascule.xa.log import Decision
+from bascule.xa.log import Outcome as Decided
+from bascule.xa.recovery_protocol import RecoveryProtocol
+from bascule.xa.resource import Vote
+from bascule.xa.two_phase import TwoPhase
+from bascule.xa.xid import Xid, deadline_ms_of, manager_of_gtrid
 from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.broker import Connection, ConnectionLost
 from tests.sim.clients import Stage, Transacted, id_of
 from tests.sim.ledger import Ledger, Log, Mishaps
+from tests.sim.world import Process
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said
 from tests.support.operations import Outcome, Place
 
-MANAGER: Final = "tm"
+#: The names of managers; a run has one or both.
+MANAGERS: Final = ("tm", "shop")
 BROKER, DATABASE = "broker", "database"
 #: What a branch takes from and sends to: what other clients work with, too.
 SOURCES: Final = (Place("orders"), Place("moved"), Place("alerts"), Place("away"), Place("topic:news", "all"))
 TARGETS: Final = ("orders", "topic:news", "alerts", "away")
-ENDINGS: Final = {decisions.Outcome.COMMIT: Ending.COMMITTED, decisions.Outcome.ROLLBACK: Ending.ROLLED_BACK}
-HEURISTIC: Final[dict[Said, Code]] = {"forced-commit": Code.XA_HEURCOM, "forced-rollback": Code.XA_HEURRB}
 FIRST_MS: Final = 60.0
 MORE_MS: Final = 3.0
 #: Recovery looks again so often, and where it has found nothing to do; a transaction without a decision may be left alone for so long.
 INTERVAL_MS: Final = 120.0
 IDLE_MS: Final = 500.0
 DEADLINES_MS: Final = (40, 200)
+#: Some applications have a timeout of their own, in seconds; the clocks of the recoverers of the others are ahead.
+TIMEOUTS_S: Final = (0.15, 100.0, 100.0, 100.0)
 #: How long a manager may take from one call to the next.
 PAUSE_MAX_MS: Final = 70.0
 #: How often the answer to a commit in one phase is lost where nothing else is.
@@ -50,13 +56,7 @@ PATIENCE_MS: Final = 2.0
 #: How long it may be before it asks what became of a commit that was not answered.
 LATE_MAX_MS: Final = 400.0
 
-
-class RolledBack(Exception):
-    """A branch votes no, or is gone."""
-
-
-class Unfinished(Exception):
-    """A branch cannot be ended now."""
+Told = Literal["committed", "rolled back", "in doubt", "heuristic"]
 
 
 @dataclass(slots=True)
@@ -69,29 +69,30 @@ class Work:
     branch: Branch
     redelivered: tuple[str, ...] = ()
     stale: bool = False  # what it took came from a broker that knew nothing yet of a newer epoch
-    one_phase: Outcome | None = None  # how it ended, if that was how
+    alone: bool = False  # the broker is the only resource
+    told: Told | None = None  # what its application was told
     over_ms: float = NEVER_MS  # somebody has been told that the branch is over
 
 
 @dataclass(slots=True)
 class Books:
-    """What outlives every process of the manager."""
+    """What outlives every process of the managers."""
 
     stage: Stage
     log: Log
-    ledger: Ledger
+    ledgers: dict[str, Ledger]
     mishaps: Mishaps
     left: int  # transactions to begin
     pause_ms: float
     works: dict[Xid, Work] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
 
-    def begin(self, client: str) -> Work:
+    def begin(self, manager: str, client: str) -> Work:
         """The next transaction."""
         self.left -= 1
         pick = self.stage.world.random
         now_ms = self.stage.world.now_ms
-        gtrid = f"{MANAGER}/{int(now_ms) + pick.choice(DEADLINES_MS):012x}{pick.getrandbits(80):020x}".encode()
+        gtrid = f"{manager}/{int(now_ms) + pick.choice(DEADLINES_MS):012x}{pick.getrandbits(80):020x}".encode()
         xid = branch_of(gtrid, BROKER)
         work = self.works[xid] = Work(xid, f"{client}:{len(self.works)}", now_ms, Branch(str(xid)))
         return work
@@ -109,19 +110,40 @@ class Books:
             self.over(self.works[xid])
 
 
-class Manager(Transacted):
-    """One process of the manager."""
+class Clock:
+    """The clocks of a process, in virtual time."""
 
-    def __init__(self, books: Books, name: str, workers: int) -> None:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def now_ms(self) -> int:
+        """See bascule.xa.effects.Clock."""
+        return int(self._process.wall_ms)
+
+    def monotonic_s(self) -> float:
+        """See bascule.xa.effects.Clock."""
+        return self._process.monotonic_ms / 1000
+
+
+class Manager(Transacted):
+    """One process of a manager."""
+
+    def __init__(self, books: Books, manager: str, name: str, workers: int) -> None:
         super().__init__(books.stage, name)
         self.books = books
+        self.manager = manager
         self.live: dict[bytes, None] = {}
         self.patient = self.world.chance(0.5)
+        self.clock = Clock(self.process)
         self._pending = True  # there may be something for recovery
         self._connections: dict[Connection, None] = {}
-        for _ in range(workers):
-            self.process.spawn(self._work())
-        self.process.spawn(self._recover())
+        parts: list[Participant] = [BrokerPart(self), DatabasePart(self)]
+        self._recovery = RecoveryProtocol(
+            manager, books.log, {part.name: part for part in parts}, self.clock, name, violations=self.world.violations
+        )
+        for coroutine in (*(self._work() for _ in range(workers)), self._recover()):
+            running = self.process.spawn(coroutine)
+            running.then(running.result)  # an error of this module ends the run
 
     def kill(self) -> None:
         """kill -9."""
@@ -135,7 +157,7 @@ class Manager(Transacted):
         for connection in self._connections:
             connection.slowness = 0.0
 
-    async def _connected(self) -> Connection:
+    async def connected(self) -> Connection:
         """The connection of all its sessions."""
         for connection in list(self._connections):
             if not connection.lost.done:
@@ -146,7 +168,7 @@ class Manager(Transacted):
         self._connections[connection] = None
         return connection
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         """Between two calls anything may take its time."""
         if self.world.chance(0.6):
             await self.process.sleep(self.world.random.random() * PAUSE_MAX_MS)
@@ -158,7 +180,7 @@ class Manager(Transacted):
             await self.process.sleep(self.world.random.random() * self.books.pause_ms)
             if not self.books.left:
                 return
-            work = self.books.begin(self.name)
+            work = self.books.begin(self.manager, self.name)
             self.live[work.xid.gtrid] = None
             try:
                 await self._transaction(work)
@@ -166,23 +188,43 @@ class Manager(Transacted):
                 self.live.pop(work.xid.gtrid, None)
 
     async def _transaction(self, work: Work) -> None:
-        connection = await self._connected()
+        pick, violations = self.world.random, self.world.violations
+        timeout_s = pick.choice(TIMEOUTS_S)
+        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.books.log, self.clock, self.name, violations=violations)
+        connection = await self.connected()
+        work.alone = pick.random() < 0.33
+        parts: list[Participant] = [BrokerPart(self, connection, work), *([] if work.alone else [DatabasePart(self)])]
         try:
+            for part in pick.sample(parts, len(parts)):
+                await transaction.enlist(part)
             await self._fill(connection, work)
-        except ConnectionLost:
-            return  # what it has done so far is undone by that
-        kind = self.world.random.random()
-        if kind < 0.1:
-            await self.end(connection, work.xid.gtrid, commit=False)
-        elif kind < 0.4:
-            await self._one_phase(connection, work)
+            if pick.random() < 0.1:
+                raise ConnectionLost  # or another error of the application
+        except (ConnectionLost, XaError, TransactionTimedOut):
+            await self._told(work, transaction, commit=False)
         else:
-            await self._two_phases(connection, work)
+            await self._told(work, transaction, commit=True)
+
+    async def _told(self, work: Work, transaction: TwoPhase, *, commit: bool) -> None:
+        try:
+            await (transaction.commit() if commit else transaction.rollback())
+            work.told = "committed" if commit else "rolled back"
+        except TransactionRolledBack:
+            work.told = "rolled back"
+        except TransactionInDoubt:
+            work.told = "in doubt"
+            self.world.note("doubt", self.name)
+        except HeuristicOutcome:
+            work.told = "heuristic"
+        self.world.say(f"{work.client} {work.xid.gtrid.decode()}: {transaction.status.value}, told {work.told}")
+        if transaction.pending:
+            self._pending = True
+        if work.alone and work.told != "in doubt":
+            self.books.over(work)
 
     async def _fill(self, connection: Connection, work: Work) -> None:
         """Takes and sends."""
         pick, name = self.world.random, work.xid.gtrid
-        connection.up(self._begin, connection, name)
         if pick.random() < 0.7:
             await self._take(connection, work, pick.choice(SOURCES))
         for to in pick.sample(TARGETS, pick.randint(0, 2)):
@@ -210,164 +252,202 @@ class Manager(Transacted):
         work.stale = connection.broker.superseded
         connection.up(self._detach, connection, port)  # what was sent ahead goes back
 
-    async def _one_phase(self, connection: Connection, work: Work) -> None:
-        """The broker alone decides."""
-        work.branch.one_phase_ms = self.world.now_ms
-        work.one_phase = "indeterminate"
-        if self.world.chance(IMPATIENCE):
-            self.process.after(self.world.random.random() * PATIENCE_MS, connection.drop)
-        try:
-            said = await self._ask_of(connection, requests.commit_one_phase, work)
-            work.one_phase = "ok" if said == "done" else "fail"
-            if self.world.chance(DEAFNESS):
-                raise ConnectionLost  # what was said does not come to who has to know it
-        except ConnectionLost:
-            with suppress(ConnectionLost):
-                work.one_phase = await self._settle(work)
-        if work.one_phase == "indeterminate":
-            self.world.note("doubt", self.name)
-        else:
-            self.books.over(work)
-
-    async def _settle(self, work: Work) -> Outcome:
-        """What became of a commit in one phase that has not been answered. It will not be carried out after this."""
-        if self.world.chance(0.5):
-            await self.process.sleep(self.world.random.random() * LATE_MAX_MS)
-        while True:
-            said = await self._end_at_broker(work.xid, decisions.Outcome.ROLLBACK)
-            if said != "busy":
-                return "ok" if said == "committed" else "fail"
-            await self.process.sleep(MORE_MS)
-
-    async def _two_phases(self, connection: Connection, work: Work) -> None:
-        gtrid = work.xid.gtrid
-        xids = self.world.random.sample((work.xid, branch_of(gtrid, DATABASE)), 2)
-        asked: list[Xid] = []
-        prepared: list[Xid] = []
-        try:
-            for xid in xids:
-                asked.append(xid)
-                if await self._vote(connection, work, xid):
-                    prepared.append(xid)
-                await self._pause()
-        except (RolledBack, ConnectionLost, Unavailable):
-            if work.xid not in asked:  # it is the connection's own yet
-                await self.end(connection, gtrid, commit=False)
-            await self._finish(asked, decisions.Outcome.ROLLBACK)
-            return
-        names = tuple(xid.bqual.decode() for xid in prepared)
-        try:
-            decision = await self.books.log.decide(self._decision(gtrid, decisions.Outcome.COMMIT, names))
-        except Unavailable:
-            self._pending = True  # it may be stored or not; recovery will see
-            return
-        await self._pause()
-        if await self._finish(prepared, decision.outcome) and decision.outcome is decisions.Outcome.COMMIT:
-            self.books.log.forget(gtrid)
-
-    def _decision(self, gtrid: bytes, outcome: decisions.Outcome, names: tuple[str, ...] = ()) -> Decision:
-        return Decision(gtrid, outcome, names, int(self.world.now_ms), self.name)
-
-    async def _vote(self, connection: Connection, work: Work, xid: Xid) -> bool:
-        """Whether there is something to commit. Raises RolledBack, and ConnectionLost or Unavailable, where that is not known."""
-        if xid != work.xid:
-            if not await self.books.ledger.prepare(xid):
-                raise RolledBack
-            return True
-        said = await self._ask_of(connection, requests.prepare, work)
-        self.world.say(f"branch {xid.gtrid.decode()}: prepare: {said}")
-        if said == "done":
-            work.branch.prepared_ms = self.world.now_ms
-        elif said != "read-only":
-            raise RolledBack
-        return said == "done"
-
-    async def _ask_of(self, connection: Connection, ask: Callable[[Connection, Xid, bytes], Awaitable[Said]], work: Work) -> Said:
-        """About a transaction of the connection; a client may repeat that on another one."""
-        try:
-            return await ask(connection, work.xid, work.xid.gtrid)
-        except ConnectionLost:
-            if self.world.chance(0.5):
-                raise
-            self.world.note("repeat request", self.name)
-            return await ask(await self._connected(), work.xid, work.xid.gtrid)
-
-    async def _finish(self, xids: Sequence[Xid], outcome: decisions.Outcome) -> bool:
-        """Tell the branches; False where one could not be told: recovery will."""
-        done = True
-        for xid in xids:
-            try:
-                await self._tell(xid, outcome)
-            except (Unfinished, ConnectionLost, Unavailable):
-                done = False
-                self._pending = True
-            await self._pause()
-        return done
-
-    async def _tell(self, xid: Xid, outcome: decisions.Outcome) -> None:
-        """See bascule.xa.recovery.finish. Raises ConnectionLost, Unavailable, Unfinished."""
-        if xid.bqual.decode() == DATABASE:
-            await self.books.ledger.end(xid, outcome)
-            return
-        said = await self._end_at_broker(xid, outcome)
-        if said == "busy":
-            raise Unfinished
-        if said in HEURISTIC:
-            await self.books.log.record(Heuristic(xid, HEURISTIC[said], outcome, said, int(self.world.now_ms)))
-
-    async def _end_at_broker(self, xid: Xid, outcome: decisions.Outcome) -> Said:
-        """Asked once more where the connection turns out to be lost. Raises ConnectionLost."""
-        for last in (False, True):
-            connection = await self._connected()
-            end = End("commit" if outcome is decisions.Outcome.COMMIT else "rollback", self.world.now_ms)
-            self.books.works[xid].branch.ends.append(end)
-            try:
-                said = await requests.end(connection, xid, ENDINGS[outcome])
-            except ConnectionLost:
-                if last:
-                    raise
-                continue
-            self.books.ended(xid, end, said)
-            return said
-        raise AssertionError("the last one raises")
+    def begin_at(self, connection: Connection, name: bytes) -> None:
+        """Begin the local transaction of a branch."""
+        connection.up(self._begin, connection, name)
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
         while True:
             with suppress(BasculeError):  # then the next time
-                await self._pass()
+                self._pending = not (await self._recovery.run(lambda: self.live, patient=self.patient)).finished
             await self.process.sleep(self.world.random.random() * (INTERVAL_MS if self._pending else IDLE_MS))
 
-    async def _pass(self) -> None:
-        """See Recoverer.run. Raises Unavailable without the log."""
-        log, at_work = self.books.log, set(self.live)
-        before = await log.read()
-        branches: dict[str, Sequence[Xid]] = {DATABASE: await self.books.ledger.recover()}
-        with suppress(ConnectionLost):
-            branches[BROKER] = await self._list()
-        at_work |= set(self.live)
-        after = await log.read()
-        steps = plan(MANAGER, View(branches, before, after, at_work, int(self.world.now_ms)), patient=self.patient)
-        self._pending = bool(steps) or BROKER not in branches
-        for step in steps:
-            with suppress(Unfinished, ConnectionLost, Unavailable):
-                await self._step(step)
+    def disturbs(self, decision: Decision) -> bool:
+        """Whether this process, by its recovery, ends a transaction that is not left behind, or not its manager's."""
+        if decision.outcome is Decided.COMMIT or decision.by != self.name:
+            return False
+        early = self.patient and self.process.wall_ms < deadline_ms_of(decision.gtrid)
+        return decision.gtrid in self.live or early or manager_of_gtrid(decision.gtrid) != self.manager
 
-    async def _list(self) -> Sequence[Xid]:
-        connection = await self._connected()
-        asked_ms = self.world.now_ms
-        found = await requests.recover(connection)
-        self.books.listings.append(Listing(asked_ms, self.world.now_ms, frozenset(map(str, found))))
+
+class DatabasePart:
+    """The database of a process's manager."""
+
+    name = DATABASE
+
+    def __init__(self, process: Manager) -> None:
+        self._process = process
+        self._ledger = process.books.ledgers[process.manager]
+
+    async def start(self, xid: Xid, *, timeout_s: float) -> None:
+        """See Participant."""
+        await self._ledger.start(xid, timeout_s=timeout_s)
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """See Participant."""
+        await self._ledger.end(xid, success=success)
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """See Participant."""
+        await self._process.pause()
+        return await self._ledger.prepare(xid)
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Participant."""
+        await self._process.pause()
+        await self._ledger.commit(xid, one_phase=one_phase)
+
+    async def rollback(self, xid: Xid) -> None:
+        """See Participant."""
+        await self._process.pause()
+        await self._ledger.rollback(xid)
+
+    async def recover(self) -> Sequence[Xid]:
+        """See Participant."""
+        return await self._ledger.recover()
+
+    async def forget(self, xid: Xid) -> None:
+        """See Participant."""
+        await self._ledger.forget(xid)
+
+    async def token(self, xid: Xid) -> str:
+        """See Participant."""
+        return await self._ledger.token(xid)
+
+    async def outcome(self, xid: Xid, token: str) -> Decided | None:
+        """See Participant."""
+        return await self._ledger.outcome(xid, token)
+
+
+class BrokerPart:
+    """The broker: for one transaction, whose work is on a connection, or for recovery. Performs the effects of ``broker_protocol``."""
+
+    name = BROKER
+
+    def __init__(self, process: Manager, connection: Connection | None = None, work: Work | None = None) -> None:
+        self._process = process
+        self._world = process.world
+        self._books = process.books
+        self._connection = connection
+        self._work = work
+        self._on_connection = False  # the branch is a transaction of the connection
+
+    # Participant
+
+    async def start(self, xid: Xid, *, timeout_s: float) -> None:
+        """See Participant."""
+        if self._connection is not None:
+            self._on_connection = True
+            self._process.begin_at(self._connection, xid.gtrid)
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """See Participant."""
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """See Participant."""
+        await self._process.pause()
+        vote = await broker_protocol.prepare(self, xid)
+        if vote is Vote.YES and self._work is not None:
+            self._work.branch.prepared_ms = self._world.now_ms
+        return vote
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """See Participant."""
+        await self._process.pause()
+        if one_phase:
+            await broker_protocol.commit_one_phase(self, xid)
+        else:
+            await broker_protocol.end(self, xid, COMMITTED)
+
+    async def rollback(self, xid: Xid) -> None:
+        """See Participant. A transaction that is the connection's yet is rolled back there."""
+        if self._on_connection and self._connection is not None:
+            self._on_connection = False
+            await self._process.end(self._connection, xid.gtrid, commit=False)
+            return
+        await self._process.pause()
+        await broker_protocol.end(self, xid, ROLLED_BACK)
+
+    async def recover(self) -> Sequence[Xid]:
+        """See Participant."""
+        asked_ms = self._world.now_ms
+        found = await broker_protocol.recover(self)
+        self._books.listings.append(Listing(asked_ms, self._world.now_ms, frozenset(map(str, found))))
         return found
 
-    async def _step(self, step: Step) -> None:
-        if step.action is Action.FORGET:
-            self.books.log.forget(step.xid.gtrid)
-        elif step.action is not Action.WAIT:
-            await self._pause()
-            outcome = decisions.Outcome(step.action)
-            if outcome is decisions.Outcome.ROLLBACK:
-                outcome = (await self.books.log.decide(self._decision(step.xid.gtrid, outcome))).outcome
-            self.world.note("recover branch", self.name)
-            await self._tell(step.xid, outcome)
+    async def forget(self, xid: Xid) -> None:
+        """See Participant."""
+        await broker_protocol.request(self, "forget", xid)
+
+    async def token(self, xid: Xid) -> str:
+        """See Participant."""
+        return ""
+
+    async def outcome(self, xid: Xid, token: str) -> Decided | None:
+        """See Participant."""
+        return None
+
+    # BrokerCalls
+
+    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+        """See BrokerCalls."""
+        connection = await self._process.connected()
+        if xid is None or operation == "forget":
+            return await self._lost(connection, operation, xid)
+        if self._work is None:
+            self._world.note("recover branch", self._process.name)
+        end = End("commit" if operation == "commit" else "rollback", self._world.now_ms)
+        self._books.works[xid].branch.ends.append(end)
+        reply = await self._lost(connection, operation, xid)
+        self._books.ended(xid, end, requests.said(reply))
+        return reply
+
+    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+        """See BrokerCalls. Of a commit the answer is lost often; a client may repeat the request on another connection."""
+        connection, work = self._connection, self._work
+        if connection is None or work is None:
+            raise AssertionError("recovery has no work of its own")
+        self._on_connection = False
+        one_phase = operation == "commit"
+        if one_phase:
+            work.branch.one_phase_ms = min(work.branch.one_phase_ms, self._world.now_ms)
+            if self._world.chance(IMPATIENCE):
+                self._process.process.after(self._world.random.random() * PATIENCE_MS, connection.drop)
+        try:
+            reply = await self._lost(connection, operation, xid, xid.gtrid)
+        except AnswerLost:
+            if self._world.chance(0.5):
+                await self._late(one_phase)
+                raise
+            self._world.note("repeat request", self._process.name)
+            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid)
+        self._world.say(f"branch {xid.gtrid.decode()}: {operation} of its own: {requests.said(reply)}")
+        if one_phase and self._world.chance(DEAFNESS):
+            await self._late(one_phase)
+            raise AnswerLost("what was said does not come to who has to know it")
+        return reply
+
+    async def sleep(self, seconds: float) -> None:
+        """See BrokerCalls."""
+        await self._process.process.sleep(seconds * 1000)
+
+    def monotonic_s(self) -> float:
+        """See BrokerCalls."""
+        return self._process.clock.monotonic_s()
+
+    async def _late(self, one_phase: bool) -> None:
+        if one_phase and self._world.chance(0.5):
+            await self._process.process.sleep(self._world.random.random() * LATE_MAX_MS)
+
+    async def _lost(self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None) -> Reply:
+        try:
+            return await requests.ask(connection, operation, xid, name)
+        except ConnectionLost as error:
+            raise AnswerLost("connection lost") from error
+
+
+def outcome_of(told: Told | None) -> Outcome:
+    """Return the outcome of an operation in the history by what was told of a commit in one phase."""
+    return {"committed": "ok", "rolled back": "fail"}.get(told or "", "indeterminate")  # type: ignore[return-value]

@@ -20,6 +20,8 @@ ELECTION_MS: Final = 250.0
 OVERTAKE_MS: Final = 25.0
 #: As long as a step of housekeeping takes, or two.
 STEP_MS: Final = 8.0
+#: How long a database or the decision log is away at most.
+OUTAGE_MS: Final = 200.0
 #: The most that a wall clock jumps: half of the time for which the broker knows a repeated message.
 CLOCK_JUMP_MS: Final = 1_800_000.0
 
@@ -153,7 +155,15 @@ class Nemesis:
             self._stop([manager.process])
             self.world.after(self.random.random() * 300, manager.process.go_on)
             if self.random.random() < 0.7:
-                self.run.office.launch()
+                self.run.office.launch(manager.manager)
+
+    def lose_log(self) -> None:
+        """The decision log does not answer for a while."""
+        self.run.office.lose("log", self.random.random() * OUTAGE_MS)
+
+    def lose_database(self) -> None:
+        """The databases of the managers do not answer for a while."""
+        self.run.office.lose("database", self.random.random() * OUTAGE_MS)
 
     def force_branch(self) -> None:
         """An administrator ends a prepared branch."""
@@ -258,6 +268,8 @@ TROUBLES: Final[dict[str, Callable[[Nemesis], None]]] = {
     "kill manager": Nemesis.kill_manager,
     "stop manager": Nemesis.stop_manager,
     "force branch": Nemesis.force_branch,
+    "lose log": Nemesis.lose_log,
+    "lose database": Nemesis.lose_database,
     "kill driver": Nemesis.kill_driver,
     "stop driver": Nemesis.stop_driver,
     "kill worker": Nemesis.kill_worker,

@@ -1,4 +1,4 @@
-"""Where the transactions of the simulation come from: the manager's processes, and the administrator who puts his hand in."""
+"""Where the transactions of the simulation come from: processes of the managers, and the administrator of the broker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Final
 from bascule.broker.branches import listed
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
-from bascule.xa import log as decisions
+from bascule.xa import log_topic
+from bascule.xa.log import Decision
+from bascule.xa.log import Outcome as Decided
 from tests.sim import requests
 from tests.sim.broker import Broker, ConnectionLost
 from tests.sim.clients import Client, Stage
 from tests.sim.ledger import Ledger, Log, Mishaps
-from tests.sim.managers import Books, Manager, Work
+from tests.sim.managers import DATABASE, MANAGERS, Books, Manager, Work, outcome_of
 from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
 from tests.support.operations import Operation, Outcome
@@ -25,6 +27,10 @@ LOOK_MS: Final = 60.0
 PROCESSES_MAX: Final = 3
 #: So often he looks for a branch to end, in that time.
 LOOKS_MAX: Final = 30
+#: So often a run has two managers that share the decision log.
+COMPANY: Final = 0.5
+#: How often the operator of a database looks for a branch to end, where there is one who does.
+HAND_MS: Final = 60.0
 
 
 class Office:
@@ -33,38 +39,63 @@ class Office:
     def __init__(self, stage: Stage, count: int, pause_ms: float, mishaps: Mishaps) -> None:
         world = self.world = stage.world
         self.stage = stage
-        self.books = Books(stage, Log(world, mishaps), Ledger(world, mishaps), mishaps, count, pause_ms)
+        self.managers = MANAGERS if world.chance(COMPANY) else MANAGERS[:1]
+        ledgers = {name: Ledger(world, mishaps) for name in self.managers}
+        self.books = Books(stage, Log(world, mishaps), ledgers, mishaps, count, pause_ms)
+        self.books.log.on_decision = self._decided
         self.processes: list[Manager] = []
+        self._disturbed: list[str] = []
         self._workers = world.random.randint(1, 2)
         self.administrator = Administrator(stage, self.books)
         if count:
-            self.launch()
+            for name in self.managers * world.random.randint(1, 2):
+                self.launch(name)
+            world.after(HAND_MS, self._end_by_hand)
 
     @property
     def alive(self) -> list[Manager]:
-        """The processes of the manager."""
+        """The processes of all managers."""
         return [each for each in self.processes if each.process.alive]
 
     def one(self) -> list[Manager]:
         """One of them, if there are any."""
         return self.world.random.sample(self.alive, min(1, len(self.alive)))
 
-    def launch(self) -> None:
-        """One more process of the manager, if there are not enough."""
-        if len(self.alive) < PROCESSES_MAX:
-            self.processes.append(Manager(self.books, f"tm{len(self.processes)}", self._workers))
+    def launch(self, manager: str) -> None:
+        """One more process of a manager, if there are not enough."""
+        if sum(each.manager == manager for each in self.alive) < PROCESSES_MAX:
+            self.processes.append(Manager(self.books, manager, f"{manager}{len(self.processes)}", self._workers))
 
     def supervise(self) -> None:
         """Somebody has to be there."""
-        if self.processes and not self.alive:
-            self.launch()
+        for name in {each.manager: None for each in self.processes}:
+            if not any(each.manager == name for each in self.alive):
+                self.launch(name)
+
+    def lose(self, what: str, duration_ms: float) -> None:
+        """The log, or one of the databases, carries nothing out for so long."""
+        parts = [each for each in (self.books.log, *self.books.ledgers.values()) if each.name == what]
+        self.world.random.choice(parts).away_until_ms = self.world.now_ms + duration_ms
 
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
-        self.books.mishaps.slowness = self.books.mishaps.lost_answers = self.books.mishaps.refusals = 0.0
+        mishaps = self.books.mishaps
+        mishaps.slowness = mishaps.lost_answers = mishaps.refusals = mishaps.standbys = mishaps.hands = 0.0
+        for each in (self.books.log, *self.books.ledgers.values()):
+            each.away_until_ms = 0.0
         self.administrator.calm()
         for process in self.processes:
             process.calm()
+
+    def _end_by_hand(self) -> None:
+        for ledger in self.books.ledgers.values():
+            if self.world.chance(self.books.mishaps.hands):
+                ledger.end_some()
+        self.world.after(HAND_MS, self._end_by_hand)
+
+    def _decided(self, decision: Decision) -> None:
+        if any(each.disturbs(decision) for each in self.alive):
+            self._disturbed.append(decision.gtrid.decode())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -72,7 +103,8 @@ class Office:
         """What has no end yet, and what still remembers one."""
         for broker in serving:
             yield from (f"{each.xid} at {broker.name}" for each in listed(broker.engine))
-        yield from (f"{xid} in the database" for xid in self.books.ledger.prepared)
+        for ledger in self.books.ledgers.values():
+            yield from (f"{xid} in the database" for xid in ledger.prepared)
         yield from (f"{name} in the log" for name in self.books.log.open)
         yield from (f"{each.name} at work" for each in self.alive if each.live)
         if self.books.left:
@@ -85,7 +117,7 @@ class Office:
 
     def _note(self, work: Work) -> None:
         branch, outcome = work.branch, self._outcome(work)
-        branch.decided = "commit" if self._committed(work) else "rollback"
+        branch.decided = "commit" if self._committed(work.xid.gtrid) else "rollback"
         note = partial(self._operation, work, outcome)
         if branch.source is not None and branch.taken:
             if work.stale and outcome != "ok":
@@ -105,20 +137,58 @@ class Office:
         for end in work.branch.ends:
             if end.said in FORCED:
                 return "ok" if end.said == "forced-commit" else "fail"
-        if work.one_phase is not None:
-            return work.one_phase
-        return "ok" if self._committed(work) else "fail"
+        if work.alone:
+            return outcome_of(work.told) if work.branch.one_phase_ms < NEVER_MS else "fail"
+        return "ok" if self._committed(work.xid.gtrid) else "fail"
 
-    def _committed(self, work: Work) -> bool:
-        return self.books.log.standing.get(work.xid.gtrid) is decisions.Outcome.COMMIT
+    def _committed(self, gtrid: bytes) -> bool:
+        decision = self.books.log.standing.get(gtrid)
+        return decision is not None and decision.outcome is Decided.COMMIT
 
     def judge(self, tally: Tally, serving: Sequence[Broker]) -> None:
-        """Branches, whether the database has what was decided, and what has no end at the end."""
+        """Branches, databases, what applications were told, and what has no end at the end."""
         judge(tally, self.stage.operations, [work.branch for work in self.books.works.values()], self.books.listings)
-        rows = self.books.ledger.rows
-        decided = {gtrid for gtrid, outcome in self.books.log.standing.items() if outcome is decisions.Outcome.COMMIT}
-        tally.report("xa-split", "transactions in the database that were not decided", map(str, rows - decided))
+        for name, ledger in self.books.ledgers.items():
+            self._judge_rows(tally, name, ledger)
+        tally.report("xa-told", "applications were told another outcome than the log's", map(str, self._told_otherwise()))
+        tally.report("xa-heuristic", "ended against the decision, and nobody was told", map(str, self._unrecorded()))
+        tally.report("xa-disturbed", "rolled back though they were not left behind", self._disturbed)
         tally.report("xa-stuck", "without an end though all was well", self.in_doubt(serving))
+
+    def _judge_rows(self, tally: Tally, name: str, ledger: Ledger) -> None:
+        """Each row, or its absence, is what was decided, unless the operator of the database has ended the branch."""
+        standing, by_hand = self.books.log.standing, {xid.gtrid for xid in ledger.by_hand}
+        prepared = {work.xid.gtrid for work in self.books.works.values() if work.branch.prepared_ms < NEVER_MS}
+        alone = ledger.alone - prepared
+        decided = {gtrid for gtrid in standing if self._committed(gtrid)}
+        wanted = {gtrid for gtrid in decided if gtrid.startswith(f"{name}/".encode()) and DATABASE in standing[gtrid].resources}
+        tally.report("xa-split", "transactions in the database that were not decided", map(str, ledger.rows - decided - by_hand - alone))
+        tally.report("xa-split", "committed, and not in the database", map(str, wanted - ledger.rows - by_hand))
+
+    def _told_otherwise(self) -> Iterator[bytes]:
+        """Of transactions that the log has decided, or a database alone."""
+        alone = set().union(*(ledger.alone for ledger in self.books.ledgers.values()))
+        for work in self.books.works.values():
+            gtrid = work.xid.gtrid
+            committed = self._committed(gtrid) or gtrid in alone
+            if (work.told == "rolled back" and committed) or (work.told == "committed" and self._rolled_back(gtrid)):
+                yield gtrid
+
+    def _rolled_back(self, gtrid: bytes) -> bool:
+        decision = self.books.log.standing.get(gtrid)
+        return decision is not None and decision.outcome is Decided.ROLLBACK
+
+    def _unrecorded(self) -> Iterator[Xid]:
+        """Of committed transactions the branches that were rolled back from outside."""
+        recorded = self.books.log.recorded
+        for ledger in self.books.ledgers.values():
+            for xid in ledger.by_hand - recorded:
+                if self._committed(xid.gtrid) and ledger.ended[xid] is Decided.ROLLBACK:
+                    yield xid
+        for work in self.books.works.values():
+            told = any(end.wanted == "commit" and end.said == "forced-rollback" and not end.forced for end in work.branch.ends)
+            if told and work.xid not in recorded:
+                yield work.xid
 
 
 class Administrator(Client):
@@ -161,7 +231,7 @@ class Administrator(Client):
         end = End("commit" if ending is Ending.FORCED_COMMIT else "rollback", self.world.now_ms, forced=True)
         work.branch.ends.append(end)
         try:
-            said = await requests.end(connection, work.xid, ending)
+            said = await requests.force(connection, work.xid, ending)
         except ConnectionLost:
             return
         finally:
@@ -175,18 +245,21 @@ class Administrator(Client):
         while True:
             await self.process.sleep(self.world.random.random() * 2 * LOOK_MS)
             for xid in () if self._lets_lie else list(self._books.log.state.heuristics):
-                await self._forget_one(xid)
+                if xid.bqual == DATABASE.encode():
+                    log_topic.forget_heuristic(self._books.log, xid)
+                else:
+                    await self._forget_one(xid)
 
     async def _forget_one(self, xid: Xid) -> None:
         connection = await self.connect()
         branch = self._books.works[xid].branch
         branch.forget_ms = min(branch.forget_ms, self.world.now_ms)
         try:
-            said = await requests.forget(connection, xid)
+            reply = await requests.ask(connection, "forget", xid)
         except ConnectionLost:
             return
         finally:
             connection.drop()
-        if said != "busy":
+        if requests.said(reply) != "busy":
             branch.forgotten_ms = min(branch.forgotten_ms, self.world.now_ms)
-            self._books.log.forget_heuristic(xid)
+            log_topic.forget_heuristic(self._books.log, xid)

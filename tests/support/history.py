@@ -61,6 +61,9 @@ ANOMALIES: Final[Mapping[str, str]] = {
 #: Those of transactions over several resources, which only the calls on their branches show (history_branches).
 BRANCH_ANOMALIES: Final[Mapping[str, str]] = {
     "xa-split": "a branch has ended otherwise than was decided for its transaction",
+    "xa-told": "an application was told another outcome than its transaction has",
+    "xa-heuristic": "a branch was ended against the decision, and neither log nor application says so",
+    "xa-disturbed": "recovery rolled a transaction back that was not left behind, or not its manager's",
     "xa-stuck": "a branch, or a decision, without an end though nothing was broken any more",
 }
 

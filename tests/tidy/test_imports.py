@@ -43,6 +43,7 @@ PROTOCOLS = (
     "xa/errors.py",
     "xa/finishing.py",
     "xa/log.py",
+    "xa/log_topic.py",
     "xa/plan.py",
     "xa/recovery_protocol.py",
     "xa/resource.py",

@@ -29,8 +29,6 @@ class RequestViolation(enum.StrEnum):
 
     #: A prepared transaction stays its connection's, and is rolled back with it.
     TRANSACTION_STAYS = "request-transaction-stays"
-    #: A refusal is answered from memory, perhaps by a broker that another one has replaced.
-    REFUSAL_UNSTORED = "request-refusal-unstored"
     #: The list of branches is answered from memory.
     LIST_UNSTORED = "request-list-unstored"
 
@@ -72,10 +70,7 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
     try:
         OPERATIONS[request.operation](engine, request, say, violations)
     except BasculeError as error:
-        if RequestViolation.REFUSAL_UNSTORED in violations:
-            say(failure(error))
-        else:
-            engine.journaling.then_anew(say, failure(error))  # another broker may have the branch by now
+        engine.journaling.then_anew(say, failure(error))  # another broker may have the branch by now
 
 
 def done(code: int = XA_OK, text: str | None = None) -> Answer:

@@ -7,7 +7,8 @@ else. Its sends are in no queue; they are routed by the commit, as those of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,6 +38,35 @@ COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
 ROLLBACKS = frozenset((Ending.ROLLED_BACK, Ending.FORCED_ROLLBACK))
 _FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
 _DIGEST_FLAGS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+class BranchViolation(enum.StrEnum):
+    """Rules of branches that a test breaks."""
+
+    #: A prepare is answered before the branch is stored.
+    VOTE_UNSTORED = "branch-vote-unstored"
+    #: The sends of a branch are routed when it is prepared.
+    SENDS_AT_PREPARE = "branch-sends-at-prepare"
+    #: A branch stays prepared after its first end, and is carried out twice.
+    ENDED_TWICE = "branch-ended-twice"
+    #: A commit carries out all acknowledgements but one.
+    ACKNOWLEDGEMENT_DROPPED = "branch-acknowledgement-dropped"
+    #: Messages of a branch that is rolled back are not marked as redelivered.
+    ROLLBACK_UNMARKED = "branch-rollback-unmarked"
+    #: The broker forgets how branches have ended.
+    ENDS_FORGOTTEN = "branch-ends-forgotten"
+    #: The broker forgets which branches an administrator has ended.
+    FORCED_ENDS_FORGOTTEN = "branch-forced-ends-forgotten"
+    #: The broker does not know which commits in one phase are on their way into the journal.
+    COMMITTING_UNKNOWN = "branch-committing-unknown"
+    #: That an administrator's end is forgotten is not journaled.
+    FORGET_UNJOURNALED = "branch-forget-unjournaled"
+    #: Snapshots leave prepared branches out.
+    SNAPSHOT_WITHOUT_PREPARED = "branch-snapshot-without-prepared"
+    #: Snapshots leave out how branches have ended.
+    SNAPSHOT_WITHOUT_ENDED = "branch-snapshot-without-ended"
+    #: Snapshots leave out which branches an administrator has ended.
+    SNAPSHOT_WITHOUT_FORCED = "branch-snapshot-without-forced"
 
 
 class Branch:
@@ -72,6 +102,7 @@ class Branches:
     forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last ones, oldest first
     committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
+    violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
 
     def held(self) -> Iterator[tuple[Queue, Message]]:
         """Messages in the hands of branches."""
@@ -80,9 +111,14 @@ class Branches:
 
     def over(self, ended: Ended) -> None:
         """The journal says so."""
-        self.prepared.pop(ended.xid, None)
+        again = BranchViolation.ENDED_TWICE in self.violations and ended.xid not in self.ended
+        branch = self.prepared.pop(ended.xid, None)
+        if again and branch is not None:
+            branch.ending = None
+            self.prepared[ended.xid] = branch
         if ended.ending in _FORCED:
-            self.forced[ended.xid] = ended
+            if BranchViolation.FORCED_ENDS_FORGOTTEN not in self.violations:
+                self.forced[ended.xid] = ended
         elif ended.ending is Ending.FORGOTTEN:
             self.forced.pop(ended.xid, None)
         else:
@@ -90,6 +126,8 @@ class Branches:
 
     def remember(self, xid: Xid, ending: Ending) -> None:
         """What became of a branch, for who asks again."""
+        if BranchViolation.ENDS_FORGOTTEN in self.violations:
+            return
         self.ended[xid] = ending
         self._forget_old()
 
@@ -104,11 +142,12 @@ class Branches:
 
     def entries(self, at_ms: int) -> bytes:
         """Journal entries that say all this, as far as it is stored: a snapshot has them."""
-        return b"".join((
-            *(ended_entry(*ended) for ended in self.forced.values()),
-            *(ended_entry(xid, ending, at_ms) for xid, ending in self.ended.items()),
-            *(branch.entry for branch in self.prepared.values() if branch.stored),
-        ))  # fmt: skip
+        parts = {
+            BranchViolation.SNAPSHOT_WITHOUT_FORCED: [ended_entry(*ended) for ended in self.forced.values()],
+            BranchViolation.SNAPSHOT_WITHOUT_ENDED: [ended_entry(xid, ending, at_ms) for xid, ending in self.ended.items()],
+            BranchViolation.SNAPSHOT_WITHOUT_PREPARED: [branch.entry for branch in self.prepared.values() if branch.stored],
+        }
+        return b"".join(entry for violation, entries in parts.items() if violation not in self.violations for entry in entries)
 
 
 class Listed(NamedTuple):
@@ -166,7 +205,11 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
     branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
     branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
     engine.journaling.add(entry)
+    if BranchViolation.SENDS_AT_PREPARE in branches.violations:
+        engine.carry_out(_drafts(entry), [], len(entry), lambda: None)
     engine.journaling.then(_stored, branch, done)
+    if BranchViolation.VOTE_UNSTORED in branches.violations:
+        done(True)  # the client ignores the second answer
     crash.point("branch.prepare.after")
 
 
@@ -183,7 +226,8 @@ def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, 
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error)
     ended = Ended(xid, Ending.COMMITTED, engine.clock())
-    branches.committing.add(xid)
+    if BranchViolation.COMMITTING_UNKNOWN not in branches.violations:
+        branches.committing.add(xid)
 
     def committed(error: BasculeError | None) -> None:
         branches.committing.discard(xid)
@@ -223,6 +267,8 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
     entry = ended_entry(*ended)
     if ending in COMMITS:
         acks, branch.acks = branch.acks, []
+        if BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations:
+            acks = acks[:-1]
         engine.carry_out(_drafts(branch.entry), acks, len(branch.entry), partial(_over, engine, branch, ended, done), entry)
     else:
         engine.journaling.add(entry)
@@ -235,6 +281,10 @@ def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
     if xid not in engine.branches.forced:
         raise UnknownBranch(f"branch {xid} has not been ended by an administrator")
     ended = Ended(xid, Ending.FORGOTTEN, engine.clock())
+    if BranchViolation.FORGET_UNJOURNALED in engine.branches.violations:
+        engine.branches.over(ended)
+        engine.journaling.then_anew(done)
+        return
     engine.journaling.add(ended_entry(*ended))
     engine.journaling.then(engine.branches.over, ended)
     engine.journaling.then(done)
@@ -255,6 +305,9 @@ def _over(engine: Engine, branch: Branch, ended: Ended, done: Callable[[], None]
     if ended.ending in ROLLBACKS:
         engine.counters.rolled_back += 1
         engine.take_back(branch.acks)
+        if BranchViolation.ROLLBACK_UNMARKED in engine.branches.violations:
+            for queue, message in branch.acks:
+                queue.counts.pop(message.position, None)
     done()
 
 

@@ -47,7 +47,7 @@ class Engine:
         self.journaling = journaling
         self.clock = clock
         self.violations = violations
-        self.branches = Branches()
+        self.branches = Branches(violations=violations)
         self.deliveries = deliveries = Deliveries(journaling, bodies, clock, self)
         self.destinations = destinations = Destinations(deliveries, policy)
         self.windows = DuplicateWindows(destinations.window_limits, violations=violations)

@@ -387,7 +387,7 @@ class KafkaResource:
 
     def _table(self) -> dict[bytes, Stored]:
         try:
-            return self._open().reader.read(held_up=self._end_transactions)
+            return self._open().reader.read_behind_barrier(held_up=self._end_transactions)
         except Unavailable as error:
             raise ResourceFailed(f"{self.name}: {error}") from error
 

@@ -1,17 +1,14 @@
-"""The decision log in a compacted Kafka topic of one partition: the first decision in the order of the offsets stands.
-
-Each entry has a key of its own, so compaction takes none away that was not deleted, and the order never changes. To decide is to append,
-and to read up to one's own record. No Kafka transaction and no fence is needed: any number of processes may decide at once.
-"""
+"""The decision log in a compacted Kafka topic of one partition; ``log_topic`` has the rules."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from bascule.core import crash
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import DECISIONS
@@ -19,7 +16,9 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown, Stored, TableReader
 from bascule.kafka.guards import guard
-from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
+from bascule.xa import log_topic
+from bascule.xa.log import Decision, Heuristic, LogDamaged, LogState
+from bascule.xa.log_topic import LogRecord
 from bascule.xa.xid import Xid
 
 
@@ -46,38 +45,28 @@ class KafkaLog:
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog."""
-        table = self._append(decision)
-        mine = _prefix(decision)
-        found = sorted((stored.offset, key) for key, stored in table.items() if key.startswith(mine))
-        # Gone again already: another process has seen it and finished what it says.
-        first = self._entry(found[0][1], table[found[0][1]]) if found else decision
-        if not isinstance(first, Decision):
-            raise LogDamaged(f"{self._topic}, offset {found[0][0]}: a decision is expected behind key {found[0][1]!r}")
-        return first
+        with self._named():
+            return run_blocking(log_topic.decide(_Calls(self._clients(), self._topic), decision))
 
     def read(self) -> LogState:
         """See DecisionLog."""
         clients = self._clients()
         guard(clients.topics, own_topics.expected({self._topic: own_topics.DECISIONS}))
-        state = LogState()
-        for key, stored in sorted(clients.reader.read().items(), key=lambda each: each[1].offset):
-            state.add(self._entry(key, stored))
-        return state
+        with self._named():
+            return run_blocking(log_topic.read(_Calls(clients, self._topic)))
 
     def record(self, heuristic: Heuristic) -> None:
         """See DecisionLog."""
-        self._append(heuristic)
+        run_blocking(log_topic.store_heuristic(_Calls(self._clients(), self._topic), heuristic))
 
     def forget(self, gtrids: Iterable[bytes]) -> None:
         """See DecisionLog. Nobody waits for it."""
-        try:
-            self._delete([gtrid + b"#" for gtrid in gtrids])
-        except Unavailable:
-            return  # it comes back, and is forgotten then
+        with suppress(Unavailable):  # it comes back, and is forgotten then
+            log_topic.forget(_Calls(self._clients(), self._topic), gtrids)
 
     def forget_heuristic(self, xid: Xid) -> None:
         """See DecisionLog."""
-        self._delete([str(xid).encode() + b"#"])
+        log_topic.forget_heuristic(_Calls(self._clients(), self._topic), xid)
 
     def close(self) -> None:
         """Waits for what is under way, and frees the clients."""
@@ -87,29 +76,13 @@ class KafkaLog:
             opened.appender.close()
             opened.reader.close()
 
-    def _entry(self, key: bytes, stored: Stored) -> Entry:
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors about an entry name the topic."""
         try:
-            return decode(stored.value)
+            yield
         except LogDamaged as error:
-            raise LogDamaged(f"{self._topic}, offset {stored.offset}, key {key!r}: {error}") from error
-
-    def _append(self, entry: Entry) -> dict[bytes, Stored]:
-        """The table as it is once the entry is in it."""
-        clients = self._clients()
-        key = _prefix(entry) + uuid.uuid4().hex.encode()
-        try:
-            offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
-        except OffsetUnknown:
-            # It is stored, before what is appended now. Of a second entry with a key of its own it is the first that counts.
-            key = _prefix(entry) + uuid.uuid4().hex.encode()
-            offset = clients.appender.append(Outgoing(self._topic, key, encode(entry), partition=0)).result()
-        crash.point("xa.log.append.after")
-        return clients.reader.reach(0, offset, APPEND_TIMEOUT_S)
-
-    def _delete(self, prefixes: list[bytes]) -> None:
-        clients = self._clients()
-        for key in [key for key in clients.reader.known() if key.startswith(tuple(prefixes))]:
-            clients.appender.append(Outgoing(self._topic, key, None, partition=0))
+            raise LogDamaged(f"{self._topic}, {error}") from error
 
     def _clients(self) -> _Clients:
         with self._lock:
@@ -119,5 +92,40 @@ class KafkaLog:
             return self._open
 
 
-def _prefix(entry: Entry) -> bytes:
-    return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"
+class _Calls:
+    """The effects of the protocol, performed by the calling thread."""
+
+    def __init__(self, clients: _Clients, topic: str) -> None:
+        self._clients = clients
+        self._topic = topic
+
+    def new_key(self) -> bytes:
+        """See TopicCalls."""
+        return uuid.uuid4().hex.encode()
+
+    async def append(self, key: bytes, value: bytes) -> int | None:
+        """See TopicCalls."""
+        try:
+            return self._clients.appender.append(Outgoing(self._topic, key, value, partition=0)).result()
+        except OffsetUnknown:
+            return None
+
+    async def reach(self, offset: int) -> Mapping[bytes, LogRecord]:
+        """See TopicCalls."""
+        return _records(self._clients.reader.reach(0, offset, APPEND_TIMEOUT_S))
+
+    async def tail(self) -> Mapping[bytes, LogRecord]:
+        """See TopicCalls."""
+        return _records(self._clients.reader.read_behind_barrier())
+
+    def known(self) -> Iterable[bytes]:
+        """See TopicCalls."""
+        return self._clients.reader.known()
+
+    def post(self, key: bytes, value: bytes | None) -> None:
+        """See TopicCalls."""
+        self._clients.appender.append(Outgoing(self._topic, key, value, partition=0))
+
+
+def _records(table: Mapping[bytes, Stored]) -> dict[bytes, LogRecord]:
+    return {key: LogRecord(stored.value, stored.offset) for key, stored in table.items()}

@@ -30,8 +30,6 @@ class PlanViolation(enum.StrEnum):
     FOREIGN_BRANCHES_ROLLED_BACK = "plan-foreign-branches-rolled-back"
     #: A ROLLBACK is deleted at once, before a slow application asks for COMMIT.
     ROLLBACK_FORGOTTEN_EARLY = "plan-rollback-forgotten-early"
-    #: The log is read before the resources are asked, and a decision stored in between is not seen when decisions are deleted.
-    LATER_READING_IS_COMPLETE = "plan-later-reading-is-complete"
 
 
 class Action(enum.StrEnum):
@@ -91,8 +89,7 @@ class _Planner:
             for xid in xids:
                 if self._own_branch(resource, xid) and (step := self._of_branch(resource, xid)) is not None:
                     yield step
-        log = self.view.after if PlanViolation.LATER_READING_IS_COMPLETE in self.violations else self.view.before
-        for decision in log.decisions.values():
+        for decision in self.view.before.decisions.values():
             if self._own_decision(decision) and not self._at_work(decision.gtrid):
                 yield from self._of_decision(decision)
 
