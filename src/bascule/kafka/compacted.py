@@ -17,7 +17,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
-from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, passing
+from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
@@ -212,6 +212,7 @@ class TableReader:
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = Consumer(
             {
+                **QUIET,
                 **kafka,
                 **READ_AHEAD,
                 "group.id": "bascule.table.unused",

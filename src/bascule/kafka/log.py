@@ -15,7 +15,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import READ_AHEAD, TopicHistory, passing
+from bascule.kafka.history import QUIET, READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -42,7 +42,7 @@ APPEND_SETTINGS: Mapping[str, Any] = {
     "retry.backoff.ms": 20,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
-    "log_level": 3,
+    **QUIET,
 }
 READ_SETTINGS: Mapping[str, Any] = {
     **READ_AHEAD,
@@ -55,7 +55,7 @@ READ_SETTINGS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 50,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
-    "log_level": 3,
+    **QUIET,
 }
 
 #: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)

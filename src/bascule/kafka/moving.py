@@ -17,7 +17,7 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, hand_over
 from bascule.kafka.consumer import received_of
-from bascule.kafka.history import TopicHistory, committed_offset
+from bascule.kafka.history import QUIET, TopicHistory, committed_offset
 from bascule.kafka.log import introduce, patient
 
 COORDINATOR_TIMEOUT_S = 30.0
@@ -63,9 +63,11 @@ class Mover:
         Another one that is at it is stopped by this one. Raises Unavailable: then all of it is done, or nothing; TooLarge: nothing.
         """
         refused: list[tuple[int, str]] = []
-        settings = {"message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random"}
+        settings = {
+            **QUIET, "message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random",
+        }  # fmt: skip
         producer = Producer(settings)
-        consumer = Consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
+        consumer = Consumer({**QUIET, **self._kafka, "group.id": self._group, "enable.auto.commit": False})
         try:
             introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)

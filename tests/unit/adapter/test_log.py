@@ -16,7 +16,7 @@ from bascule.adapter.inbound.log_protocol import Superseded, refusal
 from bascule.adapter.inbound.log_topic import Clients, LogTopic
 from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, LogFold, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Workers
-from bascule.core.errors import TooLarge, Unavailable
+from bascule.core.errors import TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import OffsetUnknown
@@ -297,6 +297,25 @@ def test_a_record_whose_endpoint_rolls_its_transaction_back_has_failed(monkeypat
     """Else it was counted as delivered, and stayed in flight until the next start."""
     shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
     monkeypatch.setattr(shop.workers, "_endpoint", lambda _: shop.manager.current.rollback())
+    with shop.manager:
+        shop.workers.start()
+        shop.deliver()
+        wait_for(lambda: shop.counts.delivered or shop.counts.dead_lettered, "the record's end")
+        shop.workers.stop(10)
+    assert (shop.counts.delivered, shop.counts.failed, shop.counts.dead_lettered) == (0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [TransactionInDoubt("x"), TransactionRolledBack("x", cause=Unavailable("no broker"))], ids=["in doubt", "rolled back"]
+)
+def test_a_transaction_error_of_the_endpoints_own_is_a_failure_of_the_record(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A local JMS transaction of the endpoint, for example; the record's own transaction is not in doubt because of it."""
+    shop = Shop(monkeypatch, enlisted=False, kafka=Narrow("kafka"))
+
+    def fail(_record: Record) -> None:
+        raise error
+
+    monkeypatch.setattr(shop.workers, "_endpoint", fail)
     with shop.manager:
         shop.workers.start()
         shop.deliver()
