@@ -74,6 +74,7 @@ class Pipelines:
         self.zombies = 0.0  # how often a task that still runs is taken for dead
         self.restlessness = 0.0  # how often a task goes to a new worker though another one is idle
         self.drivers: list[Driver] = []
+        self.claimed_twice: list[str] = []  # tasks that wrote under another driver's name
 
     def launch(self) -> None:
         """A driver, whatever became of the one before."""
@@ -103,7 +104,7 @@ class Driver:
         self.taken_over = False
         self.workers: list[Worker] = []
         self._runs = 0
-        self._claims = Claims(self.name, violations=self.world.violations)
+        self._claims = Claims(self.name)
         for ingress, partition in pipelines.sources():
             self.process.spawn(self._keep_running(ingress, partition))
 
@@ -202,6 +203,8 @@ async def carry(
     violations = pipelines.world.violations
     position = claim.check(await writer.current(), violations=violations)
     begin = claim.begin(position, start, violations=violations)
+    if position.owner != claim.owner:
+        pipelines.claimed_twice.append(f"{claim.owner} in the name of {position.owner}")
     records = await _range(pipelines, worker.process, source, start, end, committed=ingress is not None)
     outputs_of, state = _mapping(pipelines, ingress, source, begin)
     outputs: list[Output] = []

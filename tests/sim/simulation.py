@@ -290,6 +290,7 @@ class Simulation:
         self.office.judge(tally, self._newest())
         self.witness.judge(tally, audit.counts)
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
+        tally.report("claimed-twice", "tasks worked from a position that another driver run held", self.pipelines.claimed_twice)
         return tally
 
     def _left(self) -> Iterator[tuple[str, list[str]]]:

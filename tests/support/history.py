@@ -20,6 +20,7 @@ from tests.support.operations import Facts, Operation, Outcome, Place, after, op
 __all__ = [
     "ANOMALIES",
     "BRANCH_ANOMALIES",
+    "CLAIM_ANOMALIES",
     "Anomaly",
     "Audit",
     "Divert",
@@ -66,6 +67,9 @@ BRANCH_ANOMALIES: Final[Mapping[str, str]] = {
     "xa-disturbed": "recovery rolled a transaction back that was not left behind, or not its manager's",
     "xa-stuck": "a branch, or a decision, without an end though nothing was broken any more",
 }
+
+#: Of claims on positions; only the simulation sees them.
+CLAIM_ANOMALIES: Final[Mapping[str, str]] = {"claimed-twice": "a task worked from a position that another driver run held"}
 
 
 class Divert(NamedTuple):
@@ -122,7 +126,7 @@ class Tally:
 
     def report(self, name: str, where: str, ids: Iterable[str]) -> None:
         """An anomaly, if there are such ids."""
-        assert name in ANOMALIES or name in BRANCH_ANOMALIES
+        assert name in {*ANOMALIES, *BRANCH_ANOMALIES, *CLAIM_ANOMALIES}
         if found := sorted(set(ids)):
             self.anomalies.append(Anomaly(name, where, tuple(found)))
 

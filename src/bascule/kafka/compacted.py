@@ -17,7 +17,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
-from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, passing
+from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, known_offset, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
@@ -346,9 +346,9 @@ class TableReader:
         failure = message.error()
         if failure is not None and passing(failure):
             return
-        partition, offset = message.partition(), message.offset()
-        assert partition is not None
-        assert offset is not None
+        partition, offset = message.partition(), known_offset(message)
+        if partition is None:
+            raise Unavailable(f"{self._at[0].topic}: the Kafka client gave a record without a partition")
         if failure is None:
             key, value = bytes(message.key() or b""), message.value()
             if value is None:

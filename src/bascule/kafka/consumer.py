@@ -11,7 +11,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
 from bascule.core.log import get_log
 from bascule.kafka.compacted import CLIENT_SETTINGS
-from bascule.kafka.history import TopicHistory, passing
+from bascule.kafka.history import TopicHistory, content_of, known_offset, passing
 from bascule.kafka.instance import Fence, fenced
 
 #: Offsets further apart than this are fetched one by one when records are read again.
@@ -227,9 +227,7 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
 def received_of(message: Message) -> KafkaRecord:
     """What a message of the client holds."""
     headers: Any = message.headers() or ()
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None
-    assert partition is not None
-    assert offset is not None
-    key: Any = message.key()
-    return KafkaRecord(topic, partition, offset, key, message.value(), headers, message.timestamp()[1])
+    topic, partition = message.topic(), message.partition()
+    if topic is None or partition is None:
+        raise Unavailable("the Kafka client gave a record without topic or partition")
+    return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers, message.timestamp()[1])

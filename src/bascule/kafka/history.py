@@ -91,6 +91,23 @@ def passing(error: KafkaError) -> bool:
     return error.retriable() or error.code() in _PASSING
 
 
+def known_offset(message: Message) -> int:
+    """The offset of what a consumer has read. Raises Unavailable where the client does not tell it."""
+    offset = message.offset()
+    if offset is None or offset < 0:
+        raise Unavailable(f"{message.topic()}-{message.partition()}: the Kafka client gave a record without an offset")
+    return offset
+
+
+def content_of(message: Message) -> tuple[bytes | None, bytes | None]:
+    """Key and value of a record that was read."""
+    return _octets(message.key()), _octets(message.value())
+
+
+def _octets(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
 class TopicHistory:
     """Offsets and records of one partition. Raises Unavailable when Kafka does not answer for ``timeout_s``."""
 
@@ -149,8 +166,7 @@ class TopicHistory:
             # No more than there can be: the client would wait for them.
             for message in consumer.consume(max(1, min(1000, end - start)), 0.5):
                 failure = message.error()
-                offset = message.offset()
-                assert offset is not None
+                offset = known_offset(message)
                 if failure is None:
                     if offset >= end:
                         return

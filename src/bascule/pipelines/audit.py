@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bascule.core.errors import InvalidInput
 from bascule.core.kafka_records import Output
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.registry import journal_position
@@ -139,9 +139,8 @@ def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) 
     source = (pipelines.topics.journal, pipelines.topics.partition)
     engine = DivertEngine(pipelines.bridge_id, source, pipelines.topics.dead_letters, pipelines.topics.reserved)
     for message in history.records(start, end):
-        offset = message.offset()
-        assert offset is not None
-        for taken in reader.take(offset, _octets(message.key()), _octets(message.value())):
+        offset = known_offset(message)
+        for taken in reader.take(offset, *content_of(message)):
             outputs: dict[str, Output] = {divert.name: output for divert, output in engine.outputs(taken)}
             for divert in taken.diverts:
                 tally = by_name[divert.name]
@@ -196,7 +195,8 @@ def _records(pipelines: Pipelines, topic: str, partition: int) -> Iterator[tuple
     history = TopicHistory(pipelines.kafka, topic, partition)
     for message in history.records(history.earliest(), history.latest(), committed=True):
         headers: Any = message.headers() or []
-        yield dict(headers), _octets(message.key()), _octets(message.value()) or b""
+        key, value = content_of(message)
+        yield dict(headers), key, value or b""
 
 
 def _place(identity: str) -> _Place:
@@ -217,7 +217,3 @@ def _digest(contents: dict[str, bytes]) -> str:
     for identity, content in contents.items():
         total ^= int.from_bytes(hashlib.blake2b(identity.encode() + content, digest_size=16).digest(), "big")
     return f"{total:032x}"
-
-
-def _octets(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value

@@ -18,7 +18,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, Role, guard_transactions
-from bascule.kafka.history import TopicHistory, committed_offset
+from bascule.kafka.history import TopicHistory, committed_offset, known_offset
 from bascule.kafka.positions import PositionReader
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
@@ -278,11 +278,11 @@ class Positions:
             passed = dict(zip(there, pool.map(partial(self._pass_over, deadline), there, there.values()), strict=True))
         return [claim for claim in ends if claim not in behind or passed.get(claim)]
 
-    def stored(self, timeout_s: float = READ_TIMEOUT_S) -> dict[str, Position]:
-        """All positions as they stand, without taking any."""
+    def stored(self, timeout_s: float = READ_TIMEOUT_S, *, decides: bool = False) -> dict[str, Position]:
+        """All positions, without taking any: as some node knows them, or, where a decision rests on them, behind barrier records."""
         everywhere = range(POSITION_PARTITIONS)
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, everywhere)) as reader:
-            return reader.read(timeout_s)
+            return reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
 
     def read(self, key: str) -> Position:
         """Diverts' position of this run as it is now; only who is told of this reading can move it.
@@ -339,13 +339,13 @@ class Positions:
         return found
 
     def _left_out(self, pipeline: str, names: Callable[[str], bool]) -> dict[str, Position]:
-        stored = self.stored()
+        stored = self.stored(decides=True)
         keys = [key for key, at in stored.items() if key.startswith(f"{pipeline}/") and not at.vacant and not names(at.topic)]
         return {key: found for key in keys if (found := self._taken(key, pipeline)) is not None}
 
     def removed_ingresses(self, configured: Container[str]) -> set[str]:
         """Those that have run and are not configured any more, whose positions are not vacant yet."""
-        stored = ((key.partition("/")[0], at) for key, at in self.stored().items() if key.startswith(INGRESS) and "/" in key)
+        stored = ((key.partition("/")[0], at) for key, at in self.stored(decides=True).items() if key.startswith(INGRESS) and "/" in key)
         return {pipeline for pipeline, at in stored if not at.vacant and pipeline.removeprefix(INGRESS) not in configured}
 
     def _beginning(self, source: Source, topic_id: str, start: Start) -> Position:
@@ -371,9 +371,7 @@ class Positions:
         if end <= position.offset or history.earliest() > position.offset:  # nothing is there, or nobody knows what was
             return position.offset
         for message in history.records(position.offset, end, committed=True):
-            offset = message.offset()
-            assert offset is not None
-            return offset
+            return known_offset(message)
         return end
 
     def _seen_keys(self) -> set[str]:
@@ -385,12 +383,12 @@ class Positions:
                 self.pipelines.kafka, self.pipelines.topics.positions, everywhere, lambda key, _: seen.add(key.decode()), committed=False
             )
         ) as reader:
-            reader.read()
+            reader.read_behind_barrier()
         return seen
 
     def _stored(self, key: str) -> Position | None:
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, [position_partition(key)])) as reader:
-            return reader.read().get(key)
+            return reader.read_behind_barrier().get(key)
 
     def _check(
         self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory, remedy: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from bascule.journal.fence import Fence
 from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
 from bascule.kafka.epochs import exclusive_of
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
 from bascule.writer.position import Position, PositionLost
@@ -82,7 +82,8 @@ def plan_diverts(
 
 def joined(common: Position, other: Position) -> Position:
     """The common position with the members of one that stands at the same offset."""
-    assert common.offset == other.offset
+    if common.offset != other.offset:
+        raise PositionLost(f"a position at offset {other.offset} cannot join the common one at {common.offset}")
     return replace(_best_informed(common, [other]), members=tuple(sorted({*common.members, *other.members})))
 
 
@@ -125,7 +126,7 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
             fence.epoch, fence.sequence = newest, -1
     if fence.epoch >= 0 and fence.epoch < offset - LOOK_BACK_RECORDS and fence.epoch >= first:
         for message in history.records(fence.epoch, fence.epoch + 1):
-            value = _octets(message.value()) or b""
+            value = content_of(message)[1] or b""
             if decode_header(value).kind is not Kind.EPOCH:
                 raise DamagedRecord(f"offset {fence.epoch} is no epoch start, though records name it as their epoch")
             exclusive = exclusive_of(value)
@@ -135,14 +136,9 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
 def _headers(history: TopicHistory, start: int, end: int) -> Iterator[tuple[int, Header, bytes]]:
     """Offset, header and value of the records that are a journal's."""
     for record in history.records(start, end):
-        at, key, value = record.offset(), _octets(record.key()), _octets(record.value())
-        assert at is not None
+        at, (key, value) = known_offset(record), content_of(record)
         try:
             header = journal_header(key, value)
         except ForeignRecord:
             continue
         yield at, header, value or b""
-
-
-def _octets(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailab
 from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import JournalReader, Taken
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
@@ -127,7 +127,8 @@ class JournalStreamReader(DataSourceStreamReader):
 
         Raises PositionLost when records of the journal are gone; BadRecord, in mode FAILFAST, for what is no JMS message.
         """
-        assert isinstance(partition, JournalRange)
+        if not isinstance(partition, JournalRange):
+            raise InvalidInput(f"{partition!r} is no range of the journal: Spark gave the reader another source's partition")
         if partition.journal_id not in (None, self._journal_id()):
             raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {partition.start}: {_ANOTHER}")
         history = self._history()
@@ -167,8 +168,4 @@ class JournalStreamReader(DataSourceStreamReader):
 
 def _taken(reader: JournalReader, history: TopicHistory, partition: JournalRange) -> Iterator[Taken]:
     for message in history.records(partition.start, partition.end):
-        offset, key, value = message.offset(), message.key(), message.value()
-        assert offset is not None
-        assert isinstance(key, bytes | None)
-        assert isinstance(value, bytes | None)
-        yield from reader.take(offset, key, value)
+        yield from reader.take(known_offset(message), *content_of(message))

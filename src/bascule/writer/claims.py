@@ -20,7 +20,6 @@ class ClaimViolation(enum.StrEnum):
     """Rules of claims, broken on purpose by the simulation."""
 
     OWNER_NOT_CHECKED = "a task works from a position whatever owner it names"
-    TAKEN_BACK = "a driver takes from its successor what it has held before"
     BATCH_START_TRUSTED = "a task begins where its batch begins, not at the position"
 
 
@@ -74,9 +73,8 @@ class Claims:
     first (the leader). A run that stalled after that takes nothing else from its successor.
     """
 
-    def __init__(self, owner: str, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+    def __init__(self, owner: str) -> None:
         self.owner = owner
-        self._violations = violations
         self._tries = itertools.count(1)
         self._held: set[str] = set()
         self._generations: dict[str, int] = {}
@@ -103,7 +101,7 @@ class Claims:
                 return found
             # The first generation knows of none before it: the position taken first may have been deleted by hand.
             later = writer.key in self._held or generation(found) >= self._generations[leader] > 1
-            if later and found.owner.partition(".")[0] != self.owner and ClaimViolation.TAKEN_BACK not in self._violations:
+            if later and found.owner.partition(".")[0] != self.owner:
                 raise PositionTaken(f"{writer.key!r} is held by {found.owner!r}, another driver of the bridge: this one stops")
             taken = replace(found, owner=self.name(leader))
             with suppress(PositionMoved):  # by a task that was fenced and has tried again: what it did counts

@@ -53,7 +53,7 @@ class TableEffects(Protocol[T_co]):
 async def read_behind_barrier(table: TableEffects[T_co], *, violations: Collection[enum.StrEnum] = frozenset()) -> T_co:
     """Return all that was committed when the call began, whichever node answers. Raises Unavailable."""
     if ReadingViolation.NO_BARRIER in violations or ReadingViolation.LAST_STABLE_OFFSET in violations:
-        return await table.read_to(await table.ends(stable=ReadingViolation.LAST_STABLE_OFFSET in violations))
+        return await read_latest(table, violations=violations)
     ends: dict[int, int] = {}
     while missing := [partition for partition in table.partitions if partition not in ends]:
         for partition, offset in (await table.write_barriers(missing)).items():
@@ -64,6 +64,6 @@ async def read_behind_barrier(table: TableEffects[T_co], *, violations: Collecti
     return await table.read_to(ends)
 
 
-async def read_latest(table: TableEffects[T_co]) -> T_co:
+async def read_latest(table: TableEffects[T_co], *, violations: Collection[enum.StrEnum] = frozenset()) -> T_co:
     """Return what was committed by the high watermark that a node names. No decision may rest on it. Raises Unavailable."""
-    return await table.read_to(await table.ends())
+    return await table.read_to(await table.ends(stable=ReadingViolation.LAST_STABLE_OFFSET in violations))

@@ -111,7 +111,7 @@ class Writer(Generic[P, O, V]):
         deadline_s = self._effects.now_s() + self._deadline_s
         while True:
             known = (await self._incarnations.get(deadline_s)).position
-            if (await read_latest(self._effects)).get(self.key) == known:
+            if (await read_latest(self._effects, violations=self._violations)).get(self.key) == known:
                 return known
             self._drop()
             self._last = None  # one of the two is wrong, or somebody has written: only a barrier tells

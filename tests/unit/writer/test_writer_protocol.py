@@ -1,0 +1,448 @@
+"""The transactional writer without IO: what it does when requests fail, others write, and the outcome of a commit is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import Unavailable
+from bascule.writer.errors import PositionMoved, TransactionFault, TransitionMissing, Unwritable, WriteDenied
+from bascule.writer.incarnation import Attempt, Event, Identity, Incarnation, State
+from bascule.writer.reading import ReadingViolation
+from bascule.writer.transactional import Writer, WriterViolation
+
+FENCED = TransactionFault("fenced", fenced=True)
+LOST = TransactionFault("no answer")
+
+
+class Done:
+    """Work that has ended by the time it is started."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.error: Exception | None = None
+        self.value: Any = None
+        try:
+            self.value = run_blocking(work)
+        except Exception as error:
+            self.error = error
+
+    ended = True
+
+    @property
+    def ready(self) -> bool:
+        return self.error is None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    async def wait(self, timeout_s: float) -> Any:
+        del timeout_s
+        return self.result()
+
+
+class Late(Done):
+    """Work that does not end."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        work.close()
+
+    ended = False
+    ready = False
+
+    async def wait(self, timeout_s: float) -> Any:
+        raise TimeoutError
+
+
+class Refusal:
+    """Why a record is refused."""
+
+    def str(self) -> str:
+        return "too large"
+
+
+class Kafka:
+    """What is committed, and the epochs of one transactional id. ``fail`` has what the next requests of a kind raise."""
+
+    def __init__(self) -> None:
+        self.position: str | None = "a"
+        self.outputs: list[str] = []
+        self.end = 5
+        self.named_end = 5
+        self.seen_by_stale: str | None = None
+        self.epoch = 0
+        self.producer_id = 7
+        self.tells_identity = True
+        self.fail: dict[str, list[Exception | None]] = {}
+        self.calls: list[str] = []
+        self.slept: list[float] = []
+        self.attempts: list[Attempt] = []
+        self.time_s = 0.0
+        self.make_pending: Callable[[Coroutine[Any, Any, Any]], Done] = Done
+        self.after_doubt = False  # whether a commit that fails has taken effect
+        self.unknown_offsets = 0
+
+    partitions = (3,)
+
+    def called(self, what: str) -> None:
+        self.calls.append(what)
+        failing = self.fail.get(what, [])
+        error = failing.pop(0) if failing else None
+        if error is not None:
+            raise error
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time_s += seconds
+
+    def random(self) -> float:
+        return 0.5
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.make_pending(work)
+
+    async def init(self, attempt: Attempt) -> dict[str, Any]:
+        self.attempts.append(attempt)
+        self.called("init")
+        self.epoch += 1
+        return {"epoch": self.epoch, "outputs": []}
+
+    async def identity(self, producer: dict[str, Any]) -> Identity | None:
+        return Identity(self.producer_id, producer["epoch"]) if self.tells_identity else None
+
+    def discard(self, producer: dict[str, Any]) -> None:
+        self.calls.append("discard")
+
+    async def explain(self, reason: str) -> Unavailable:
+        return Unavailable(f"no transaction: {reason}")
+
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        self.called("barrier")
+        self.end += 1
+        if self.unknown_offsets:
+            self.unknown_offsets -= 1
+            return dict.fromkeys(partitions)
+        return dict.fromkeys(partitions, self.end - 1)
+
+    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
+        self.called("stable end" if stable else "end")
+        return {3: self.named_end}
+
+    async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, str]:
+        self.called(f"read to {ends[3]}")
+        found = self.position if ends[3] >= self.end or self.seen_by_stale is None else self.seen_by_stale
+        return {} if found is None else {"key": found}
+
+    async def begin(self, producer: dict[str, Any]) -> None:
+        self.called("begin")
+
+    async def hand_over(self, producer: dict[str, Any], outputs: Sequence[str], start: int, *, careful: bool) -> None:
+        producer["outputs"] += outputs[start:]
+        self.called("hand over")
+
+    async def commit(self, producer: dict[str, Any], positions: Mapping[str, str | None], *, careful: bool) -> None:
+        if producer["epoch"] != self.epoch:
+            raise FENCED
+        try:
+            self.called("commit")
+        except TransactionFault:
+            if self.after_doubt:
+                self._commit(producer, positions)
+            raise
+        self._commit(producer, positions)
+
+    def _commit(self, producer: dict[str, Any], positions: Mapping[str, str | None]) -> None:
+        self.position = positions["key"]
+        self.outputs += producer["outputs"]
+        self.end += 2
+        self.named_end = self.end
+
+    async def abort(self, producer: dict[str, Any]) -> None:
+        self.called("abort")
+
+
+@pytest.fixture
+def kafka() -> Kafka:
+    return Kafka()
+
+
+def writer(kafka: Kafka, *violations: Any, deadline_s: float = 10.0) -> Writer[Any, str, str]:
+    return Writer(kafka, "key", deadline_s=deadline_s, violations=violations)
+
+
+def write(writer: Writer[Any, str, str], outputs: Sequence[str], before: str | None, after: str | None) -> None:
+    run_blocking(writer.write(outputs, before, after))
+
+
+def test_output_and_position_are_written_together(kafka: Kafka) -> None:
+    write(writer(kafka), ["x", "y"], "a", "b")
+    assert (kafka.position, kafka.outputs) == ("b", ["x", "y"])
+
+
+def test_first_incarnation_reads_the_position_behind_a_barrier(kafka: Kafka) -> None:
+    kafka.named_end, kafka.seen_by_stale = 2, "old"
+    write(writer(kafka), [], "a", "b")
+    assert kafka.calls[:3] == ["init", "barrier", "read to 6"]
+
+
+def test_barrier_at_an_unknown_offset_is_written_again(kafka: Kafka) -> None:
+    kafka.unknown_offsets = 2
+    write(writer(kafka), [], "a", "b")
+    assert kafka.calls[:5] == ["init", "barrier", "barrier", "barrier", "read to 8"]
+
+
+def test_next_incarnation_proves_the_position_without_a_read(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    write(moving, [], "a", "b")
+    kafka.calls.clear()
+    write(moving, [], "b", "c")
+    assert kafka.calls == ["init", "begin", "hand over", "commit", "discard"]
+
+
+@pytest.mark.parametrize("how", ["another init", "another producer id", "identity not told"])
+def test_position_is_read_where_epochs_do_not_continue(kafka: Kafka, how: str) -> None:
+    moving = writer(kafka)
+    write(moving, [], "a", "b")
+    kafka.position, kafka.calls = "theirs", []
+    if how == "another init":
+        kafka.epoch += 1
+    elif how == "another producer id":
+        kafka.producer_id += 1
+    else:
+        kafka.tells_identity = False
+    with pytest.raises(PositionMoved) as moved:
+        write(moving, [], "b", "c")
+    assert moved.value.found == "theirs"
+    assert "barrier" in kafka.calls
+
+
+def test_position_is_read_after_a_transaction_in_doubt(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    write(moving, [], "a", "b")
+    kafka.calls.clear()
+    kafka.fail["commit"], kafka.after_doubt = [LOST], True
+    write(moving, ["x"], "b", "c")
+    assert kafka.calls.count("barrier") == 1
+    assert kafka.outputs == ["x"]
+
+
+@pytest.mark.parametrize("took_effect", [False, True])
+def test_commit_in_doubt_is_told_by_the_position(kafka: Kafka, took_effect: bool) -> None:
+    kafka.fail["commit"], kafka.after_doubt = [LOST], took_effect
+    write(writer(kafka), ["x"], "a", "b")
+    assert (kafka.position, kafka.outputs) == ("b", ["x"])
+    assert kafka.attempts == [Attempt(), Attempt(careful=True, long=True)]
+    assert kafka.slept == [0.1]
+
+
+def test_writer_that_was_fenced_waits_by_chance_and_is_not_careful(kafka: Kafka) -> None:
+    kafka.fail["commit"] = [FENCED]
+    write(writer(kafka), ["x"], "a", "b")
+    assert kafka.attempts == [Attempt(), Attempt(long=True)]
+    assert kafka.slept == [0.05]
+
+
+def test_position_of_another_writer_is_not_written_over(kafka: Kafka) -> None:
+    kafka.position = "theirs"
+    with pytest.raises(PositionMoved):
+        write(writer(kafka), ["x"], "a", "b")
+    assert kafka.outputs == []
+
+
+def test_position_that_is_there_already_is_no_success_of_a_first_try(kafka: Kafka) -> None:
+    kafka.position = "b"
+    with pytest.raises(PositionMoved):
+        write(writer(kafka), ["x"], "a", "b")
+
+
+def test_refused_record_is_named_and_the_transaction_aborted(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    kafka.fail["commit"] = [LOST, TransactionFault("refused", refused={1: Refusal()})]
+    with pytest.raises(Unwritable, match="record 1: too large"):
+        write(moving, ["x", "y"], "a", "b")
+    assert "abort" in kafka.calls
+    write(moving, ["x"], "a", "b")
+    assert kafka.attempts[-1] == Attempt()
+
+
+def test_denied_topic_ends_the_write_at_once(kafka: Kafka) -> None:
+    kafka.fail["commit"], kafka.fail["abort"] = [TransactionFault("no right", denied=True)], [LOST]
+    with pytest.raises(WriteDenied, match="no right"):
+        write(writer(kafka), ["x"], "a", "b")
+    assert kafka.outputs == []
+
+
+def test_write_is_given_up_when_its_time_is_over(kafka: Kafka) -> None:
+    kafka.fail["commit"] = [LOST] * 20
+    with pytest.raises(Unavailable, match="did not commit for 1 s: no answer"):
+        write(writer(kafka, deadline_s=1.0), ["x"], "a", "b")
+    assert kafka.slept == [0.1, 0.2, 0.4]
+
+
+def test_incarnation_that_fails_is_made_again_until_the_time_is_over(kafka: Kafka) -> None:
+    kafka.fail["init"] = [LOST, Unavailable("no Kafka"), None]
+    write(writer(kafka), [], "a", "b")
+    assert kafka.slept == [0.1, 0.2]
+    kafka.fail["init"] = [LOST] * 20
+    with pytest.raises(Unavailable, match="no transaction: no answer"):
+        write(writer(kafka, deadline_s=0.3), [], "b", "c")
+
+
+def test_incarnation_that_does_not_come_is_reported(kafka: Kafka) -> None:
+    kafka.make_pending = Late
+    with pytest.raises(Unavailable, match="no transaction: Kafka does not answer in time"):
+        write(writer(kafka), [], "a", "b")
+
+
+def test_current_position_is_known_to_an_incarnation_that_came_after_it(kafka: Kafka) -> None:
+    assert run_blocking(writer(kafka).current()) == "a"
+    assert kafka.calls == ["init", "barrier", "read to 6", "end", "read to 5"]
+
+
+def test_current_position_that_another_writer_moved_is_read_anew(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.prepare()
+    kafka.position = "theirs"
+    assert run_blocking(moving.current()) == "theirs"
+    assert kafka.calls.count("barrier") == 2
+
+
+def test_former_leader_does_not_take_a_proved_position_back(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    write(moving, [], "a", "b")
+    kafka.named_end, kafka.seen_by_stale = 5, "a"
+    kafka.calls.clear()
+
+    def heal() -> None:
+        kafka.seen_by_stale = None
+
+    kafka.make_pending = lambda work: (heal(), Done(work))[1] if kafka.calls else Done(work)
+    assert run_blocking(moving.current()) == "b"
+    assert kafka.calls.count("barrier") == 1
+
+
+def test_outputs_are_handed_over_ahead_once(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.prepare()
+    run_blocking(moving.ahead(["x"], "a"))
+    run_blocking(moving.ahead(["x", "y"], "a"))
+    write(moving, ["x", "y", "z"], "a", "b")
+    assert kafka.outputs == ["x", "y", "z"]
+    assert kafka.calls.count("begin") == 1
+
+
+def test_nothing_is_handed_over_ahead_from_another_position_or_without_an_incarnation(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    run_blocking(moving.ahead(["x"], "a"))
+    moving.prepare()
+    run_blocking(moving.ahead(["x"], "other"))
+    assert "begin" not in kafka.calls
+
+
+def test_what_fails_ahead_fails_in_the_write_and_is_tried_again(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.prepare()
+    kafka.fail["hand over"] = [LOST]
+    run_blocking(moving.ahead(["x"], "a"))
+    run_blocking(moving.ahead(["x", "y"], "a"))
+    write(moving, ["x", "y"], "a", "b")
+    assert kafka.outputs == ["x", "y"]
+
+
+def test_what_was_begun_ahead_is_aborted_and_proves_the_position(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.prepare()
+    run_blocking(moving.ahead(["x"], "a"))
+    run_blocking(moving.abandon())
+    kafka.calls.clear()
+    write(moving, ["y"], "a", "b")
+    assert kafka.outputs == ["y"]
+    assert "barrier" not in kafka.calls
+
+
+def test_abort_that_fails_proves_nothing(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.prepare()
+    run_blocking(moving.ahead(["x"], "a"))
+    kafka.fail["abort"] = [LOST]
+    run_blocking(moving.abandon())
+    kafka.calls.clear()
+    write(moving, [], "a", "b")
+    assert "barrier" in kafka.calls
+
+
+def test_closed_writer_gives_its_incarnation_up(kafka: Kafka) -> None:
+    moving = writer(kafka)
+    moving.close()
+    moving.prepare()
+    moving.close()
+    assert kafka.calls[-1] == "discard"
+
+
+def test_event_that_the_table_does_not_have_is_a_defect() -> None:
+    incarnation: Incarnation[None] = Incarnation(None)
+    with pytest.raises(TransitionMissing, match="COMMIT in state NEW"):
+        incarnation.move(Event.COMMIT)
+    assert incarnation.state is State.NEW
+
+
+# -- violations: each does the harm that its rule prevents -------------------------------------------------------------
+
+
+def test_violation_reads_without_a_barrier(kafka: Kafka) -> None:
+    kafka.seen_by_stale = "old"
+    kafka.named_end = 2
+    write(writer(kafka, ReadingViolation.NO_BARRIER), ["x"], "old", "b")
+    assert kafka.outputs == ["x"]
+
+
+def test_violation_reads_to_the_last_stable_offset(kafka: Kafka) -> None:
+    write(writer(kafka, ReadingViolation.LAST_STABLE_OFFSET), [], "a", "b")
+    assert "stable end" in kafka.calls
+
+
+def test_violation_trusts_a_barrier_at_an_unknown_offset(kafka: Kafka) -> None:
+    kafka.unknown_offsets = 1
+    write(writer(kafka, ReadingViolation.UNKNOWN_OFFSET_TRUSTED), [], "a", "b")
+    assert "read to 0" in kafka.calls
+
+
+def test_violation_reads_before_init(kafka: Kafka) -> None:
+    write(writer(kafka, WriterViolation.READ_BEFORE_INIT), [], "a", "b")
+    assert kafka.calls[:3] == ["end", "read to 5", "init"]
+
+
+def test_violation_assumes_continuity(kafka: Kafka) -> None:
+    moving = writer(kafka, WriterViolation.CONTINUITY_ASSUMED)
+    write(moving, [], "a", "b")
+    kafka.epoch, kafka.position = kafka.epoch + 1, "theirs"
+    write(moving, ["x"], "b", "c")
+    assert kafka.position == "c"
+
+
+def test_violation_does_not_look_after_doubt(kafka: Kafka) -> None:
+    kafka.fail["commit"], kafka.after_doubt = [LOST], True
+    write(writer(kafka, WriterViolation.NO_LOOK_AFTER_DOUBT), ["x"], "a", "b")
+    assert kafka.outputs == ["x", "x"]
+
+
+def test_violation_does_not_compare(kafka: Kafka) -> None:
+    kafka.position = "theirs"
+    write(writer(kafka, WriterViolation.NOT_COMPARED), ["x"], "a", "b")
+    assert kafka.outputs == ["x"]
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_violation_reuses_the_producer_until_it_is_fenced(kafka: Kafka, fenced: bool) -> None:
+    moving = writer(kafka, WriterViolation.PRODUCER_REUSED)
+    write(moving, [], "a", "b")
+    kafka.fail["abort"] = [FENCED if fenced else LOST]
+    write(moving, [], "b", "c")
+    assert kafka.calls.count("init") == (2 if fenced else 1)
