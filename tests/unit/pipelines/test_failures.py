@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
+from bascule.core import log
 from bascule.core.errors import BadRecord, BasculeError, TooLarge, TopicMissing, TransactionRolledBack, Unavailable, error_classes
 from bascule.pipelines.failures import TEXT_MAX, CarriedError, crossing, crossing_batch, described, encoded, error_from_spark, short
 from bascule.writer.position import PositionTaken
@@ -119,6 +121,20 @@ def test_worker_process_encodes_with_the_secret_of_its_driver() -> None:
     found = error_from_spark(PySparkException(done.stdout.decode()))
     assert (type(found), str(found)) == (BadRecord, "in a worker")
     assert pickle.loads(cloudpickle.dumps(crossing(task))) is not None
+
+
+def test_worker_process_logs_as_its_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        from bascule.core.log import get_log
+
+        get_log("bascule.worker").info("record passed over", offset=7)
+        yield from batches
+
+    monkeypatch.setattr(log, "_configured", log.LogSettings("json"))
+    code = "import pickle, sys\nlist(pickle.load(sys.stdin.buffer)(iter([])))"
+    done = subprocess.run([sys.executable, "-c", code], input=cloudpickle.dumps(crossing(task)), capture_output=True, check=True)
+    said = json.loads(done.stderr)
+    assert (done.stdout, said["logger"], said["event"], said["offset"]) == (b"", "bascule.worker", "record passed over", 7)
 
 
 def test_description_names_an_error_of_ours_and_cuts_stacks_of_others() -> None:
