@@ -1,0 +1,248 @@
+"""What an administrator sees and does, on a broker in memory with its real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bascule.amqp.events import ConnectionClosed
+from bascule.broker.administration import InUse
+from bascule.broker.delivery import Counters
+from bascule.broker.errors import UnknownAddress, UnknownBranch
+from bascule.broker.queue import Queue
+from bascule.config import Settings
+from bascule.core.destination import Routing
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.server import actions
+from bascule.server.administrator import Administrator
+from bascule.testing.broker import BrokerInMemory
+from tests.unit.server.served import TOPIC, Client, Served, run_async
+
+
+class Node(Served):
+    """A node over a broker in memory, whose log stores everything in the next turn of the loop while ``stores`` says so."""
+
+    def __init__(self) -> None:
+        super().__init__(BrokerInMemory())
+        self.settings = Settings.model_validate({"bridge": {"id": "demo"}, "journal": {"append_timeout_s": 0.05}})
+        self.stores = True
+        self.serving = True
+        self.trouble = ""
+        self.tail: Any = None
+        self.pins: list[Any] = []
+        self.journal_offset = 7
+        self.foreign_records = 1
+
+    @property
+    def loaded_engine(self) -> Any:
+        return self.engine
+
+    @property
+    def counters(self) -> Counters:
+        return self.engine.counters
+
+    def dispatch(self) -> None:
+        super().dispatch()
+        if self.stores:
+            asyncio.get_running_loop().call_soon(self.broker.settle)
+
+    def queued(self, name: str) -> int:
+        queue = self.engine.addresses.anycast.get(name)
+        return -1 if queue is None else queue.held_messages
+
+
+def administrator(node: Node) -> Administrator:
+    any_node: Any = node
+    return Administrator(any_node)
+
+
+def dead(node: Node, count: int, address: str = "q") -> None:
+    """Messages that a consumer has rejected."""
+    node.fill(address, count)
+    receiver = node.broker.attach(node.engine.queue(address), count)
+    node.broker.settle()
+    for message in receiver.messages:
+        node.engine.reject(receiver.consumer, message)
+    node.engine.detach(receiver.consumer)
+    node.broker.settle()
+
+
+@run_async
+async def test_queues_are_created_emptied_and_deleted() -> None:
+    node = Node()
+    admin = administrator(node)
+    assert await admin.act("queues/create", {"name": "q"}) == {"created": "q"}
+    with pytest.raises(InvalidInput, match="there already"):
+        await admin.act("queues/create", {"name": "q"})
+    node.fill("q", 3)
+    with pytest.raises(InUse, match="3 messages"):
+        await admin.act("queues/delete", {"name": "q"})
+    assert await admin.act("queues/purge", {"name": "q"}) == {"purged": 3}
+    assert node.queued("q") == 0
+    node.fill("q", 2)
+    assert await admin.act("queues/delete", {"name": "q", "force": True}) == {"deleted": "q", "messages": 2}
+    assert node.queued("q") == -1
+    node.broker.start()
+    assert node.queued("q") == -1, "the journal says otherwise"
+
+
+@run_async
+async def test_messages_are_moved_as_far_as_a_selector_wants_them() -> None:
+    node = Node()
+    node.fill("q", 3)
+    answer = await administrator(node).act("queues/move", {"name": "q", "to": "other", "selector": "JMSPriority = 9"})
+    assert (answer, node.queued("q")) == ({"moved": 0, "left": {}}, 3)
+    answer = await administrator(node).act("queues/move", {"name": "q", "to": "other"})
+    assert (answer, node.queued("q"), node.queued("other")) == ({"moved": 3, "left": {}}, 0, 3)
+
+
+@run_async
+async def test_dead_letters_are_listed_and_returned() -> None:
+    node = Node()
+    dead(node, 3)
+    admin = administrator(node)
+    assert admin.dead_letter_address("") == "DLQ"
+    assert [each["address"] for each in admin.dead_letters("", 2)] == ["q", "q"]
+    assert await admin.act("dead-letters/return", {}) == {"returned": 3, "left": {}}
+    assert (node.queued("DLQ"), node.queued("q")) == (0, 3)
+    with pytest.raises(UnknownAddress, match="'none'"):
+        admin.dead_letters("none", 2)
+
+
+@run_async
+async def test_a_subscription_is_deleted_as_one_and_by_force_where_it_is_in_use() -> None:
+    node = Node()
+    client = Client(node)
+    client.consumer("news", capabilities=TOPIC, name="sub", durable=2, expiry_policy="never")
+    admin = administrator(node)
+    assert [(each["name"], each["topic"], each["consumers"]) for each in admin.subscriptions()] == [("client.sub", "news", 1)]
+    with pytest.raises(InvalidInput, match="is a subscription"):
+        await admin.act("queues/delete", {"name": "client.sub"})
+    with pytest.raises(InUse):
+        await admin.act("subscriptions/delete", {"name": "client.sub"})
+    assert (await admin.act("subscriptions/delete", {"name": "client.sub", "force": True}))["deleted"] == "client.sub"
+    assert admin.subscriptions() == []
+    with pytest.raises(UnknownAddress, match="no subscription"):
+        await admin.act("subscriptions/delete", {"name": "client.sub"})
+
+
+@pytest.mark.parametrize("by", ["127.0.0.1:5672", "client"])
+@run_async
+async def test_a_connection_is_closed_by_its_place_or_its_client_id(by: str) -> None:
+    node = Node()
+    client = Client(node)
+    admin = administrator(node)
+    client.consumer("q", credit=1)
+    (listed,) = admin.clients()
+    assert (listed["client_id"], listed["user"], listed["mechanism"]) == ("client", "anonymous", "ANONYMOUS")
+    assert (listed["consumers"], listed["producers"]) == (1, 0)
+    assert await admin.act("connections/close", {"id": by}) == {"closed": 1}
+    client.run()
+    (closed,) = client.told(ConnectionClosed)
+    assert "administrator" in str(closed.error)
+    with pytest.raises(UnknownAddress):
+        await admin.act("connections/close", {"id": "somebody"})
+
+
+@pytest.mark.parametrize("action", ["branches/commit", "branches/rollback", "branches/forget"])
+@run_async
+async def test_a_branch_that_is_not_there_cannot_be_ended(action: str) -> None:
+    with pytest.raises(UnknownBranch):
+        await administrator(Node()).act(action, {"xid": "7:67:62"})
+
+
+@pytest.mark.parametrize(
+    ("action", "arguments", "text"),
+    [
+        ("queues/create", {}, "name must be given"),
+        ("queues/create", {"name": "a.#"}, "'#'"),
+        ("queues/purge", {"name": "q", "colour": "red"}, "'colour' is not known"),
+        ("queues/delete", {"name": "q", "force": "yes"}, "force must be true or false"),
+        ("queues/purge", {"name": 7}, "name must be a string"),
+        ("queues/purge", {"name": "q", "selector": "x ="}, "column"),
+        ("queues/purge", {"name": "none"}, "no queue 'none'"),
+    ],
+)
+@run_async
+async def test_arguments_that_cannot_be_used_are_named(action: str, arguments: dict[str, Any], text: str) -> None:
+    node = Node()
+    node.fill("q", 1)
+    with pytest.raises((InvalidInput, UnknownAddress), match=text):
+        await administrator(node).act(action, arguments)
+    assert node.queued("q") == 1
+
+
+@run_async
+async def test_a_broker_that_does_not_serve_does_nothing_and_says_why() -> None:
+    node = Node()
+    node.serving, node.trouble = False, "Kafka is away"
+    admin = administrator(node)
+    with pytest.raises(Unavailable, match="Kafka is away"):
+        await admin.act("queues/create", {"name": "q"})
+    with pytest.raises(Unavailable, match="Kafka is away"):
+        admin.queue("q")
+    node.serving = True
+    with pytest.raises(Unavailable, match="starting"):
+        await admin.act("ingress/begin-anew", {})
+
+
+@run_async
+async def test_an_action_that_is_not_stored_in_time_is_told_as_decided() -> None:
+    node = Node()
+    node.stores = False
+    with pytest.raises(Unavailable, match=r"not stored it in 0\.05 s"):
+        await administrator(node).act("queues/create", {"name": "q"})
+
+
+@run_async
+async def test_a_long_action_waits_while_the_journal_is_congested(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.fill("q", 5)
+    monkeypatch.setattr("bascule.broker.administration.STEP_MESSAGES", 1)
+    monkeypatch.setattr(actions, "PAUSE_S", 0)
+    node.congested = True
+    moving = asyncio.ensure_future(administrator(node).act("queues/move", {"name": "q", "to": "other"}))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert node.queued("q") == 4, "more than one step"
+    node.congested = False
+    assert (await moving)["moved"] == 5
+
+
+@run_async
+async def test_a_long_action_ends_when_the_broker_serves_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.fill("q", 5)
+    monkeypatch.setattr("bascule.broker.administration.STEP_MESSAGES", 1)
+    node.congested = True
+    moving = asyncio.ensure_future(administrator(node).act("queues/purge", {"name": "q"}))
+    await asyncio.sleep(0)
+    node.serving, node.trouble = False, "fenced"
+    with pytest.raises(Unavailable, match="interrupted, 1 messages may be done: fenced"):
+        await moving
+    assert node.queued("q") == 4
+
+
+@run_async
+async def test_the_status_has_the_queues_and_the_counters() -> None:
+    node = Node()
+    node.fill("q", 2)
+    client = Client(node)
+    client.consumer("q", credit=1)
+    node.engine.create_queue("sub", "news", Routing.MULTICAST, subscription="sub")
+    status = administrator(node).status()
+    assert (status["bridge"], status["state"], status["serving"]) == ("demo", "serving", True)
+    assert [(each["name"], each["messages"], each["delivering"]) for each in status["queues"]] == [("q", 1, 1), ("sub", 0, 0)]
+    assert status["counters"]["messages_in"] == 2
+    assert (status["gauges"]["connections"], status["gauges"]["journal_offset"]) == (1, 7)
+    detail = administrator(node).queue("q")
+    assert [(each["client_id"], each["unsettled"]) for each in detail["consumer_list"]] == [("client", 1)]
+
+
+def test_a_queue_is_found_by_the_name_of_its_subscription() -> None:
+    node = Node()
+    created = node.engine.create_queue("ann.sub", "news", Routing.MULTICAST, subscription="sub")
+    found: Queue = actions.queue_named(node.engine, "ann.sub")
+    assert found is created
