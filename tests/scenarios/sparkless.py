@@ -24,7 +24,7 @@ from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
-from bascule.server.pins import Pins
+from bascule.server.pins import PipelinePins
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import wait_for
@@ -167,16 +167,16 @@ class Bridge:
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()
 
-    def keepers(self) -> Pins:
+    def keepers(self) -> PipelinePins:
         """A broker's look at what it keeps the journal for."""
         place: Any = SimpleNamespace(
             kafka=self.pipelines.kafka, topics=self.pipelines.topics, bridge=self.pipelines.bridge_id, pinned_bytes_max=0,
         )  # fmt: skip
-        return Pins(place)
+        return PipelinePins(place)
 
     def pins(self) -> dict[str, int]:
         """What a broker that has just started keeps of the journal, and for which pipeline."""
-        return {pin.name: pin.offset for pin in self.keepers().of_pipelines(self.end(), 1.0)}
+        return {pin.name: pin.offset for pin in self.keepers().found(self.end(), 1.0)}
 
     def records(self, name: str) -> list[Message]:
         topic = f"{self.pipelines.topics.prefix}.{name}"

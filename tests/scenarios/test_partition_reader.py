@@ -11,8 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka.admin import Topics
-from bascule.kafka.log import CutOff, PartitionReader, Trimmed
+from bascule.kafka.log import PartitionReader
 
 TIMEOUT_S = 30
 

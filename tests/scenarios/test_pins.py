@@ -8,7 +8,7 @@ import pytest
 
 from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, Pins
+from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, PipelinePins
 from bascule.writer.position import COMMON, ENDED
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
@@ -27,9 +27,9 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
     return bridge
 
 
-def reasons(bridge: Bridge, keepers: Pins | None = None) -> dict[str, str]:
+def reasons(bridge: Bridge, keepers: PipelinePins | None = None) -> dict[str, str]:
     found = bridge.keepers() if keepers is None else keepers
-    return {pin.name: pin.reason for pin in found.of_pipelines(bridge.end(), 1.0)}
+    return {pin.name: pin.reason for pin in found.found(bridge.end(), 1.0)}
 
 
 def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge) -> None:

@@ -19,6 +19,7 @@ from confluent_kafka import Message, Producer
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts
 from bascule.broker.administration import purge
+from bascule.broker.epoch import AppendOffsetUnknown, Outcome, SteppedDown
 from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.policy import Policy
 from bascule.config.settings import Journal
@@ -33,12 +34,12 @@ from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Stored
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.log import JournalWriter, Outcome, PartitionReader
+from bascule.kafka.log import JournalWriter, PartitionReader
 from bascule.kafka.slot import Slot
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server import epoch as epoch_module
 from bascule.server import housekeeping, topics
-from bascule.server.epoch import AppendOffsetUnknown, Epoch, JournalPlace, SteppedDown
+from bascule.server.epoch import Epoch, JournalPlace
 from bascule.server.housekeeping import StoredMessages
 from bascule.testing.broker import Sender, message_bytes
 from bascule.writer.errors import PositionMoved
@@ -132,7 +133,7 @@ def test_an_append_that_is_reported_failed_but_was_stored_ends_the_epoch_and_its
 
     async def fail() -> None:
         epoch = await journal.epoch()
-        writer = epoch._writer
+        writer = epoch.writer
         assert isinstance(writer, FalseReports)
         journal.send(epoch, "first")
         await journal.answered("first")
@@ -178,10 +179,10 @@ def test_a_message_that_fills_a_record_has_all_its_time_however_long_nothing_was
 
     async def look() -> None:
         epoch = await journal.epoch()
-        epoch._oldest_since_s -= 3600
+        epoch.protocol._oldest_since_s -= 3600
         epoch.engine.send("q", Routing.ANYCAST, large, scan(large), "client", journal.sender, "large")
         assert epoch.engine.journaling.in_flight
-        epoch._look()
+        epoch.protocol._look()
         assert epoch.engine.stalled is None
         await journal.answered("large")
         await epoch.close()
@@ -279,11 +280,10 @@ def test_an_epoch_whose_appends_stay_without_an_answer_ends_when_a_new_client_ge
 ) -> None:
     journal = Journaled(kafka, topic_prefix)
     journal.place = replace(journal.place, append_timeout_s=2)
-    monkeypatch.setattr(epoch_module, "PROBE_S", 0.1)
 
     async def stall() -> None:
         epoch = await journal.epoch()
-        monkeypatch.setattr(epoch._writer, "append", lambda key, value: None)
+        monkeypatch.setattr(epoch.writer, "append", lambda key, value: None)
         journal.send(epoch, "first")
         await asyncio.to_thread(wait_for, lambda: epoch.ended, "the end of the epoch", 30)
         stalled, ended = map(str, journal.ends)
@@ -347,7 +347,7 @@ def test_a_record_that_the_log_does_not_take_ends_the_epoch_whoever_closed_it(
         def full(key: bytes, value: bytes) -> None:
             raise Unavailable("append not taken")
 
-        monkeypatch.setattr(epoch._writer, "append", full)
+        monkeypatch.setattr(epoch.writer, "append", full)
         epoch.engine.queue("q")
         with pytest.raises(Unavailable):
             epoch.engine.journaling.flush()
@@ -383,14 +383,14 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
         assert first.housekeeping is not None
         old, other = first.engine.queue("q").ready
         queue = first.engine.queue("q")
-        StoredMessages(journal.kafka, journal.place.store_topic).write({
+        StoredMessages(journal.kafka, journal.place.topics.store).write({
             message.mid: snapshots.stored_record(first.engine, message, queue) for message in (old, other)
         })  # fmt: skip
-        StoredMessages(journal.kafka, journal.place.store_topic).write({other.mid: None})
+        StoredMessages(journal.kafka, journal.place.topics.store).write({other.mid: None})
         await second.start()
         assert second.housekeeping is not None
         await second.housekeeping.rounds()
-        (snapshot,) = map(snapshots.decode, SnapshotStore(journal.kafka, journal.place.snapshots_topic).read().values())
+        (snapshot,) = map(snapshots.decode, SnapshotStore(journal.kafka, journal.place.topics.snapshots).read().values())
         assert snapshot.stored == [old.mid]
         assert waiting(second) == [MESSAGES["first"], MESSAGES["failed"]]
         await first.close()
@@ -537,7 +537,7 @@ def test_what_a_replaced_broker_decides_appends_and_has_in_a_snapshot_does_not_c
         await epoch.close()
 
     asyncio.run(replace_it())
-    assert len(SnapshotStore(journal.kafka, journal.place.snapshots_topic).read()) == 1
+    assert len(SnapshotStore(journal.kafka, journal.place.topics.snapshots).read()) == 1
     asyncio.run(load())
     assert "was never announced: not used" in caplog.text
     assert journal.sender.answers == [(name, None) for name in ("first", "failed", "third")]
@@ -613,7 +613,7 @@ def test_an_epoch_that_has_ended_appends_nothing(kafka: EmbeddedKafka, topic_pre
         epoch.end(BasculeError("the end"))
         journal.decide(epoch, "failed")
         epoch.engine.journaling.flush()  # what a connection that is being closed may lead to
-        assert await asyncio.to_thread(epoch._writer._producer.flush, 10) == 0
+        assert await asyncio.to_thread(epoch.writer._producer.flush, 10) == 0
         assert journal.end() == stored
         await epoch.close()
 
@@ -688,7 +688,7 @@ def test_a_slot_whose_twin_commits_at_the_last_moment_before_init_knows_it(
 
     def once(name: bytes) -> Callable[[Any], list[Outgoing]]:
         def make(found: dict[bytes, Stored]) -> list[Outgoing]:
-            return [] if b"done" in found else [Outgoing(place.topics.journal, None, name), Outgoing(table, b"done", name, partition=0)]
+            return [] if b"done" in found else [Outgoing(place.topic, None, name), Outgoing(table, b"done", name, partition=0)]
 
         return make
 

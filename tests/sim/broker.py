@@ -1,195 +1,40 @@
-"""A broker process of the simulation: the real engine, journaling and loader, in a shell that keeps the rules of a real broker's.
+"""A broker process of the simulation: the real protocols of a broker, with effects on the model of Kafka, and clients in memory.
 
-The rules (docs/architecture.md, "Epochs and the fence"): an epoch begins with its start record; what is answered was stored at the offset
-that follows the last one; a gap is read, and a newer epoch in it ends this one; so does an append that failed, and then the state is loaded
-anew.
+See bascule.broker.node, epoch, following, housekeeping and intake.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
-from bascule.broker.errors import JournalUnavailable
+from bascule.broker.epoch import EpochLimits, EpochProtocol, SteppedDown
+from bascule.broker.ingress_tail import Chunk, IngressReading, IngressRecord, IngressTaking
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import Bodies
+from bascule.broker.node import NodeProtocol, Waited
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Consumer
-from bascule.broker.transactions import Transaction
 from bascule.core.errors import BasculeError
-from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
-from bascule.journal.records import (
-    KEY_OF_KIND,
-    Kind,
-    Op,
-    RecordError,
-    Send,
-    decode_header,
-    decode_send,
-    encode_record,
-    entries,
-    json_entry,
-)
-from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, KafkaFault, ToWrite
-from tests.sim.keeping import Following, Housekeeping, SteppedDown
-from tests.sim.world import Process, Promise, TimeOut, World
+from bascule.journal.records import KEY_OF_KIND, Kind, RecordError
+from tests.sim.connections import Connection
+from tests.sim.effects import ProcessEffects, answered
+from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, ToWrite
+from tests.sim.keeping import FETCH_MAX, INGRESS_ID, Following, Housekeeping
+from tests.sim.world import Process, Promise, World
 
-#: As the real shell, in small: appends on their way at once; how long an acknowledgement waits for company.
-IN_FLIGHT_MAX: Final = 3
-LINGER_MS: Final = 5.0
-#: Appends that are out for longer close the clients' connections.
-APPEND_TIMEOUT_MS: Final = 250.0
+#: As the real limits, in small.
+LIMITS: Final = EpochLimits(append_timeout_s=0.25, still_max_s=0.15, in_flight_max=3, watch_s=0.05, probe_s=0.1)
 POLL_MS: Final = 20.0
-#: A client that hears nothing for so long takes the connection for broken.
-SILENCE_MS: Final = 300.0
-#: How long what a client says may be held up on its way. Its connection may be gone by then.
-HOLD_UP_MS: Final = 120.0
-
-
-class ConnectionLost(Exception):
-    """The connection is gone, and with it every answer."""
-
-
-class Connection:
-    """A client's connection, with messages on their way in both directions, in order."""
-
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.broker = broker
-        self.world = broker.world
-        self.name = name
-        self.lost: Promise[None] = Promise()
-        self.closed_by_broker = False
-        self.slowness = 0.0  # how often what the client says is held up
-        self.consumers: list[Port] = []
-        self.transactions: dict[bytes, Transaction] = {}
-        self._process = broker.process
-        self._engine = broker.engine
-        self._asked: dict[Promise[Any], None] = {}
-        self._up_ms = self._down_ms = 0.0
-
-    def up(self, action: Callable[..., None], *arguments: Any) -> None:
-        """To the broker."""
-        self._up_ms = max(self._up_ms, self.world.now_ms + self.world.random.random())
-        if self.world.chance(self.slowness):
-            self.world.note("hold up manager", self.name)
-            self._up_ms += self.world.random.random() * HOLD_UP_MS
-        self.world.after(self._up_ms - self.world.now_ms, self._process.do, self._at_broker, action, arguments)
-
-    def _at_broker(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if not self.closed_by_broker and self.broker.engine is self._engine and self.broker.serving:
-            action(*arguments)
-            self.broker.dispatch()
-
-    def down(self, action: Callable[..., None], *arguments: Any) -> None:
-        """To the client."""
-        self._down_ms = max(self._down_ms, self.world.now_ms + self.world.random.random())
-        self.world.after(self._down_ms - self.world.now_ms, self._at_client, action, arguments)
-
-    def _at_client(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if not self.lost.done:
-            action(*arguments)
-
-    async def ask(self, action: Callable[..., None], *arguments: Any) -> Any:
-        """To the broker, and wait for what it keeps the promise with, which comes last of the arguments. Raises ConnectionLost."""
-        promise: Promise[Any] = Promise()
-        if self.lost.done:
-            raise ConnectionLost
-        self._asked[promise] = None
-        self.up(action, *arguments, promise)
-        self.world.after(SILENCE_MS, self._still_open, promise)
-        try:
-            return await promise
-        finally:
-            self._asked.pop(promise, None)
-
-    def _still_open(self, promise: Promise[Any]) -> None:
-        if not promise.done:
-            self.drop()
-
-    def drop(self) -> None:
-        """The client's end is closed, or the network breaks; the broker's end hears of it later."""
-        if not self.lost.done:
-            self._forget()
-            gone_ms = max(self._up_ms, self.world.now_ms + self.world.random.random() * 20)
-            self.world.after(gone_ms - self.world.now_ms, self._process.do, self._gone)
-
-    def _forget(self) -> None:
-        self.lost.keep(None)
-        for port in self.consumers:
-            port.arrived.keep(None)
-        for promise in list(self._asked):
-            promise.fail(ConnectionLost())
-
-    def close_by_broker(self) -> None:
-        """The broker's epoch has ended, or its life."""
-        if not self.closed_by_broker:
-            self.closed_by_broker = True
-            self.world.after(self.world.random.random() * 3, self._forget)
-
-    def end(self) -> None:
-        """The broker ends it, and lives on."""
-        self._gone()
-        self.world.after(self.world.random.random() * 3, self._forget)
-
-    def _gone(self) -> None:
-        if self.closed_by_broker or self.broker.engine is not self._engine:
-            return
-        self.closed_by_broker = True
-        self.broker.connections.pop(self, None)
-        for transaction in self.transactions.values():
-            self._engine.rollback(transaction)
-        for port in self.consumers:
-            self._engine.detach(port.consumer, failed=False)
-        self.broker.dispatch()
-
-    # What the broker answers by: a producer's link. Tokens are promises of the client.
-
-    def accepted(self, token: Promise[None]) -> None:
-        """The message is stored."""
-        self.down(token.keep, None)
-
-    def refused(self, token: Promise[None], error: BasculeError) -> None:
-        """It will never be."""
-        self.down(token.fail, error)
-
-
-class Port:
-    """A consumer's link: what the broker gives goes down the connection, into the client's inbox."""
-
-    def __init__(self, connection: Connection, credit: int) -> None:
-        self.connection = connection
-        self.credit = credit
-        self.inbox: deque[tuple[Message, int]] = deque()
-        self.arrived: Promise[None] = Promise()
-        self.consumer: Consumer
-
-    def deliver(self, message: Message, delivery_count: int) -> None:
-        """At the broker."""
-        self.credit -= 1
-        broker = self.connection.broker
-        broker.on_delivery(broker.epoch, self.consumer.queue.id, message.mid, delivery_count)
-        self.connection.down(self._take, message, delivery_count)
-
-    def _take(self, message: Message, delivery_count: int) -> None:
-        self.inbox.append((message, delivery_count))
-        arrived, self.arrived = self.arrived, Promise()
-        arrived.keep(None)
-
-    def dispatched(self) -> None:
-        """Nothing waits for that here."""
-
-    def ended(self, error: BasculeError) -> None:
-        """No queue is deleted here while it has consumers."""
-        raise AssertionError(error)
+#: Before the next try of a broker that could not serve.
+PAUSE_MS: Final = 30.0
 
 
 class Broker:
-    """One broker. ``launch`` starts its process; it begins an epoch, whether or not another broker serves."""
+    """One broker. ``launch`` starts its process; it begins an epoch when it is elected, whether or not another broker serves."""
 
     def __init__(self, world: World, kafka: Kafka, name: str, policy: Policy, diverts: Diverts) -> None:
         self.world = world
@@ -205,13 +50,16 @@ class Broker:
         self.connections: dict[Connection, None] = {}
         self.snapshot_records = 25
         self.on_step: Callable[[Broker], None] = lambda _: None  # of its housekeeping
+        self.on_step_down: Callable[[], None] = lambda: None
         self.on_delivery: Callable[[int, int, int, int], None] = lambda *_: None  # epoch, queue, mid, delivery count
-        self.stands_by = False  # once it is replaced
+        self.on_stale_delivery: Callable[[int], None] = lambda _: None  # mid
+        self.stands_by = False  # from the beginning of a run
         self.slowness = 0.0  # how often it takes its time over a load
         self.hesitates = False  # over the next one it takes its time for sure
         self.elected: Promise[None] = Promise()
         self.journal = kafka.partition(JOURNAL)
         self.failure: Exception | None = None  # what keeps it from ever serving again
+        self.current: BrokerEpoch | None = None
         self._launches = 0
 
     def launch(self, *, elected: bool = True) -> None:
@@ -221,16 +69,34 @@ class Broker:
         if elected:
             self.elected.keep(None)
         self.process = Process(self.world, f"{self.name}#{self._launches}")
-        run = self.process.spawn(self._run())
+        self.current = None
+        run = self.process.spawn(self._run(self.process))
         run.then(run.result)
+
+    async def _run(self, process: Process) -> None:
+        try:
+            await BrokerNode(self, process).protocol.run()
+        except RecordError as error:
+            self.failure = error
+        except BasculeError as error:
+            self.world.note("end epoch", f"{process.name}, {error}")
+            self.world.after(self.world.random.random() * PAUSE_MS, self._launch_again, process)  # by its supervisor
+
+    def _launch_again(self, process: Process) -> None:
+        if self.process is process and process.alive:
+            self.kill()
+            self.launch()
 
     def kill(self) -> None:
         """kill -9."""
         self.process.kill()
-        self._close_clients()
+        if self.current is not None:
+            self.current.appender.close()
+        self.close_clients()
         self.serving = False
 
-    def _close_clients(self) -> None:
+    def close_clients(self) -> None:
+        """Every connection ends."""
         connections, self.connections = self.connections, {}
         for connection in connections:
             connection.close_by_broker()
@@ -244,206 +110,324 @@ class Broker:
         return connection
 
     @property
+    def engine(self) -> Engine:
+        """Of the present epoch."""
+        if self.current is None:
+            raise RuntimeError(f"{self.name} has no epoch")
+        return self.current.protocol.engine
+
+    @property
     def standing_by(self) -> bool:
         """Whether it follows the journal until it is elected."""
         return self.process.alive and not self.elected.done
+
+    @property
+    def replaced_unawares(self) -> bool:
+        """Whether it stood still in this epoch, and a newer one has begun."""
+        return self.current is not None and self.current.stood_still and self.superseded
 
     @property
     def superseded(self) -> bool:
         """Whether a newer epoch has begun, known to this broker or not."""
         return any(record.key == KEY_OF_KIND[Kind.EPOCH] for record in self.journal.records[self.epoch + 1 :])
 
-    # -- epochs ------------------------------------------------------------------------------------------------------
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._epoch()
-            except SteppedDown as error:
-                self.world.say(f"{self.process.name}: {error}")
-                self._put_down()
-                if not self.stands_by:
-                    return
-                self.elected = Promise()
-            except RecordError as error:
-                self.failure = error
-                self._put_down()
-                return
-            except (JournalUnavailable, KafkaFault, TimeOut) as error:
-                self.world.note("end epoch", f"{self.process.name}, {error}")
-                self._put_down()
-            await self.process.sleep(self.world.random.random() * 30)
-
-    def _put_down(self) -> None:
-        self.serving = False
-        self._close_clients()
-        self.appender.close()
-        self._following.closed = True
-
-    async def _epoch(self) -> None:
-        self.ended: Promise[None] = Promise()
-        self._started: Promise[int] = Promise()
-        self._flushing = self._flush_due = False
-        self._oldest_ms = self.world.now_ms
-        self._timer_ms = float("inf")
-        self.appender = Appender(self.kafka, self.process, self.journal, self._outcome)
-        slowness, self.hesitates = 1.0 if self.hesitates else self.slowness, False
-        self._following = Following(self.kafka, self.process, self.fresh_engine, slowness)
-        loading = self.process.spawn(self._following.run())
-        await self._wait_for_election(loading)
-        names = [divert.name for divert in self.diverts.exclusive]
-        start = encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": names}))
-        self.appender.append(ToWrite(KEY_OF_KIND[Kind.EPOCH], start))
-        epoch = self.epoch = await self.process.within(APPEND_TIMEOUT_MS, self._started)
-        self._following.end = epoch + 1
-        loader = await loading
-        engine = self.engine = loader.engine
-        self.offsets: OffsetMap = loader.offsets
-        engine.journaling.begin(epoch, loader.fence.sequence)
-        engine.addresses.use(self.diverts)
-        self._next_offset = epoch + 1
-        on_step = partial(self.on_step, self)
-        self._housekeeping = Housekeeping(self.kafka, self.process, engine, self.offsets, self.ended, self.snapshot_records, on_step)
-        engine.schedule.on_earlier = self._set_timer
-        self._set_timer()
-        self.serving = True
-        self.serving_since_ms = self.world.now_ms
-        self.world.say(f"{self.process.name} serves epoch {epoch}")
-        self.process.spawn(self._tail(engine, self.ended))
-        self.process.spawn(self._watch(self.ended))
-        await self.ended
-
-    async def _wait_for_election(self, loading: Promise[Loader]) -> None:
-        """It follows the journal meanwhile. Raises what that fails with."""
-        either: Promise[None] = Promise()
-        for promise in (self.elected, loading):
-            promise.then(partial(either.keep, None))
-        await either
-        if not self.elected.done:
-            loading.result()
-
-    def fresh_engine(self) -> Engine:
+    def fresh_engine(self, journaling: Journaling | None = None) -> Engine:
         """One without any state."""
-        journaling = Journaling(self._append, on_work=self._work, violations=self.world.violations)
-        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy, violations=self.world.violations)
+        violations = self.world.violations
+        journaling = journaling or Journaling(lambda *_: None, violations=violations)
+        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy, violations=violations)
 
-    def end(self, error: Exception) -> None:
-        """Nothing is answered any more."""
-        if not self.ended.done:
-            self.serving = False
-            self._close_clients()
-            self.ended.fail(error)
-
-    def lose_election(self, epoch: int) -> None:
-        """Another broker has been elected since this one began an epoch."""
-        if self.serving and self.epoch == epoch:
-            self.world.note("lose election", self.process.name)
-            self.end(SteppedDown("another broker has been elected"))
-
-    # -- appends -----------------------------------------------------------------------------------------------------
-
-    def _append(self, key: bytes, value: bytes) -> None:
-        if len(self.engine.journaling.in_flight) == 1:
-            self._oldest_ms = self.world.now_ms
-        self.appender.append(ToWrite(key, value))
-
-    def _work(self, urgent: bool) -> None:
-        self.process.after(0 if urgent else LINGER_MS, self._flush, self.ended)
-
-    def _flush(self, ended: Promise[None]) -> None:
-        if ended.done:
-            return
-        if len(self.engine.journaling.in_flight) >= IN_FLIGHT_MAX:
-            self._flush_due = True
-            return
-        self._flush_due = False
-        self.engine.journaling.flush()
-
-    def _outcome(self, offset: int, error: str | None) -> None:
-        if self.ended.done:
-            return
-        if error is not None or offset == UNKNOWN_OFFSET:
-            self.end(JournalUnavailable(f"append failed: {error or 'stored at an unknown offset'}"))
-        elif not self._started.done:
-            self._started.keep(offset)
-        elif offset == self._next_offset or self.own_gap(self._next_offset, offset):
-            self._next_offset = offset + 1
-            self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
-            self.engine.confirm()
-            self._oldest_ms = self.world.now_ms
-            self.engine.stalled = None
-            if self._flush_due:
-                self._flush(self.ended)
-            self._housekeeping.appended()
-
-    def own_gap(self, start: int, end: int) -> bool:
-        """Whether nobody but Kafka's own clients was between two of our records; a newer epoch ends this one."""
-        if start < self.journal.start:
-            self.end(JournalUnavailable("what lies between its records is trimmed"))
-            return False
-        for record in self.journal.records[start:end]:
-            try:
-                newer = decode_header(record.value).kind is Kind.EPOCH
-            except RecordError:
-                continue
-            if newer:
-                self.world.note("step down", self.process.name)
-                self.end(SteppedDown(f"epoch {record.offset} has begun"))
-                return False
-        return True
-
-    async def _watch(self, ended: Promise[None]) -> None:
-        while not ended.done:
-            await self.process.sleep(APPEND_TIMEOUT_MS / 5)
-            age_ms = self.world.now_ms - self._oldest_ms
-            if not ended.done and self.engine.journaling.in_flight and age_ms > APPEND_TIMEOUT_MS and self.engine.stalled is None:
-                self.world.note("stall", self.process.name)
-                self.engine.stalled = JournalUnavailable("Kafka does not store")
-                for connection in list(self.connections):
-                    connection.end()
+    def awake(self) -> bool:
+        """Whether it may act."""
+        return self.current is not None and self.current.protocol.awake()
 
     def dispatch(self) -> None:
         """The end of a turn."""
-        self.engine.dispatch()
-
-    def _set_timer(self) -> None:
-        due_ms = self.engine.schedule.next_ms
-        if due_ms is not None and due_ms < self._timer_ms:
-            self._timer_ms = due_ms
-            self.process.after(max(0.0, due_ms - self.world.now_ms) + 1, self._tick, self.ended, due_ms)
-
-    def _tick(self, ended: Promise[None], due_ms: float) -> None:
-        if not ended.done and due_ms == self._timer_ms:
-            self._timer_ms = float("inf")
-            self.engine.tick()
+        if self.awake():
             self.engine.dispatch()
-            self._set_timer()
 
-    # -- the ingress -------------------------------------------------------------------------------------------------
+    def lose_election(self, epoch: int) -> None:
+        """Another broker has been elected since this one began an epoch."""
+        if self.serving and self.epoch == epoch and self.current is not None:
+            self.world.note("lose election", self.process.name)
+            self.current.protocol.lose_election()
 
-    async def _tail(self, engine: Engine, ended: Promise[None]) -> None:
-        """Takes what the pipelines wrote for JMS destinations, in chunks of a few records."""
-        position = engine.ingress_positions.get(0, 0)
-        partition = self.kafka.partition(INGRESS)
-        while not ended.done:
-            try:
-                records, following = await self.kafka.fetch(
-                    self.process, partition, position, committed=True, count=self.world.random.randint(1, 5)
-                )
-            except KafkaFault:
-                continue
-            if ended.done:
-                return
-            sends: list[tuple[Send, bool]] = []
-            for record in records:
-                assert record.value is not None
-                keep = dict(record.headers).get("unbound") == b"keep"
-                sends += [(decode_send(record.value, start, end), keep) for op, start, end in entries(record.value) if op == Op.SEND]
-            if records:
-                taken: Promise[None] = Promise()
-                engine.take_in(0, following, sends)
-                engine.journaling.then(taken.keep, None)
-                ended.then(lambda taken=taken: taken.keep(None))  # type: ignore[misc]
-                await taken
-            position = following
-            await self.process.sleep(POLL_MS * self.world.random.random())
+
+class BrokerEpoch(ProcessEffects):
+    """One epoch of a broker: see bascule.broker.epoch.EpochEffects."""
+
+    def __init__(self, broker: Broker, node: NodeProtocol, process: Process) -> None:
+        super().__init__(process)
+        self._broker, self._node, self._kafka, self._journal = broker, node, broker.kafka, broker.journal
+        self.end: Promise[BasculeError] = Promise()
+        self.housekeeping: Housekeeping | None = None
+        self.stood_still = False  # for so long that another broker may serve
+        self._asked_s = 0.0  # when the protocol asked for the time
+        self.appender = Appender(self._kafka, process, self._journal, self._outcome)
+        self.protocol = EpochProtocol(self, LIMITS, JOURNAL, broker.diverts, violations=process.world.violations)
+        slowness, broker.hesitates = 1.0 if broker.hesitates else broker.slowness, False
+        self.following = Following(self._kafka, process, self.protocol.fresh_engine, slowness)
+        self.loading = process.spawn(self.following.run())
+
+    def now_s(self) -> float:
+        """The world's time, for which a broker that runs asks all the time."""
+        now_s = super().now_s()
+        if self.protocol.loaded and now_s - self._asked_s > LIMITS.still_max_s:
+            self.stood_still = True
+        self._asked_s = now_s
+        return now_s
+
+    def _outcome(self, offset: int, failure: str | None) -> None:
+        self.protocol.outcomes([(offset, failure)])
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """By the epoch's producer."""
+        self.appender.append(ToWrite(key, value))
+
+    async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
+        """Piece by piece."""
+        found: list[tuple[int, bytes | None]] = []
+        while start < end:
+            count = min(FETCH_MAX, end - start)
+            records, start = await answered(self._kafka.fetch(self.process, self._journal, start, committed=False, count=count))
+            found += [(record.offset, record.value) for record in records if record.offset < end]
+        return found
+
+    async def recreated(self) -> bool:
+        """No topic is deleted here."""
+        return False
+
+    async def takes_appends(self) -> bool:
+        """Whether Kafka answers a new client."""
+        try:
+            await answered(self._kafka.end_of(self.process, self._journal))
+        except BasculeError:
+            return False
+        return True
+
+    async def state_before(self, end: int) -> Loader:
+        """When all of it is read."""
+        self._broker.epoch = end - 1
+        self.following.end = end
+        return await self.loading
+
+    def fresh_engine(self, journaling: Journaling) -> Engine:
+        """One without any state."""
+        return self._broker.fresh_engine(journaling)
+
+    def loaded(self) -> None:
+        """Housekeeping begins."""
+        broker, protocol = self._broker, self.protocol
+        on_step = partial(broker.on_step, broker)
+        self.housekeeping = Housekeeping(
+            self._kafka, self.process, protocol.engine, protocol.offsets, lambda: not protocol.ended, broker.snapshot_records, on_step
+        )
+
+    def stored(self, size_bytes: int) -> None:
+        """Housekeeping counts."""
+        if self.housekeeping is not None:
+            self.housekeeping.protocol.appended(size_bytes)
+
+    def confirmed(self) -> None:
+        """Clients have been answered."""
+        self._node.confirmed()
+
+    def ticked(self) -> None:
+        """Nothing waits for that."""
+
+    def stalled(self, error: BasculeError) -> None:
+        """Nobody must wait here."""
+        self._node.stalled(error)
+
+    def ended(self, error: BasculeError) -> None:
+        """The node leaves it."""
+        if isinstance(error, SteppedDown):
+            self.process.world.note("step down", f"{self.process.name}, {error}")
+        self.end.keep(error)
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        self.protocol.close()
+        self.appender.close()
+        self.following.closed = True
+
+
+class BrokerNode(ProcessEffects):
+    """The life of a broker process: see bascule.broker.node.NodeEffects."""
+
+    def __init__(self, broker: Broker, process: Process) -> None:
+        super().__init__(process)
+        self._broker = broker
+        self.protocol = NodeProtocol(self, violations=process.world.violations)
+        self._intake: _Intake | None = None
+
+    @property
+    def _epoch(self) -> BrokerEpoch:
+        if self._broker.current is None:
+            raise RuntimeError(f"{self.process.name} has no epoch")
+        return self._broker.current
+
+    def stopping(self) -> bool:
+        """No broker is told to end here."""
+        return False
+
+    async def listen(self) -> None:
+        """No port is taken here."""
+
+    def stop_listening(self) -> None:
+        """Clients are refused."""
+        self._broker.serving = False
+
+    def begin_epoch(self) -> None:
+        """It follows the journal."""
+        self._broker.current = BrokerEpoch(self._broker, self.protocol, self.process)
+
+    async def close_epoch(self) -> None:
+        """Nothing of it goes on."""
+        self._epoch.close()
+
+    async def election(self, timeout_s: float | None) -> Waited:
+        """The first of what may come."""
+        broker, loading = self._broker, self._epoch.loading
+        either: Promise[None] = Promise()
+        for promise in (broker.elected, loading):
+            promise.then(partial(either.keep, None))
+        if timeout_s is not None:
+            self.process.world.after(timeout_s * 1000, either.keep, None)
+        await either
+        if broker.elected.done:
+            return Waited.ELECTED
+        return Waited.LOAD_ENDED if loading.done else Waited.TIMEOUT
+
+    def is_elected(self) -> bool:
+        """As far as it knows."""
+        return self._broker.elected.done
+
+    async def confirmed(self) -> bool:
+        """Kafka would say the same."""
+        return self._broker.elected.done
+
+    async def load_ended(self) -> None:
+        """Raises why."""
+        self._epoch.loading.result()
+
+    async def start_epoch(self) -> None:
+        """With a start record that says nothing but the diverts."""
+        await self._epoch.protocol.start({})
+
+    def lose_election(self) -> None:
+        """The epoch ends."""
+        self._epoch.protocol.lose_election()
+
+    async def serve(self) -> None:
+        """Clients may come."""
+        broker, epoch = self._broker, self._epoch
+        broker.serving = True
+        broker.serving_since_ms = self.process.world.now_ms
+        self.process.world.say(f"{self.process.name} serves epoch {broker.epoch}")
+        self._intake = _Intake(broker, self.process, epoch.protocol.engine)
+
+    async def epoch_end(self) -> BasculeError | None:
+        """Why it has ended."""
+        return await self._epoch.end
+
+    def flush(self) -> None:
+        """What has gathered."""
+        self._epoch.protocol.flush()
+
+    async def stop_intake(self) -> None:
+        """Nothing more is taken."""
+        if self._intake is not None:
+            self._intake.over = True
+
+    def close_clients(self, error: BasculeError | None) -> None:
+        """By a broker that may live on."""
+        if self._epoch.protocol.ended:
+            self._broker.close_clients()
+        else:
+            for connection in list(self._broker.connections):
+                connection.end()
+
+    async def hand_over(self, timeout_s: float) -> None:
+        """No broker goes down in order here."""
+
+    def check_room(self) -> None:
+        """No record is too large here. Who has been replaced has lost the election, too."""
+        error = self._epoch.end.result()
+        if isinstance(error, SteppedDown):
+            self._broker.elected = Promise()
+            self._broker.on_step_down()
+
+    async def pause(self, delay_s: float) -> None:
+        """In small."""
+        await self.process.sleep(self.process.world.random.random() * delay_s * PAUSE_MS)
+
+    def standing_by(self) -> None:
+        """Nobody waits for that."""
+
+    def ready(self) -> None:
+        """Clients try again and again."""
+
+
+class _Intake(ProcessEffects):
+    """Takes what the pipelines wrote for JMS destinations: see bascule.broker.ingress_tail.IngressEffects."""
+
+    def __init__(self, broker: Broker, process: Process, engine: Engine) -> None:
+        super().__init__(process)
+        self._kafka, self._engine = broker.kafka, engine
+        self._partition = broker.kafka.partition(INGRESS)
+        self._position, self._committed = 0, True
+        self.over = False
+        self._stored: Promise[None] = Promise()  # what is on its way into the journal
+        reading = IngressReading(self, INGRESS, 0, topic_id=engine.ingress_topic_id, violations=process.world.violations)
+        self._taking = IngressTaking(engine, INGRESS, 0, soon=self.soon, taken=self._taken, ending=self.ending)
+        process.spawn(reading.run(engine.ingress_positions.get(0, 0)))
+
+    def ending(self) -> bool:
+        """Whether the epoch has ended."""
+        return self.over
+
+    async def topic_id(self) -> str:
+        """It is never deleted."""
+        return INGRESS_ID
+
+    async def open(self, offset: int, committed: bool) -> None:
+        """Nothing is asked for that."""
+        self._position, self._committed = offset, committed
+
+    async def read(self) -> Sequence[IngressRecord]:
+        """A few records."""
+        world = self.process.world
+        await self.process.sleep(POLL_MS * world.random.random())
+        fetched = self._kafka.fetch(
+            self.process, self._partition, self._position, committed=self._committed, count=world.random.randint(1, 5)
+        )
+        records, self._position = await answered(fetched)
+        return [IngressRecord(record.offset, record.value, dict(record.headers).get("unbound") == b"keep") for record in records]
+
+    async def open_transaction(self) -> int:
+        """Nobody looks."""
+        return -1
+
+    async def pause(self, delay_s: float) -> None:
+        """In small."""
+        await self.process.sleep(self.process.world.random.random() * delay_s * PAUSE_MS)
+
+    async def hand_over(self, chunk: Chunk) -> None:
+        """One at a time is on its way into the journal."""
+        if not self.over:
+            room: Promise[None] = Promise()
+            self._stored = room
+            self._taking.gather(chunk)
+            await room
+
+    def _taken(self) -> None:
+        self._stored.keep(None)
+
+    def first_seen(self, topic_id: str) -> None:
+        """On the same thread."""
+        self._engine.ingress_is(topic_id, dict(self._engine.ingress_positions))
+
+    def largest(self) -> int:
+        """There is room for all."""
+        return self._engine.local_transactions.bytes_max

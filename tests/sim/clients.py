@@ -15,7 +15,8 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.jms.sections import Scan, scan
-from tests.sim.broker import Broker, Connection, ConnectionLost, Port
+from tests.sim.broker import Broker
+from tests.sim.connections import Connection, ConnectionLost, Port
 from tests.sim.world import Process, Promise, TimeOut, World
 from tests.support.operations import Facts, Operation, Outcome, Place
 

@@ -1,27 +1,27 @@
 """What a broker of the simulation does with the journal beside its traffic: it follows it before it serves, and keeps it short.
 
-Which steps a round of housekeeping has is real (bascule.broker.rounds); how a state is loaded goes by bascule.server.following, what keeps
-the journal by bascule.server.pins.
+The rules are those of bascule.broker.following and bascule.broker.housekeeping; their effects are performed on the model of Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
+from bascule.broker.following import FollowingProtocol
+from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
 from bascule.broker.loading import Loader
-from bascule.broker.rounds import Rounds
-from bascule.broker.snapshot import Snapshot
-from bascule.core.errors import BasculeError
+from bascule.broker.retention import Keeper, Pin, RetentionViolation
+from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import DamagedRecord, ForeignRecord, Op, json_entry
 from bascule.kafka.snapshots import by_snapshot, joined, older_than, parted
-from bascule.writer.position import position_key
-from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, TRIMMED, Kafka, KafkaFault, ToWrite
-from tests.sim.world import Process, Promise, TimeOut
-from tests.sim.writer import DIVERTS, PositionReader, position_partition
+from bascule.writer.position import Position, position_key
+from tests.sim.effects import ProcessEffects, answered
+from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, KafkaFault, ToWrite
+from tests.sim.world import Process
+from tests.sim.writer import DIVERTS, PositionReader, decoded, position_partition
 
 #: Records of one fetch: few, so that much happens between one and the next.
 FETCH_MAX: Final = 12
@@ -31,198 +31,174 @@ FOLLOW_MS: Final = 30.0
 DAWDLE_MS: Final = 200.0
 #: So that most snapshots are in several records.
 CHUNK_BYTES: Final = 1_500
-ANNOUNCE_MS: Final = 250.0
+ANNOUNCE_S: Final = 0.25
+INGRESS_ID: Final = "ingress"
 
 
-class SteppedDown(BasculeError):
-    """A newer epoch has begun."""
+async def newest(kafka: Kafka, process: Process, topic: str) -> dict[bytes, bytes]:
+    """What a compacted topic holds, read piece by piece up to the end that it had. Raises Unavailable."""
+    partition = kafka.partition(topic)
+    position, end = 0, await answered(kafka.end_of(process, partition))
+    found: dict[bytes, bytes] = {}
+    while position < end:
+        records, position = await answered(kafka.fetch(process, partition, position, committed=False, count=FETCH_MAX))
+        for record in records:
+            key = record.key or b""
+            if record.value is None:
+                found.pop(key, None)
+            else:
+                found[key] = record.value
+    return found
 
 
-class Closed(BasculeError):
-    """Nobody wants the state any more."""
-
-
-class Following:
+class Following(ProcessEffects):
     """The state of an epoch to come. ``end`` says where it stops, once that is known; ``slowness`` how often it takes its time."""
 
     def __init__(self, kafka: Kafka, process: Process, fresh_engine: Callable[[], Engine], slowness: float) -> None:
-        self._kafka, self._process, self._fresh_engine, self._slowness = kafka, process, fresh_engine, slowness
+        super().__init__(process)
+        self._kafka, self._slowness = kafka, slowness
+        self.fresh_engine = fresh_engine
         self._journal = kafka.partition(JOURNAL)
+        self._protocol = FollowingProtocol(self, JOURNAL, violations=process.world.violations)
         self.end: int | None = None
         self.closed = False
 
     async def run(self) -> Loader:
-        """The state of all records before ``end``. Raises KafkaFault, RecordError, SteppedDown, Closed."""
-        tried: list[str] | None = None
-        while True:
-            await self._dawdle()
-            found = joined(await newest(self._kafka, self._process, SNAPSHOTS))
-            candidates = sorted(map(snapshots.decode, found.values()), key=lambda snapshot: -snapshot.sequence)
-            await self._dawdle()
-            try:
-                return await self._load(candidates)
-            except KafkaFault as fault:
-                if fault.code != TRIMMED:
-                    raise
-                names = [each.id for each in candidates]
-                if self.end is not None and any(each.epoch >= self.end for each in candidates):
-                    raise SteppedDown("another broker has begun a newer epoch, and trimmed the journal") from fault
-                if names == tried:
-                    raise DamagedRecord("no usable snapshot covers what was trimmed") from fault
-                self._process.world.note("load anew", self._process.name)
-                tried = names
+        """The state of all records before ``end``. Raises Unavailable, RecordError, Closed."""
+        return await self._protocol.run()
 
-    async def _load(self, candidates: list[Snapshot]) -> Loader:
-        journal = self._journal
-        stored = {int(key): value for key, value in (await newest(self._kafka, self._process, STORE)).items()}
-        first, high = await self._kafka.request(self._process, "ListOffsets", lambda: (journal.earliest, journal.latest()), at=journal)
+    # -- effects: see bascule.broker.following.FollowingEffects -------------------------------------------------------------
+
+    def wanted_end(self) -> int | None:
+        """Where the load ends."""
+        return self.end
+
+    def closing(self) -> bool:
+        """Whether nobody wants the state any more."""
+        return self.closed
+
+    async def recreated(self) -> bool:
+        """No topic is deleted here."""
         await self._dawdle()
-        for snapshot in [*candidates, None]:
-            loader = self._beginning(snapshot, stored, first)
-            if loader is None:
-                continue
-            position = await self._apply(loader, loader.first_offset, lambda: high)
-            if snapshot is not None and not loader.announced:
-                self._process.world.note("pass snapshot over", f"{self._process.name}, {snapshot.id} was not announced")
-                continue
-            await self._apply(loader, position, lambda: self.end)
-            loader.finish()
-            return loader
-        raise AssertionError("the whole journal is always a candidate")
+        return False
+
+    async def snapshots(self) -> Mapping[str, bytes]:
+        """Every complete snapshot."""
+        await self._dawdle()
+        return joined(await newest(self._kafka, self.process, SNAPSHOTS))
+
+    async def stored(self) -> Mapping[int, bytes]:
+        """The store."""
+        return {int(key): value for key, value in (await newest(self._kafka, self.process, STORE)).items()}
+
+    async def range(self) -> tuple[int, int]:
+        """The journal's offsets."""
+        journal = self._journal
+        first, high = await answered(
+            self._kafka.request(self.process, "ListOffsets", lambda: (journal.earliest, journal.latest()), at=journal)
+        )
+        await self._dawdle()
+        return first, high
+
+    async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
+        """A few records."""
+        records, _ = await answered(self._kafka.fetch(self.process, self._journal, offset, committed=False, count=FETCH_MAX))
+        if not records:
+            await self.process.sleep(FOLLOW_MS)
+        return [(record.offset, record.value) for record in records]
+
+    def bulk(self) -> AbstractContextManager[None]:
+        """Nothing is to be spared here."""
+        return nullcontext()
 
     async def _dawdle(self) -> None:
-        if self._process.world.chance(self._slowness):
-            self._process.world.note("read slowly", self._process.name)
-            await self._process.sleep(self._process.world.random.random() * DAWDLE_MS)
-
-    def _beginning(self, snapshot: Snapshot | None, stored: Mapping[int, bytes], first: int) -> Loader | None:
-        world, name = self._process.world, self._process.name
-        try:
-            loader = Loader(self._fresh_engine(), snapshot, stored)
-        except DamagedRecord as error:
-            world.note("outdated snapshot", f"{name}, {error}")
-            return None
-        if loader.first_offset >= first:
-            return loader
-        if snapshot is None:
-            raise KafkaFault(TRIMMED)
-        world.note("outdated snapshot", f"{name}, {snapshot.id} needs offset {loader.first_offset} of a journal from {first} on")
-        return None
-
-    async def _apply(self, loader: Loader, position: int, end: Callable[[], int | None]) -> int:
-        while True:
-            known = end()
-            if known is not None and position >= known:
-                return position
-            if self.closed:
-                raise Closed
-            records, position = await self._kafka.fetch(self._process, self._journal, position, committed=False, count=FETCH_MAX)
-            for record in records:
-                if self.end is not None and record.offset >= self.end:
-                    return self.end
-                try:
-                    loader.apply(record.offset, record.value)
-                except ForeignRecord:
-                    continue
-            if not records:
-                await self._process.sleep(FOLLOW_MS)
+        if self.process.world.chance(self._slowness):
+            self.process.world.note("read slowly", self.process.name)
+            await self.process.sleep(self.process.world.random.random() * DAWDLE_MS)
 
 
-async def newest(kafka: Kafka, process: Process, topic: str) -> dict[bytes, bytes]:
-    """What a compacted topic holds, read piece by piece up to the end that it had. Raises KafkaFault."""
-    partition = kafka.partition(topic)
-    position, end = 0, await kafka.end_of(process, partition)
-    found: dict[bytes, bytes] = {}
-    while position < end:
-        records, position = await kafka.fetch(process, partition, position, committed=False, count=FETCH_MAX)
-        for record in records:
-            assert record.key is not None
-            if record.value is None:
-                found.pop(record.key, None)
-            else:
-                found[record.key] = record.value
-    return found
-
-
-class Housekeeping:
-    """The rounds of one epoch, which goes on until ``ended`` is done; ``records`` of them make a round due.
+class Housekeeping(ProcessEffects):
+    """The rounds of one epoch, which goes on while ``going_on`` says so; ``records`` of them make a round due.
 
     ``on_step`` is called before each request to Kafka.
     """
 
     def __init__(
-        self, kafka: Kafka, process: Process, engine: Engine, offsets: OffsetMap, ended: Promise[None], records: int,
+        self, kafka: Kafka, process: Process, engine: Engine, offsets: OffsetMap, going_on: Callable[[], bool], records: int,
         on_step: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._kafka, self._process, self._engine, self._ended = kafka, process, engine, ended
-        self._rounds = Rounds(self, engine, offsets)
-        self._due = records
+        super().__init__(process)
+        self._kafka = kafka
+        self.going_on = going_on
+        limits = HousekeepingLimits(snapshot_records=records, announce_timeout_s=ANNOUNCE_S, retention_s=0.0)
+        self._violations = process.world.violations
+        self.protocol = HousekeepingProtocol(self, limits, engine, offsets, violations=self._violations)
         self._on_step = on_step
-        self._records = 0
-        self._busy = False
         self._keys: dict[str, list[bytes]] | None = None  # of each snapshot
 
-    def appended(self) -> None:
-        """A record is stored; when there are enough, a round begins."""
-        self._records += 1
-        if self._records >= self._due and not self._busy:
-            self._busy = True
-            done = self._process.spawn(self._due_rounds())
-            done.then(done.result)
-
-    async def _due_rounds(self) -> None:
-        try:
-            while self._records >= self._due and self.going_on():
-                await self._rounds.round()
-        except (BasculeError, KafkaFault, TimeOut) as error:
-            self._process.world.note("fail round", f"{self._process.name}, {error}")
-        finally:
-            self._busy = False
-
-    # -- the steps of a round: see bascule.broker.rounds.Steps ---------------------------------------------------------
-
-    def going_on(self) -> bool:
-        """Whether the epoch has not ended."""
-        return not self._ended.done
-
-    def taken(self) -> None:
-        """What is stored from now on is in the next snapshot."""
-        self._records = 0
+    # -- effects: see bascule.broker.housekeeping.HousekeepingEffects -------------------------------------------------------
 
     async def stored(self) -> set[int]:
-        """The mids of all that the store has now. Raises KafkaFault."""
-        return set(map(int, await newest(self._kafka, self._process, STORE)))
+        """The mids of all that the store has now."""
+        return set(map(int, await newest(self._kafka, self.process, STORE)))
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
-        """Raises KafkaFault."""
-        self._process.world.note("store messages" if None not in records.values() else "forget stored messages", self._process.name)
+        """All of them in one batch."""
+        self.process.world.note("store messages" if None not in records.values() else "forget stored messages", self.process.name)
         partition, producer = self._kafka.partition(STORE), self._kafka.new_producer()
         batch = [ToWrite(str(mid).encode(), value) for mid, value in records.items()]
         await self._request("Produce store", lambda: partition.produce(producer, 0, 0, batch, None))
 
-    async def write(self, taken: Snapshot) -> None:
-        """Raises KafkaFault."""
-        records = parted(taken.id, snapshots.encode(taken), CHUNK_BYTES)
+    async def write(self, snapshot_id: str, data: bytes) -> None:
+        """In pieces."""
+        records = parted(snapshot_id, data, CHUNK_BYTES)
         if self._keys is not None:
-            self._keys[taken.id] = list(records)
+            self._keys[snapshot_id] = list(records)
         await self._send(records)
 
-    async def announce(self, taken: Snapshot) -> None:
-        """Raises TimeOut."""
-        announced: Promise[None] = Promise()
-        self._on_step()
-        self._engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
-        self._engine.journaling.then(announced.keep, None)
-        await self._process.within(ANNOUNCE_MS, announced)
-
-    async def delete_older(self, taken: Snapshot) -> None:
-        """Raises KafkaFault."""
+    async def delete_older(self, snapshot_id: str) -> None:
+        """One piece after another."""
         if self._keys is None:
-            self._keys = by_snapshot(await newest(self._kafka, self._process, SNAPSHOTS))
-        older = older_than(taken.id, self._keys)
+            self._keys = by_snapshot(await newest(self._kafka, self.process, SNAPSHOTS))
+        older = older_than(snapshot_id, self._keys)
         await self._send({key: None for each in older for key in self._keys[each]})
         for each in older:
             del self._keys[each]
+
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+        """Where the diverts stand."""
+        key = position_key(DIVERTS, JOURNAL, 0)
+        found = (await self._positions(key)).get(key)
+        return [Pin.up_to(end, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, mean_bytes, "")]
+
+    async def _positions(self, key: str) -> Mapping[str, Position]:
+        partition = position_partition(self._kafka, key)
+        if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
+            records, _ = await answered(self._kafka.fetch(self.process, partition, 0, committed=False))
+            return {(record.key or b"").decode(): decoded(record.value or b"") for record in records}
+        try:
+            return await PositionReader(self._kafka, self.process, partition).read()
+        except KafkaFault as fault:
+            raise Unavailable(str(fault)) from fault
+
+    async def retained_from(self, log: Log, partition: int) -> int:
+        """The owner retains nothing here."""
+        return self._kafka.partition(_topic(log), partition).stable
+
+    async def first_offset(self, log: Log, partition: int) -> int:
+        """What has not been trimmed."""
+        return self._kafka.partition(_topic(log), partition).earliest
+
+    async def trim(self, log: Log, partition: int, end: int) -> None:
+        """DeleteRecords."""
+        topic = _topic(log)
+        trimmed = self._kafka.partition(topic, partition)
+        self.process.world.note(f"trim {topic}", self.process.name)
+        await self._request("DeleteRecords", lambda: trimmed.trim(end))
+
+    async def ingress_topic_id(self) -> str | None:
+        """It is never deleted."""
+        return INGRESS_ID
 
     async def _send(self, records: Mapping[bytes, bytes | None]) -> None:
         """One after another, and without idempotence: what is repeated may be there twice, and late."""
@@ -233,23 +209,8 @@ class Housekeeping:
 
     async def _request(self, what: str, carry_out: Callable[[], object]) -> None:
         self._on_step()
-        await self._kafka.request(self._process, what, carry_out)
-
-    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
-        """Raises KafkaFault, Unavailable."""
-        key = position_key(DIVERTS, JOURNAL, 0)
-        positions = await PositionReader(self._kafka, self._process, position_partition(self._kafka, key)).read()
-        position = positions.get(key)
-        await self._trim_to(JOURNAL, needed_from(taken, 0 if position is None else position.offset))
-        await self._trim_to(INGRESS, taken.ingress.get(0, 0))
-
-    async def _trim_to(self, topic: str, end: int) -> None:
-        partition = self._kafka.partition(topic)
-        if end > partition.start:
-            self._process.world.note(f"trim {topic}", self._process.name)
-            await self._request("DeleteRecords", lambda: partition.trim(end))
+        await answered(self._kafka.request(self.process, what, carry_out))
 
 
-def needed_from(taken: Snapshot, position: int) -> int:
-    """Where what a snapshot and the pipelines, which are at a position, need of the journal begins."""
-    return min(taken.next_offset, taken.first_offset(), position)
+def _topic(log: Log) -> str:
+    return JOURNAL if log is Log.JOURNAL else INGRESS

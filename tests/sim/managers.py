@@ -25,8 +25,8 @@ from bascule.xa.two_phase import TwoPhase
 from bascule.xa.xid import Xid, deadline_ms_of, manager_of_gtrid
 from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
-from tests.sim.broker import Connection, ConnectionLost
 from tests.sim.clients import Stage, Transacted, id_of
+from tests.sim.connections import Connection, ConnectionLost
 from tests.sim.ledger import Ledger, Log, Mishaps
 from tests.sim.world import Process
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said

@@ -105,6 +105,10 @@ class Nemesis:
             if broker.stands_by and not broker.process.alive:
                 broker.launch(elected=False)
 
+    def replaced(self) -> None:
+        """A broker has found that it must not serve; whether another one does is up to the election."""
+        self.world.after(self.random.random() * ELECTION_MS, self.ensure_broker)
+
     def stop_broker(self) -> None:
         """SIGSTOP for a while, and perhaps a takeover meanwhile."""
         process = self.random.choice(self.run.brokers).process

@@ -13,8 +13,9 @@ from bascule.xa import log_topic
 from bascule.xa.log import Decision
 from bascule.xa.log import Outcome as Decided
 from tests.sim import requests
-from tests.sim.broker import Broker, ConnectionLost
+from tests.sim.broker import Broker
 from tests.sim.clients import Client, Stage
+from tests.sim.connections import ConnectionLost
 from tests.sim.ledger import Ledger, Log, Mishaps
 from tests.sim.managers import DATABASE, MANAGERS, Books, Manager, Work, outcome_of
 from tests.support.history import Tally

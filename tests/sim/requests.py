@@ -15,7 +15,7 @@ from bascule.core.xa_codes import XA_OK, XA_RDONLY, Code
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.xa.broker_protocol import Reply
-from tests.sim.broker import Connection
+from tests.sim.connections import Connection
 from tests.sim.world import Promise
 from tests.support.history_branches import Said
 

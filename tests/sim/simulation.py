@@ -148,6 +148,8 @@ class Simulation:
         for broker in self.brokers:
             broker.stands_by, broker.slowness, broker.on_step = stand_by, slowness, self.nemesis.housekeeping
             broker.on_delivery = self.witness.handed_out
+            broker.on_stale_delivery = self.witness.handed_out_stale
+            broker.on_step_down = self.nemesis.replaced
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
         self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
         self.nemesis.draw()

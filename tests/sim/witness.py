@@ -51,6 +51,7 @@ class Witness:
         self._first: dict[tuple[int, int, int], int] = {}  # epoch, queue and mid: the first delivery count there
         self._newest: dict[tuple[int, int, int], int] = {}
         self._lowered: list[str] = []
+        self._stale: list[str] = []
         kafka.partition(JOURNAL).on_delete = self._trimmed
         kafka.partition(STORE).on_delete = self._forgotten
 
@@ -62,6 +63,10 @@ class Witness:
             if count < self._newest.get(key, 0):
                 self._lowered.append(f"{mid} of queue {queue}")
             self._newest[key] = count
+
+    def handed_out_stale(self, mid: int) -> None:
+        """A broker that stood still, and was replaced, gives a message to a consumer."""
+        self._stale.append(str(mid))
 
     def _trimmed(self) -> None:
         """Positions that are not committed may never be."""
@@ -80,13 +85,14 @@ class Witness:
         except RecordError as error:
             self._unloadable.append(str(error))
         else:
-            raise AssertionError("it waits for something")
+            raise RuntimeError("a load without a network waits for something")
 
     def judge(self, tally: Tally, counts: Mapping[tuple[int, int], Sequence[tuple[int, int]]]) -> None:
         """Adds to a tally what is found; ``counts`` are those of the journal: (epoch, count) by queue and mid."""
         tally.report("divert-loss", "parts of the journal were trimmed before diverts had read them", self._unread)
         tally.report("stuck", "times no broker could have started, for the store had forgotten what it needs", self._unloadable)
         tally.report("redelivered-unmarked", "handed out with a lower delivery count than before", self._lowered)
+        tally.report("zombie-ack", "handed out by a broker that stood still and was replaced", self._stale)
         lost = (
             f"{mid} of queue {queue}"
             for (epoch, queue, mid), first in self._first.items()

@@ -10,15 +10,12 @@ import os
 
 import pytest
 
-from tests.sim.broker import Broker
-from tests.sim.kafka import Appender, ToWrite
 from tests.sim.ledger import Mishaps
 from tests.sim.nemesis import AWAITED, TROUBLES
 from tests.sim.office import Office
 from tests.sim.runs import Report, run_seeds
-from tests.sim.simulation import Parts, Simulation
+from tests.sim.simulation import Simulation
 from tests.sim.world import TROUBLE
-from tests.simulation.planting import Plant, not_found
 from tests.support.history import Tally
 
 SEEDS = int(os.environ.get("BASCULE_SIM_SEEDS", "3000"))
@@ -85,47 +82,3 @@ def test_a_delivery_count_that_goes_down_is_found() -> None:
     assert found([(0, 1), (0, 2)]) == [stored]
     witness.handed_out(7, 1, 5, 0)
     assert found([]) == ["redelivered-unmarked: 1 handed out with a lower delivery count than before (5 of queue 1)"]
-
-
-# -- planted faults: the parts of a run, replaced by ones that break a rule -------------------------------------------------
-
-
-class FencelessBroker(Broker):
-    """Takes a gap between its records for nothing."""
-
-    def own_gap(self, start: int, end: int) -> bool:
-        return True
-
-
-class GapAppender(Appender):
-    """What it gave up it forgets, and goes on with what follows, as a client with a time limit for messages does."""
-
-    def append(self, record: ToWrite) -> None:
-        if self._kafka.world.chance(self._kafka.weather.failed_append * 5):
-            self._process.after(1, self._on_outcome, -1, "timed out")
-        else:
-            super().append(record)
-
-
-def fenceless_broker(_: pytest.MonkeyPatch) -> Parts:
-    return Parts(make_broker=FencelessBroker)
-
-
-def gaps(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    from tests.sim import broker
-
-    monkeypatch.setattr(broker, "Appender", GapAppender)
-    return Parts()
-
-
-#: What is planted, how, and the anomalies that must show, each of them.
-PLANTED: list[tuple[str, Plant, set[str]]] = [
-    ("a broker that does not look into gaps", fenceless_broker, {"zombie-ack", "lost", "duplicated"}),
-    ("appends that time out while later ones succeed", gaps, {"stuck", "lost"}),
-]
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize(("plant", "names"), [each[1:] for each in PLANTED], ids=[each[0] for each in PLANTED])
-def test_the_simulation_finds(plant: Plant, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not_found(plant(monkeypatch), names) == set()

@@ -6,8 +6,9 @@ counts once it is announced, and only then goes what it replaces.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Protocol
 
@@ -16,6 +17,14 @@ from bascule.broker.engine import Engine
 from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
 from bascule.journal.offsets import OffsetMap
+
+
+class RoundViolation(enum.StrEnum):
+    """Rules of a round that a test may break."""
+
+    DELETED_BEFORE_ANNOUNCED = "older snapshots are deleted before the new one is announced"
+    FORGOTTEN_BEFORE_ANNOUNCED = "the store forgets messages before a snapshot without them is announced"
+    WAITING_MESSAGES_FORGOTTEN = "the store forgets messages that still wait"
 
 
 class Steps(Protocol):
@@ -57,7 +66,8 @@ class Steps(Protocol):
 class Rounds:
     """The rounds of one epoch, one at a time. ``engine`` and ``offsets`` are the epoch's."""
 
-    def __init__(self, steps: Steps, engine: Engine, offsets: OffsetMap) -> None:
+    def __init__(self, steps: Steps, engine: Engine, offsets: OffsetMap, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+        self._violations = violations
         self._steps = steps
         self._engine = engine
         self._offsets = offsets
@@ -74,15 +84,21 @@ class Rounds:
         crash.point("snapshot.delete.before")
         await steps.delete_older(taken)
         crash.point("snapshot.delete.after")
-        gone = self._stored.difference(taken.stored)
-        if gone:
-            crash.point("store.forget.before")
-            await steps.store(dict.fromkeys(gone))
-            crash.point("store.forget.after")
-            self._stored -= gone
+        await self._forget(taken)
         if steps.going_on():
             held = {message.mid: str(xid) for xid, branch in self._engine.branches.prepared.items() for _, message in branch.acks}
             await steps.trim(taken, held)
+
+    async def _forget(self, taken: Snapshot) -> None:
+        """Remove from the store what no snapshot that counts has there."""
+        gone = self._stored.difference(taken.stored)
+        if RoundViolation.WAITING_MESSAGES_FORGOTTEN in self._violations:
+            gone = set(self._stored)
+        if gone:
+            crash.point("store.forget.before")
+            await self._steps.store(dict.fromkeys(gone))
+            crash.point("store.forget.after")
+            self._stored -= gone
 
     async def snapshot(self) -> Snapshot | None:
         """A snapshot that counts. None where the epoch has ended."""
@@ -107,6 +123,10 @@ class Rounds:
         crash.point("snapshot.write.after")
         if not steps.going_on():
             return None
+        if RoundViolation.DELETED_BEFORE_ANNOUNCED in self._violations:
+            await steps.delete_older(taken)
+        if RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED in self._violations:
+            await self._forget(taken)
         await steps.announce(taken)
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)

@@ -6,10 +6,43 @@ The asyncio shell, blocking threads and the simulator each perform the effects i
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Severity(enum.IntEnum):
+    """How much attention a note of a protocol needs."""
+
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Timer(Protocol):
+    """Something that will be done later."""
+
+    def cancel(self) -> object:
+        """Do not do it; a no-op when it is done."""
+        ...
+
+
+class Waiter(Protocol[T]):
+    """A value that comes later, or an error instead. The first of both counts."""
+
+    def keep(self, value: T) -> None:
+        """The value is there."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """It never will be."""
+        ...
+
+    async def wait(self, timeout_s: float) -> T:
+        """The value. Raises the error, or TimeoutError when neither comes in time."""
+        ...
 
 
 def run_blocking(protocol: Coroutine[Any, Any, T]) -> T:

@@ -10,10 +10,12 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from bascule.core.errors import Scope, Unavailable
+from bascule.broker.epoch import Outcome
+from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import QUIET, READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
@@ -57,23 +59,6 @@ READ_SETTINGS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     **QUIET,
 }
-
-#: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)
-#: for a failure.
-Outcome = tuple[int, str | None]
-
-
-class Trimmed(Unavailable):
-    """What was to be read is not there any more."""
-
-    scope = Scope.LINK
-
-
-class CutOff(Unavailable):
-    """The topic ends before what was to be read: it was deleted and created again, or has lost its end."""
-
-    retriable = False
-    scope = Scope.LINK
 
 
 def offset_of(message: Message) -> int:

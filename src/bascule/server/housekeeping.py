@@ -1,31 +1,22 @@
-"""What keeps the journal short and a start quick: snapshots, the store of old messages, and the end of what nobody needs.
-
-Runs beside the traffic, one round at a time. Whatever fails is tried again with the next round: nothing rests on it but size and time.
-"""
+"""Keeps the journal of an epoch short: it performs the effects of :mod:`bascule.broker.housekeeping` off the event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from bascule.broker import snapshot as snapshots
-from bascule.broker.rounds import Rounds
-from bascule.broker.snapshot import Snapshot
-from bascule.core import crash
-from bascule.core.errors import BasculeError
+from bascule.broker.housekeeping import HousekeepingProtocol, Log
+from bascule.broker.retention import Pin
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
-from bascule.journal.records import Op, json_entry
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Appender, await_stored, trim
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.log import PartitionReader
+from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
-from bascule.server.pins import Keeper, Pin, Pins
-from bascule.threads.background import in_background
+from bascule.server.effects import LoopEffects
+from bascule.server.pins import PipelinePins
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -34,10 +25,6 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-T = TypeVar("T")
-
-#: Journal read again at a start, beside what still waits in queues: about a second of it.
-SNAPSHOT_BYTES = 128 << 20
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
 
@@ -77,7 +64,7 @@ class StoredMessages:
                 else:
                     self._mids.add(mid)
                 yield mid, None if value is None else bytes(value)
-                self._next_offset = (message.offset() or 0) + 1
+                self._next_offset = offset_of(message) + 1
         finally:
             reader.close()
 
@@ -96,133 +83,73 @@ class Housekeeping:
     """The rounds of one epoch. ``engine``, ``offsets`` and ``store`` are the epoch's; ``running`` says whether it goes on."""
 
     def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool]) -> None:
-        self.place = place
-        self._engine = engine
-        self._running = running
-        self._loop = asyncio.get_running_loop()
-        self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
-        self._store = store
-        self._rounds = Rounds(self, engine, offsets)
-        self._records = 0  # stored in this epoch
-        self._size_bytes = 0
-        self._tried = (0, 0)  # as many when a snapshot was last begun
-        self._kept = (engine.journaling.epoch, 0, 0)  # offset of the last snapshot, and as many when it was taken; before it, of the start
-        self._task: asyncio.Task[None] | None = None  # the loop itself keeps no hold of it
-        self._busy = False
-        self._pins = Pins(place)
-        self._found: list[Pin] = []  # as of the last snapshot
-        self._trouble = ""  # why there was none the last time
+        self.protocol = HousekeepingProtocol(_Effects(place, store, running), place.housekeeping_limits, engine, offsets)
 
     @property
     def pins(self) -> list[Pin]:
         """What the journal is kept for, as of the last snapshot, and what came since."""
-        offset, records, size_bytes = self._kept
-        reason = self._trouble or "what came since is in no snapshot yet"
-        return [*self._found, Pin(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
-
-    def appended(self, size_bytes: int) -> None:
-        """A record is stored; when there are enough, a round begins."""
-        self._records += 1
-        self._size_bytes += size_bytes
-        if self._due() and not self._busy:
-            self._task = self._loop.create_task(self.rounds())
-
-    def _due(self) -> bool:
-        records, size_bytes = self._tried
-        return self._records - records >= self.place.snapshot_records or self._size_bytes - size_bytes >= SNAPSHOT_BYTES
+        return self.protocol.pins
 
     async def rounds(self) -> None:
-        """Snapshot, announce it, forget the older ones, trim; once more for what came meanwhile, after which nothing may come."""
-        await self._alone(self._due_rounds)
+        """Run a round, and another one for what came meanwhile."""
+        await self.protocol.rounds()
 
     async def hand_over(self) -> None:
-        """A snapshot for the next broker; to clear away what that replaces is the next one's, which waits."""
-        await self._alone(self._rounds.snapshot)
+        """Make a snapshot for the next broker."""
+        await self.protocol.hand_over()
 
-    async def _alone(self, work: Callable[[], Awaitable[object]]) -> None:
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            await work()
-            self._trouble = ""
-        except TimeoutError:
-            self._trouble = "no snapshot this time: its announcement is not stored yet"
-            log.warning("%s", self._trouble)
-        except Exception as error:
-            self._trouble = f"housekeeping: {error}"
-            log.warning("%s", self._trouble, exc_info=not isinstance(error, BasculeError))
-        finally:
-            self._busy = False
 
-    async def _due_rounds(self) -> None:
-        await self._rounds.round()
-        while self._due() and self.going_on():
-            await self._rounds.round()
+class _Effects(LoopEffects):
+    """What housekeeping asks of its surroundings: see bascule.broker.housekeeping.HousekeepingEffects."""
 
-    # -- the steps of a round: see bascule.broker.rounds.Steps ---------------------------------------------------------
-
-    def going_on(self) -> bool:
-        """Whether the epoch has not ended."""
-        return self._running()
-
-    def taken(self) -> None:
-        """What is stored from now on is in the next snapshot."""
-        self._tried = self._records, self._size_bytes
+    def __init__(self, place: JournalPlace, store: StoredMessages, running: Callable[[], bool]) -> None:
+        super().__init__("housekeeping")
+        self._place = place
+        self._store = store
+        self.going_on = running
+        self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
+        self._pipelines = PipelinePins(place)
 
     async def stored(self) -> set[int]:
-        """The mids of all that the store has now. Raises Unavailable."""
-        return await self._off_loop(self._store.mids_now)
+        """Raises Unavailable."""
+        return await self.off_loop(self._store.mids_now)
 
     async def store(self, records: Mapping[int, bytes | None]) -> None:
         """Raises Unavailable."""
-        await self._off_loop(self._store.write, records)
+        await self.off_loop(self._store.write, records)
 
-    async def write(self, taken: Snapshot) -> None:
+    async def write(self, snapshot_id: str, data: bytes) -> None:
         """Raises Unavailable."""
-        await self._off_loop(lambda: self._snapshots.write(taken.id, snapshots.encode(taken)))
+        await self.off_loop(self._snapshots.write, snapshot_id, data)
 
-    async def announce(self, taken: Snapshot) -> None:
-        """Raises TimeoutError."""
-        announced = asyncio.Event()  # which may also be set when nobody waits any more
-        self._engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
-        self._engine.journaling.then(announced.set)
-        await asyncio.wait_for(announced.wait(), self.place.append_timeout_s)
-        self._kept = taken.next_offset, *self._tried
-
-    async def delete_older(self, taken: Snapshot) -> None:
+    async def delete_older(self, snapshot_id: str) -> None:
         """Raises Unavailable."""
-        await self._off_loop(self._snapshots.delete_older, taken.id)
+        await self.off_loop(self._snapshots.delete_older, snapshot_id)
 
-    async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
         """Raises Unavailable."""
-        await self._off_loop(self._trim, taken, held)
+        return await self.off_loop(self._pipelines.found, end, mean_bytes)
 
-    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.wrap_future(in_background(partial(function, *arguments), "housekeeping"))
+    async def retained_from(self, log: Log, partition: int) -> int:
+        """Raises Unavailable."""
+        return await self.off_loop(self._retained_from, log, partition)
 
-    # -- trimming, off the loop ----------------------------------------------------------------------------------------
+    def _retained_from(self, log: Log, partition: int) -> int:
+        begins_ms = int((time.time() - self._place.retention_s) * 1000)
+        return TopicHistory(self._place.kafka, self._topic(log), partition).at_time(begins_ms)
 
-    def _trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
-        """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
-        place = self.place
-        journal = TopicHistory(place.kafka, place.topics.journal, place.topics.partition)
-        mean_bytes = self._size_bytes / self._records if self._records else 0.0
-        self._found = self._pins.found(taken, self._retained(journal), held, mean_bytes)
-        kept = [pin.offset for pin in self._found if not pin.released]
-        self._trim_to(journal, place.topics.journal, place.topics.partition, min([taken.next_offset, *kept]))
-        if not taken.ingress or Topics(place.kafka).ids([place.topics.ingress]).get(place.topics.ingress) != taken.ingress_topic_id:
-            return  # of one that was created again nothing has been taken
-        for partition, next_offset in taken.ingress.items():
-            ingress = TopicHistory(place.kafka, place.topics.ingress, partition)
-            self._trim_to(ingress, place.topics.ingress, partition, min(next_offset, self._retained(ingress)))
+    async def first_offset(self, log: Log, partition: int) -> int:
+        """Raises Unavailable."""
+        return await self.off_loop(lambda: TopicHistory(self._place.kafka, self._topic(log), partition).earliest())
 
-    def _retained(self, history: TopicHistory) -> int:
-        """Where the owner's retention begins."""
-        return history.at_time(int((time.time() - self.place.retention_s) * 1000))
+    async def trim(self, log: Log, partition: int, end: int) -> None:
+        """Raises Unavailable."""
+        await self.off_loop(trim, self._place.kafka, self._topic(log), {partition: end})
 
-    def _trim_to(self, history: TopicHistory, topic: str, partition: int, end: int) -> None:
-        if end > history.earliest():
-            crash.point("journal.trim.before")
-            trim(self.place.kafka, topic, {partition: end})
-            crash.point("journal.trim.after")
+    async def ingress_topic_id(self) -> str | None:
+        """Raises Unavailable."""
+        topic = self._place.topics.ingress
+        return (await self.off_loop(lambda: Topics(self._place.kafka).ids([topic]))).get(topic)
+
+    def _topic(self, log: Log) -> str:
+        return self._place.topics.journal if log is Log.JOURNAL else self._place.topics.ingress

@@ -1,15 +1,13 @@
-"""What the journal is kept for, and why it is still needed there: pipelines, waiting messages, the owner's retention."""
+"""Where pipelines stand, for which the journal is kept, and why they do not read on."""
 
 from __future__ import annotations
 
-import enum
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from bascule.broker.snapshot import Snapshot
+from bascule.broker.retention import Keeper, Pin
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -28,60 +26,21 @@ DISABLED = "disabled: it goes on from there when it is enabled; one that is remo
 ALL_DISABLED = "no divert is enabled: it goes on from there when one is"
 
 
-class Keeper(enum.StrEnum):
-    """What kind of thing needs the journal."""
-
-    PIPELINE = "pipeline"
-    QUEUE = "queue"
-    BRANCH = "branch"
-    RETENTION = "retention"
-    SNAPSHOT = "snapshot"
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """One for whom the journal is kept from ``offset`` on. The farthest back decides.
-
-    ``records`` and ``bytes`` (by the mean size of a record) lie from there up to the last snapshot; of the snapshot itself, behind it.
-    """
-
-    keeper: Keeper
-    name: str
-    offset: int
-    records: int
-    bytes: int
-    reason: str  # "" of a pipeline that reads on
-    released: bool = False  # of a pipeline beyond the owner's quota: the journal is trimmed all the same
-
-
-class Pins:
-    """Looks for them, for one epoch; remembers where pipelines stood. Blocking: to be used off the event loop."""
+class PipelinePins:
+    """Looks for the positions of pipelines, for one epoch, and remembers where they stood. Blocking: to be used off the event loop."""
 
     def __init__(self, place: JournalPlace) -> None:
         self._place = place
         self._stood: dict[str, tuple[int, float]] = {}  # offset of a pipeline, and when it was first seen there
         self._taken: dict[Position | None, dict[str, int]] = {}
 
-    def found(self, taken: Snapshot, retained: int, held: Mapping[int, str], mean_bytes: float) -> list[Pin]:
-        """All but the snapshot's own. ``retained`` is where retention begins, ``held`` names the branches that have received a mid."""
-        pins = self.of_pipelines(taken.next_offset, mean_bytes)
-        if (oldest := taken.oldest()) is not None:
-            mid, queue = oldest
-            keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "its oldest message has not been taken"
-            if mid in held:
-                keeper, name, reason = Keeper.BRANCH, held[mid], f"prepared, and has received a message of {name!r}"
-            pins.append(self._pin(keeper, name, taken.first_offset(), taken.next_offset, mean_bytes, reason))
-        if retained < taken.next_offset:
-            reason = f"younger than journal.retention_s = {self._place.retention_s:g}"
-            pins.append(self._pin(Keeper.RETENTION, "", retained, taken.next_offset, mean_bytes, reason))
-        return pins
-
-    def of_pipelines(self, end: int, mean_bytes: float) -> list[Pin]:
+    def found(self, end: int, mean_bytes: float) -> list[Pin]:
         """Of committed positions only: one that is not committed yet may never be."""
         pins = []
         for name, position in self._positions():
             reason = self._reason(name, position, end)
-            pin = self._pin(Keeper.PIPELINE, name, position.offset, end, mean_bytes, reason)
+            quota_bytes = self._place.pinned_bytes_max
+            pin = Pin.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
             if pin.released:
                 log.error(
                     "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
@@ -89,12 +48,6 @@ class Pins:
                 )  # fmt: skip
             pins.append(pin)
         return pins
-
-    def _pin(self, keeper: Keeper, name: str, offset: int, end: int, mean_bytes: float, reason: str) -> Pin:
-        records = max(0, end - offset)
-        size_bytes = int(records * mean_bytes)
-        quota_bytes = self._place.pinned_bytes_max if keeper is Keeper.PIPELINE else 0
-        return Pin(keeper, name, offset, records, size_bytes, reason, bool(quota_bytes and size_bytes > quota_bytes))
 
     # -- why a pipeline stands still -----------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from bascule.broker.queue import Queue
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
+    from bascule.broker.retention import Pin
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
-    from bascule.server.pins import Pin
 
 #: Field of the engine's counters -> name of the metric.
 COUNTERS = {

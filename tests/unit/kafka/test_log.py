@@ -9,8 +9,9 @@ from queue import Queue
 import pytest
 from confluent_kafka import KafkaError, Message
 
+from bascule.broker.epoch import Outcome
 from bascule.journal.offsets import UNKNOWN_OFFSET
-from bascule.kafka.log import JournalWriter, Outcome
+from bascule.kafka.log import JournalWriter
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 

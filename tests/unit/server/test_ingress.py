@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from bascule.broker import ingress_tail
+from bascule.broker.ingress_tail import CHUNK_BYTES, CHUNKS_MAX
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
 from bascule.core.destination import Routing
 from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
 from bascule.server import ingress
-from bascule.server.ingress import CHUNK_BYTES, CHUNKS_MAX, IngressTail
+from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 SENDS = 3 * CHUNKS_MAX
@@ -207,7 +209,7 @@ def test_nothing_is_taken_of_a_topic_that_was_created_again(what_came: list[Reco
         assert tail.failure.startswith("ingress bascule.ingress stands still: it was deleted and created again")
         assert (broker.engine.ingress_topic_id, broker.engine.ingress_positions) == ("first", {0: 5})
 
-    monkeypatch.setattr(ingress, "LOOK_S", 3600.0 if what_came else 0.0)
+    monkeypatch.setattr(ingress_tail, "LOOK_S", 3600.0 if what_came else 0.0)
     run(Policy(), check, monkeypatch, Grown)
 
 
@@ -221,7 +223,7 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
 
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: not tail._thread.is_alive())
-        with pytest.raises(Unavailable, match=r"are still to be taken: .*: queue 'bounded' is full"):
+        with pytest.raises(Unavailable, match=r"from the deleted topic bascule.ingress are not journaled yet: .*: queue 'bounded' is full"):
             await tail.begin_anew()
         queue, other = broker.engine.queue("bounded"), broker.engine.queue("other")
         receiver = broker.attach(queue, SENDS)
@@ -238,7 +240,7 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
         await until(broker, all_taken)
         assert (broker.engine.ingress_topic_id, tail.failure) == ("second", "")
 
-    monkeypatch.setattr(ingress, "LOOK_S", 0.0)
+    monkeypatch.setattr(ingress_tail, "LOOK_S", 0.0)
     run(Policy(AddressSettings(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 

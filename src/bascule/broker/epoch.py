@@ -1,0 +1,464 @@
+"""One epoch of the journal, without IO: from the start record over the load of the state to the record that ends it.
+
+The rules of an epoch stand here once. :mod:`bascule.server.epoch` performs the effects with asyncio and Kafka's client, and the simulator
+of the tests performs them in its world. See docs/architecture.md, "Epochs and the fence".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bascule.broker.addresses import Diverts
+from bascule.broker.engine import Engine
+from bascule.broker.errors import BrokerFault, JournalUnavailable
+from bascule.broker.following import RECREATED
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochState
+from bascule.core import crash
+from bascule.core.effects import Severity, Timer, Waiter
+from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
+from bascule.journal.records import (
+    KEY_OF_KIND,
+    DamagedRecord,
+    ForeignRecord,
+    Kind,
+    Op,
+    RecordError,
+    decode_header,
+    encode_record,
+    json_entry,
+)
+
+#: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)
+#: for a failure.
+Outcome = tuple[int, str | None]
+
+
+class SteppedDown(BasculeError):
+    """Another broker started a newer epoch: this one must not answer anybody any more."""
+
+    retriable = True
+    scope = Scope.PROCESS
+    http_status = 503
+    exit_code = 4
+
+
+class AppendOffsetUnknown(JournalUnavailable):
+    """Kafka has stored a record and the client cannot say where: only a load of the journal tells what counts."""
+
+
+class EpochViolation(enum.StrEnum):
+    """Rules of an epoch that a test may switch off. The simulation must find each."""
+
+    GAP_NOT_READ = "a gap between two records of an epoch is not read"
+    FAILED_APPEND_PASSED_OVER = "a failed append is taken for a stored one"
+    UNKNOWN_OFFSET_IS_NEXT = "a record stored at an unknown offset is taken for the next one"
+    ELECTION_LOSS_IGNORED = "a lost election is ignored"
+    STOPPED_PROCESS_ACTS = "a process that stood still goes on without a look at the journal"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLimits:
+    """What bounds an epoch; times in seconds."""
+
+    append_timeout_s: float
+    #: A process that stood still for longer may have been replaced.
+    still_max_s: float
+    #: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
+    in_flight_max: int = 4
+    #: What nobody waits for (an acknowledgement alone) waits for company: the next send takes it along and saves an append.
+    linger_s: float = 0.005
+    #: How often the age of the oldest append is looked at.
+    watch_s: float = 0.5
+    #: While appends are stalled, a new client asks at this interval whether Kafka takes appends.
+    probe_s: float = 5.0
+
+
+class EpochEffects(Protocol):
+    """What an epoch asks of its surroundings. All of it happens in one thread; ``now_s`` never goes back."""
+
+    def now_s(self) -> float:
+        """Time of a monotonic clock."""
+        ...
+
+    def soon(self, action: Callable[[], None]) -> object:
+        """Do it after what is being done."""
+        ...
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
+        """Do it later, unless the timer is cancelled."""
+        ...
+
+    def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
+        """Run a protocol beside what is being done. It raises nothing."""
+        ...
+
+    def waiter(self) -> Waiter[Any]:
+        """A value that comes later."""
+        ...
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """Send a record to Kafka; its outcome comes to ``EpochProtocol.outcomes``, in the order of the appends. Raises BasculeError."""
+        ...
+
+    async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
+        """The journal's records from ``start`` up to ``end`` (not included), with their offsets. Raises BasculeError."""
+        ...
+
+    async def recreated(self) -> bool:
+        """Whether the journal's topic is another one of its name by now. Raises Unavailable."""
+        ...
+
+    async def takes_appends(self) -> bool:
+        """Whether a client made now finds that Kafka takes appends to the journal."""
+        ...
+
+    async def state_before(self, end: int) -> Loader:
+        """The state of all records before ``end``. Raises Unavailable or RecordError."""
+        ...
+
+    def fresh_engine(self, journaling: Journaling) -> Engine:
+        """An engine without any state."""
+        ...
+
+    def loaded(self) -> None:
+        """The engine has its state; nobody is served yet."""
+        ...
+
+    def stored(self, size_bytes: int) -> None:
+        """A record of this epoch is stored."""
+        ...
+
+    def confirmed(self) -> None:
+        """After each round of outcomes."""
+        ...
+
+    def ticked(self) -> None:
+        """A timer has done what was due, by which nobody knows more of Kafka."""
+        ...
+
+    def stalled(self, error: JournalUnavailable) -> None:
+        """Kafka has not answered in time: nobody must wait for it here."""
+        ...
+
+    def ended(self, error: BasculeError) -> None:
+        """The epoch cannot go on. Called once."""
+        ...
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        """Something for the log."""
+        ...
+
+
+class EpochProtocol:
+    """A loaded engine and its way into the journal."""
+
+    def __init__(
+        self,
+        effects: EpochEffects,
+        limits: EpochLimits,
+        topic: str,
+        diverts: Diverts,
+        *,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        self._effects = effects
+        self._limits = limits
+        self._topic = topic
+        self._diverts = diverts
+        self._violations = violations
+        self.state = EpochState.FOLLOWING
+        self.loaded = False
+        self.offsets = OffsetMap()
+        self.next_offset = -1  # of the journal, behind the last record known to be stored
+        self.engine = self.fresh_engine()
+        self._start: Waiter[int] | None = None  # the outcome of the start record, until it is known
+        self._outcomes: deque[Outcome] = deque()  # not looked at yet
+        self._in_gap = False  # records between two of this epoch's are being read
+        self._flush_due = False
+        self._oldest_since_s = 0.0
+        self._seen_s: float | None = None  # when this process was last known to run; None before it is watched
+        self._watch: Timer | None = None
+        self._probe: Timer | None = None
+        self._probing = self._reached = False
+        self._timer: Timer | None = None  # for what the engine has to do later
+
+    def fresh_engine(self) -> Engine:
+        """An engine without any state, whose decisions go into this epoch."""
+        return self._effects.fresh_engine(Journaling(self._append, on_work=self._work, violations=self._violations))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is answered any more."""
+        return self.state not in LIVE
+
+    def _move(self, event: EpochEvent) -> None:
+        try:
+            self.state = EPOCH_TRANSITIONS[self.state, event]
+        except KeyError:
+            raise BrokerFault(f"epoch of journal {self._topic}: {event.value!r} in state {self.state.value!r}") from None
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    async def start(self, content: Mapping[str, Any]) -> None:
+        """Write the start record, which says ``content``, and take the state before it.
+
+        Raises Unavailable, JournalUnavailable (AppendOffsetUnknown), RecordError, SteppedDown.
+        """
+        self._move(EpochEvent.ELECTED)
+        crash.point("epoch.start.before")
+        names = {"exclusive": [divert.name for divert in self._diverts.exclusive], "diverts": self._diverts.names}
+        epoch = await self._write_start(encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {**names, **content})))
+        crash.point("epoch.start.after")
+        loader = await self._effects.state_before(epoch + 1)
+        if self.ended:
+            raise SteppedDown(f"epoch {epoch} of journal {self._topic} has ended before its state was loaded")
+        self.engine = loader.engine
+        self.offsets = loader.offsets
+        self.next_offset = epoch + 1
+        self.engine.journaling.begin(epoch, loader.fence.sequence)
+        self.engine.addresses.use(self._diverts)
+        self._effects.loaded()
+        self.engine.create_configured()
+        self.engine.schedule.on_earlier = self._set_timer
+        self._set_timer()
+        self._move(EpochEvent.LOADED)
+        self._look()
+        crash.point("epoch.loaded")
+        self.loaded = True
+
+    async def _write_start(self, value: bytes) -> int:
+        start = self._start = self._effects.waiter()
+        self._effects.append(KEY_OF_KIND[Kind.EPOCH], value)
+        timeout_s = self._limits.append_timeout_s
+        try:
+            return int(await start.wait(timeout_s))
+        except TimeoutError:
+            raise Unavailable(f"journal {self._topic}: Kafka has not stored the start record in {timeout_s:g} s") from None
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    def _append(self, key: bytes, value: bytes) -> None:
+        """Whoever was the one to close the record: without it the epoch cannot go on, and nothing may be stored behind it."""
+        if self.ended:
+            return
+        if len(self.engine.journaling.in_flight) == 1:
+            self._oldest_since_s = self._effects.now_s()
+        try:
+            self._effects.append(key, value)
+        except BasculeError as error:
+            self.end(error)
+            raise
+
+    def _work(self, urgent: bool) -> None:
+        if urgent:
+            self._effects.soon(self.flush)
+        else:
+            self._effects.after(self._limits.linger_s, self.flush)
+
+    def flush(self) -> None:
+        """Append what has gathered, unless enough is on its way already."""
+        if self.ended:
+            return
+        if len(self.engine.journaling.in_flight) >= self._limits.in_flight_max:
+            self._flush_due = True
+            return
+        self._flush_due = False
+        try:
+            crash.point("journal.append.before")
+            self.engine.journaling.flush()
+            crash.point("journal.append.after")
+        except BasculeError as error:
+            self.end(error)
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+
+    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """What has become of appends, in their order."""
+        if self.awake():
+            self._outcomes.extend(outcomes)
+            self._settle()
+
+    def _settle(self) -> None:
+        with self._or_end("what a stored record decided could not be done"):
+            while self._outcomes and not self._in_gap and not self.ended:
+                self._settle_one(*self._outcomes.popleft())
+        if self.ended or self._in_gap:
+            return
+        self._answered()
+        if self._flush_due:
+            self.flush()
+        self._effects.confirmed()
+
+    def _answered(self) -> None:
+        self._oldest_since_s = self._effects.now_s()
+        self._reached = False
+        if self.state in (EpochState.SERVING, EpochState.STALLED):
+            self._move(EpochEvent.ANSWERED)
+            self.engine.stalled = None
+
+    def _settle_one(self, offset: int, failure: str | None) -> None:
+        if failure is not None:
+            if EpochViolation.FAILED_APPEND_PASSED_OVER in self._violations and self.engine.journaling.in_flight:
+                self.engine.confirm()
+                return
+            self.end(JournalUnavailable(f"journal {self._topic}: append failed: {failure}"))
+        elif offset == UNKNOWN_OFFSET and (self._start is not None or EpochViolation.UNKNOWN_OFFSET_IS_NEXT not in self._violations):
+            self.end(AppendOffsetUnknown(f"journal {self._topic}: Kafka has stored a record and does not say at which offset"))
+        elif self._start is not None:
+            start, self._start = self._start, None
+            self._move(EpochEvent.START_STORED)
+            start.keep(offset)
+        elif offset in (self.next_offset, UNKNOWN_OFFSET) or EpochViolation.GAP_NOT_READ in self._violations:
+            self._confirm(self.next_offset if offset == UNKNOWN_OFFSET else offset)
+        else:
+            self._in_gap = True
+            self._effects.spawn(self._look_into_gap(self.next_offset, offset))
+
+    def _confirm(self, offset: int) -> None:
+        oldest = self.engine.journaling.in_flight[0]
+        self.next_offset = offset + 1
+        self.offsets.note(oldest.sequence, offset)
+        self._effects.stored(oldest.size_bytes)
+        crash.point("journal.confirm.before")
+        self.engine.confirm()
+        crash.point("journal.confirm.after")
+
+    async def _look_into_gap(self, start: int, end: int) -> None:
+        """Read what somebody else wrote between two of this epoch's records. Outcomes that come meanwhile wait."""
+        with self._or_end(f"the journal's records from offset {start} to {end} could not be judged"):
+            try:
+                await self._judge_gap(start, end)
+            except BasculeError as error:
+                self.end(error)
+                return
+            self._in_gap = False
+            if not self.awake():
+                return
+            self._confirm(end)
+        self._settle()
+
+    async def _judge_gap(self, start: int, end: int) -> None:
+        """Raise what a gap says of this epoch; a foreign record, or one of an older epoch, says nothing.
+
+        A newer epoch's start record ends this epoch. A record that cannot be read may be a newer broker's, so that nothing behind it can be
+        judged. A record of this epoch has lost its answer, and later ones have not: the next outcome would be taken for another record's.
+        """
+        if await self._effects.recreated():
+            raise DamagedRecord(f"journal {self._topic} {RECREATED}")
+        for offset, value in await self._effects.records(start, end):
+            place = f"journal {self._topic}, offset {offset}"
+            try:
+                header = decode_header(value)
+            except ForeignRecord as error:
+                self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record passed over: {error}")
+                continue
+            except RecordError as error:
+                raise type(error)(f"{place}: {error}") from error
+            if header.kind is Kind.EPOCH:
+                raise SteppedDown(f"another broker started epoch {offset} of journal {self._topic}")
+            if header.epoch == self.engine.journaling.epoch:
+                raise JournalUnavailable(f"{place}: Kafka has answered for a later record, not for this one")
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = self.engine.schedule.next_ms
+        if due_ms is not None and not self.ended:
+            self._timer = self._effects.after(max(0.0, (due_ms - self.engine.clock()) / 1000), self._tick)
+
+    def _tick(self) -> None:
+        if self.awake():
+            self._timer = None
+            with self._or_end("what was due could not be done"):
+                self.engine.tick()
+                self.engine.dispatch()
+            self._set_timer()
+            self._effects.ticked()
+
+    def _look(self) -> None:
+        """Appends that Kafka has not answered for too long: nobody must wait for them."""
+        if not self.awake():  # timers come first when a process wakes: this one must not wipe out that it stood still
+            return
+        self._watch = self._effects.after(self._limits.watch_s, self._look)
+        now_s = self._seen_s = self._effects.now_s()
+        age_s, journaling = now_s - self._oldest_since_s, self.engine.journaling
+        if self.state is EpochState.SERVING and journaling.in_flight and age_s > self._limits.append_timeout_s:
+            self._move(EpochEvent.APPENDS_LATE)
+            self.engine.stalled = JournalUnavailable(
+                f"journal {self._topic}: Kafka has not stored {journaling.in_flight_bytes} bytes in {age_s:.0f} s;"
+                " nothing persistent is taken until it does"
+            )
+            self._effects.stalled(self.engine.stalled)
+        if self.state is EpochState.STALLED and not self._probing:
+            self._probing = True
+            self._effects.spawn(self._ask_anew())
+
+    async def _ask_anew(self) -> None:
+        """Ask by a new client whether Kafka takes appends.
+
+        If it does so twice, and the old producer gets no answer in between, that one is of no use any more: the next epoch has a new one.
+        """
+        reached = await self._effects.takes_appends()
+        if self.state is EpochState.STALLED and reached and self._reached:
+            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
+        elif not self.ended:
+            self._reached = reached and self.state is EpochState.STALLED
+            self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
+
+    def _may_ask_anew(self) -> None:
+        self._probing = False
+
+    def awake(self) -> bool:
+        """Whether this process has run all the time. One that was stopped may have been replaced, and must not act before it knows."""
+        if self._seen_s is not None and not self.ended and EpochViolation.STOPPED_PROCESS_ACTS not in self._violations:
+            still_s = self._effects.now_s() - self._seen_s
+            if still_s > self._limits.still_max_s:
+                self.end(SteppedDown(f"this process stood still for {still_s:.0f} s"))
+        return not self.ended
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _or_end(self, what: str) -> Iterator[None]:
+        """A fault half-way leaves what only a load from the journal puts right; the confirmations to come would be taken for others."""
+        try:
+            yield
+        except Exception as error:
+            self._effects.note(Severity.ERROR, "fault", f"{what}: {error!r}", error)
+            self.end(BrokerFault(f"{what}: {error!r}"))
+
+    def lose_election(self) -> None:
+        """Another broker has been elected."""
+        if EpochViolation.ELECTION_LOSS_IGNORED not in self._violations:
+            self.end(SteppedDown("another broker has been elected"))
+
+    def end(self, error: BasculeError) -> None:
+        """The epoch cannot go on: nothing is answered any more."""
+        if not self.ended:
+            self._move(EpochEvent.SUPERSEDED if isinstance(error, SteppedDown) else EpochEvent.FAILED)
+            self._stop()
+            if self._start is not None:
+                self._start.fail(error)
+            self._effects.ended(error)
+
+    def close(self) -> None:
+        """Nobody wants the epoch any more."""
+        if not self.ended:
+            self._move(EpochEvent.CLOSED)
+        self._stop()
+
+    def _stop(self) -> None:
+        for timer in (self._watch, self._timer, self._probe):
+            if timer is not None:
+                timer.cancel()

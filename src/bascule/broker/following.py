@@ -1,0 +1,223 @@
+"""How the state of an epoch to come is loaded, without IO: it follows the journal, and is whole when the epoch's start is stored.
+
+The server performs the effects in a thread, and the simulator of the tests performs them in its world.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.engine import Engine
+from bascule.broker.loading import Loader
+from bascule.broker.snapshot import Snapshot
+from bascule.core.effects import Severity
+from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.journal.reading import Trimmed
+from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
+
+#: How long Kafka may take to give records that are there.
+ANSWER_TIMEOUT_S: Final = 30.0
+HELP: Final = "Restore it; or delete all of Bascule's topics to begin anew"
+RECREATED: Final = f"was deleted and created again: what it held is gone. {HELP}"
+
+
+class Closed(BasculeError):
+    """Nobody wants the state any more."""
+
+    retriable = False
+    scope = Scope.OPERATION
+
+
+class FollowingViolation(enum.StrEnum):
+    """Rules of following that a test may break."""
+
+    LAST_RECORD_MISSED = "a load ends before the last record in front of the epoch's start"
+    NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is passed over, and no other one is tried"
+
+
+class FollowingEffects(Protocol):
+    """What a load asks of its surroundings. Each method may raise Unavailable."""
+
+    def now_s(self) -> float:
+        """Time of a monotonic clock."""
+        ...
+
+    def wanted_end(self) -> int | None:
+        """The offset of the journal at which the load ends; None while it is not known."""
+        ...
+
+    def closing(self) -> bool:
+        """Whether nobody wants the state any more."""
+        ...
+
+    def fresh_engine(self) -> Engine:
+        """An engine without any state."""
+        ...
+
+    async def recreated(self) -> bool:
+        """Whether the journal's topic is another one than at the first start."""
+        ...
+
+    async def snapshots(self) -> Mapping[str, bytes]:
+        """Every complete snapshot by its id."""
+        ...
+
+    async def stored(self) -> Mapping[int, bytes]:
+        """Every record of the store by its mid."""
+        ...
+
+    async def range(self) -> tuple[int, int]:
+        """First offset of the journal, and its high watermark."""
+        ...
+
+    async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
+        """Some of the journal's records from ``offset`` on, with their offsets; none when nothing comes for a moment. Raises Trimmed."""
+        ...
+
+    def bulk(self) -> AbstractContextManager[None]:
+        """Around a load of much that will stay."""
+        ...
+
+    def note(self, severity: Severity, event: str, detail: str) -> None:
+        """Something for the log."""
+        ...
+
+
+class FollowingProtocol:
+    """Loads the newest snapshot and applies the journal's records as they come, until it is told where to stop."""
+
+    def __init__(self, effects: FollowingEffects, topic: str, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+        self._effects = effects
+        self._topic = topic
+        self._violations = violations
+        self.foreign = 0  # records that are not Bascule's
+        self.next_offset = 0  # of the journal: what is before it has been read
+
+    async def run(self) -> Loader:
+        """The state of all records before the wanted end. Raises Unavailable, RecordError, Closed.
+
+        Whoever serves may trim the journal before this one has read it, but only behind a newer snapshot. The snapshot of an epoch behind
+        the wanted end is announced there, where this one does not look.
+        """
+        tried: list[str] | None = None
+        while True:
+            candidates = await self._candidates()
+            try:
+                return await self._load(candidates)
+            except Trimmed as error:
+                names, end = [each.id for each in candidates], self._effects.wanted_end()
+                if end is not None and any(each.epoch >= end for each in candidates):
+                    raise Unavailable(f"{error}: another broker has begun a newer epoch, and this one must not serve") from error
+                if names == tried:
+                    raise DamagedRecord(f"{error}, and no usable snapshot covers what was before") from error
+                self._effects.note(Severity.INFO, "load anew", str(error))
+                tried, self.foreign = names, 0
+
+    async def _candidates(self) -> list[Snapshot]:
+        """The newest first."""
+        found: list[Snapshot] = []
+        for name, data in (await self._effects.snapshots()).items():
+            try:
+                found.append(snapshots.decode(data))
+            except DamagedRecord as error:
+                self._effects.note(Severity.ERROR, "damaged snapshot", f"snapshot {name} cannot be used: {error}")
+        if await self._effects.recreated():
+            raise DamagedRecord(f"journal {self._topic} {RECREATED}")
+        return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
+
+    async def _load(self, candidates: list[Snapshot]) -> Loader:
+        loader, position = await self._base(candidates)
+        await self._apply(loader, position, self._wanted_end)
+        loader.finish()
+        return loader
+
+    async def _base(self, candidates: list[Snapshot]) -> tuple[Loader, int]:
+        """The newest snapshot that counts, or the whole journal, with all records that are there now, and the offset behind them."""
+        # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
+        stored = await self._effects.stored()
+        first, high = await self._effects.range()
+        for newest in candidates[:1]:
+            if newest.next_offset > high:
+                raise DamagedRecord(
+                    f"journal {self._topic} ends at offset {high}, and snapshot {newest.id} was made at {newest.next_offset}:"
+                    f" it has lost its end. {HELP}"
+                )
+        for snapshot in candidates:
+            loader = self._beginning(snapshot, stored, first)
+            if loader is None:
+                continue
+            position = await self._read_up(loader, high)
+            if loader.announced:
+                self._read(f"snapshot {snapshot.id}", loader, position)
+                return loader, position
+            self._effects.note(Severity.WARNING, "pass snapshot over", f"snapshot {snapshot.id} was never announced: not used")
+            if FollowingViolation.NEWEST_SNAPSHOT_ONLY in self._violations:
+                break
+        if first > 0:
+            raise Trimmed(f"journal {self._topic} begins at offset {first}")
+        loader = Loader(self._effects.fresh_engine())
+        position = await self._read_up(loader, high)
+        self._read("the beginning", loader, position)
+        return loader, position
+
+    def _read(self, base: str, loader: Loader, position: int) -> None:
+        span = f"journal read from offset {loader.first_offset} to {position}"
+        self._effects.note(Severity.INFO, "state loaded", f"loaded from {base}, {span}")
+
+    async def _read_up(self, loader: Loader, high: int) -> int:
+        with self._effects.bulk():
+            return await self._apply(loader, loader.first_offset, lambda: high)
+
+    def _beginning(self, snapshot: Snapshot, stored: Mapping[int, bytes], first: int) -> Loader | None:
+        try:
+            loader = Loader(self._effects.fresh_engine(), snapshot, stored)
+        except DamagedRecord as error:
+            self._effects.note(Severity.ERROR, "outdated snapshot", f"snapshot cannot be used: {error}")
+            return None
+        if loader.first_offset >= first:
+            return loader
+        needed = f"snapshot {snapshot.id} needs journal offset {loader.first_offset}; it begins at {first}"
+        self._effects.note(Severity.ERROR, "outdated snapshot", needed)
+        return None
+
+    async def _apply(self, loader: Loader, position: int, end: Callable[[], int | None]) -> int:
+        """Apply records from ``position`` on, until the end (None: not known yet) is reached; returns the offset after the last one."""
+        effects = self._effects
+        since_s = effects.now_s()
+        while True:
+            known = end()
+            if known is not None and position >= known:
+                return position
+            if effects.closing():
+                raise Closed("the broker stops")
+            records = await effects.read(position)
+            if records or known is None:
+                since_s = effects.now_s()
+            elif effects.now_s() - since_s > ANSWER_TIMEOUT_S:
+                raise Unavailable(f"reading {self._topic}: nothing for {ANSWER_TIMEOUT_S:.0f} s at offset {position} of {known}")
+            wanted = self._wanted_end()
+            for offset, value in records:
+                if wanted is not None and offset >= wanted:
+                    return wanted  # another broker's, which the fence will meet
+                self._apply_one(loader, offset, value)
+                self.next_offset = position = offset + 1
+
+    def _wanted_end(self) -> int | None:
+        end = self._effects.wanted_end()
+        if end is not None and FollowingViolation.LAST_RECORD_MISSED in self._violations:
+            return end - 2  # the start record is the one before the end
+        return end
+
+    def _apply_one(self, loader: Loader, offset: int, value: bytes | None) -> None:
+        place = f"journal {self._topic}, offset {offset}"
+        try:
+            loader.apply(offset, value)
+        except ForeignRecord as error:
+            self.foreign += 1
+            self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record passed over: {error}")
+        except RecordError as error:
+            raise type(error)(f"{place}: {error}") from error

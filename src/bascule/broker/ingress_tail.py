@@ -1,0 +1,273 @@
+"""How records of the ingress topic come into the journal, without IO: read as committed, decoded, and taken in order with their position.
+
+``IngressReading`` runs where records are read, ``IngressTaking`` where the engine is. :mod:`bascule.server.ingress` performs their effects
+with a thread and the event loop, and the simulator of the tests performs them in its world.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from bascule.broker.engine import Engine
+from bascule.broker.errors import ResourceLimit
+from bascule.core import crash
+from bascule.core.effects import Severity
+from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
+from bascule.jms.sections import group_of
+from bascule.journal.reading import CutOff
+from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_header, decode_send, entries
+
+#: Bytes taken in one journal record: they are atomic with the position behind them.
+CHUNK_BYTES: Final = 256 * 1024
+#: Chunks that wait for room, or are on their way into the journal, before reading pauses.
+CHUNKS_MAX: Final = 8
+#: While nothing comes it is looked that often whether the topic is the one that it was: another one may have what is never read.
+LOOK_S: Final = 5.0
+RETRY_S: Final = 1.0
+
+#: The offset behind its records, and their messages, each with whether it is kept where nobody is bound to its address.
+Chunk = tuple[int, list[tuple[Send, bool]]]
+
+
+class IngressTailViolation(enum.StrEnum):
+    """Rules of the intake that a test may break."""
+
+    UNCOMMITTED_TAKEN = "records of transactions that are not committed are taken"
+    RECORD_SKIPPED_AFTER_FAULT = "a reader that begins anew passes over a record"
+
+
+class TopicRecreated(BasculeError):
+    """The topic is not the one of which the positions are."""
+
+    retriable = False
+    scope = Scope.PIPELINE
+    http_status = 409
+
+
+class IngressRecord(NamedTuple):
+    """A record of the ingress topic."""
+
+    offset: int
+    value: bytes | None
+    keep: bool  # its messages where nobody is bound to their address
+
+
+class IngressEffects(Protocol):
+    """What reading asks of its surroundings. What is awaited may raise Unavailable."""
+
+    def now_s(self) -> float:
+        """Time of a monotonic clock."""
+        ...
+
+    def ending(self) -> bool:
+        """Whether nobody wants records any more."""
+        ...
+
+    async def topic_id(self) -> str:
+        """The id of the topic now."""
+        ...
+
+    async def open(self, offset: int, committed: bool) -> None:
+        """Read from an offset on; what was open before is closed."""
+        ...
+
+    async def read(self) -> Sequence[IngressRecord]:
+        """Some records behind the last ones; none when nothing comes for a moment. Raises CutOff, Trimmed."""
+        ...
+
+    async def open_transaction(self) -> int:
+        """The offset where the first open transaction begins; -1 where there is none."""
+        ...
+
+    async def pause(self, delay_s: float) -> None:
+        """Wait, but not when nobody wants records any more."""
+        ...
+
+    async def hand_over(self, chunk: Chunk) -> None:
+        """Wait for room for a chunk, and give it to ``IngressTaking.gather``."""
+        ...
+
+    def first_seen(self, topic_id: str) -> None:
+        """Tell the engine that its positions are of this topic."""
+        ...
+
+    def largest(self) -> int:
+        """Bytes of the largest message that the journal has room for."""
+        ...
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        """Something for the log."""
+        ...
+
+
+class IngressReading:
+    """Reads one partition. ``failure`` says why nothing is read, or why it waits; "" while all is well."""
+
+    def __init__(
+        self, effects: IngressEffects, topic: str, partition: int, *, topic_id: str, violations: Collection[enum.StrEnum] = frozenset()
+    ) -> None:
+        """``topic_id`` is that of the topic of which positions are journaled; "" where none has been seen."""
+        self._effects = effects
+        self._topic = topic
+        self._partition = partition
+        self._violations = violations
+        self.topic_id = topic_id
+        self.failure = ""
+        self.held_up = ""
+        self._open_at = -1  # where an open transaction was seen to begin, by the last look
+        self._looked_s = 0.0
+
+    async def run(self, position: int) -> None:
+        """Read from a position on. Returns when nobody wants more, or where it stands still until somebody looks."""
+        effects = self._effects
+        committed = IngressTailViolation.UNCOMMITTED_TAKEN not in self._violations
+        self.failure = ""
+        while not effects.ending():
+            try:
+                await effects.open(position, committed)
+                await self._recognise()
+                while not effects.ending():
+                    self.failure = ""
+                    for chunk in self._chunks(await self._read()):
+                        await effects.hand_over(chunk)
+                        position = chunk[0]
+            except Exception as error:
+                # A topic that was cut off may come to be as long again: then it would be read on in its middle.
+                if not (isinstance(error, BasculeError) and error.retriable):
+                    # Nothing is passed over silently: the tail stands still here until somebody looks.
+                    self.failure = f"ingress {self._topic} stands still: {error}"
+                    effects.note(Severity.ERROR, "ingress stands still", self.failure, None if isinstance(error, BasculeError) else error)
+                    return
+                self.failure = str(error)
+                effects.note(Severity.WARNING, "read ingress again", f"ingress: {error}; reading on from offset {position}")
+                position += IngressTailViolation.RECORD_SKIPPED_AFTER_FAULT in self._violations
+                await effects.pause(RETRY_S)
+
+    async def _recognise(self) -> None:
+        """What has been read before is of the topic that it was. Raises TopicRecreated, Unavailable."""
+        found = await self._effects.topic_id()
+        self._looked_s = self._effects.now_s()
+        if not self.topic_id:
+            self.topic_id = found
+            self._effects.first_seen(found)
+        if found != self.topic_id:
+            raise TopicRecreated(
+                "it was deleted and created again: what had come and was not taken is lost;"
+                " `bascule ingress begin-anew` goes on with what it has now"
+            )
+
+    async def _read(self) -> Sequence[IngressRecord]:
+        try:
+            records = await self._effects.read()
+        except CutOff:
+            await self._recognise()
+            raise
+        # After each read, before anything of it is taken: by position alone records of another topic look like those that were to come, and
+        # neither the client nor their leader epochs tell. It takes 0.6 ms for up to 1,000 records; few come together ten times a second.
+        if records or self._effects.now_s() - self._looked_s > LOOK_S:
+            await self._recognise()
+            await self._see_what_is_open(idle=not records)
+        return records
+
+    async def _see_what_is_open(self, *, idle: bool) -> None:
+        """Where nothing comes: whether it is for somebody's transaction, open since the last look at least."""
+        before, self._open_at = self._open_at, -1
+        if idle:
+            self._open_at = await self._effects.open_transaction()
+        self.held_up = ""
+        if self._open_at == before >= 0:
+            self.held_up = f"ingress {self._topic}-{self._partition} waits: a transaction that begins at offset {before} is not ended"
+
+    def _chunks(self, records: Sequence[IngressRecord]) -> Iterator[Chunk]:
+        """What has come, gathered to chunks. Raises what is wrong with a record behind the good ones, with its offset."""
+        sends: list[tuple[Send, bool]] = []
+        size_bytes = 0
+        next_offset = -1
+        fault: BasculeError | None = None
+        for record in records:
+            try:
+                found = self._sends(record.offset, record.value)
+            except BasculeError as error:
+                fault = type(error)(f"offset {record.offset}: {error}")
+                break
+            sends.extend((send, record.keep) for send in found)
+            size_bytes += sum(len(send.body) for send in found)
+            next_offset = record.offset + 1
+            if size_bytes > CHUNK_BYTES:
+                yield next_offset, sends
+                sends, size_bytes, next_offset = [], 0, -1
+        if next_offset >= 0:
+            yield next_offset, sends
+        if fault is not None:
+            raise fault
+
+    def _sends(self, offset: int, value: bytes | None) -> list[Send]:
+        try:
+            decode_header(value)
+        except ForeignRecord as error:
+            text = f"ingress {self._topic}, offset {offset}: foreign record passed over: {error}"
+            self._effects.note(Severity.ERROR, "foreign record", text)
+            return []
+        data = value or b""
+        sends = [decode_send(data, start, end) for op, start, end in entries(data) if op == Op.SEND]
+        limit = self._effects.largest()
+        for send in sends:
+            if len(send.body) > limit:
+                raise ResourceLimit(f"a message of {len(send.body)} bytes; the journal has room for {limit}")
+            if send.flags & SendFlag.GROUPED:
+                group_of(send.body)  # whoever takes it reads that, and an epoch that fails of it would be followed by one that does
+        return sends
+
+
+class IngressTaking:
+    """Takes chunks in order, as far as the queues have room: one that is full holds up what is behind its messages, too.
+
+    ``soon(action)`` does something after what is being done, ``taken()`` is called when a chunk is stored.
+    """
+
+    def __init__(
+        self, engine: Engine, topic: str, partition: int, *, soon: Callable[[Callable[[], None]], object], taken: Callable[[], None],
+        ending: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._topic = topic
+        self._partition = partition
+        self._soon = soon
+        self._taken = taken
+        self._ending = ending
+        self._chunks: deque[Chunk] = deque()  # and not taken yet
+        self.waits = ""
+
+    def gather(self, chunk: Chunk) -> None:
+        """A chunk has come."""
+        self._chunks.append(chunk)
+        if len(self._chunks) == 1:
+            self._take()
+
+    def _take(self) -> None:
+        self.waits = ""
+        while self._chunks and not self._ending():
+            next_offset, sends = self._chunks[0]
+            full = self._engine.lacks_room(sends)
+            if full is not None:
+                self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
+                # Not at once: a queue gets room in the middle of records that must stay whole.
+                full.blocked.append(lambda: self._soon(self._take))
+                return
+            crash.point("ingress.take.before")
+            self._engine.take_in(self._partition, next_offset, sends)
+            crash.point("ingress.take.after")
+            self._chunks.popleft()
+            self._engine.journaling.then(self._taken)
+
+    def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:
+        """Go on with all that a recreated topic has, where reading stands still. Raises InvalidInput, Unavailable."""
+        if running or topic_id == reading.topic_id:
+            raise InvalidInput(f"topic {self._topic} was not recreated; there is nothing to reset")
+        if self._chunks:
+            raise Unavailable(f"messages from the deleted topic {self._topic} are not journaled yet: {self.waits}")
+        reading.topic_id = topic_id
+        self._engine.ingress_is(topic_id, {self._partition: first})

@@ -1,0 +1,100 @@
+"""Effects that several protocols of the broker have in common, performed by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from bascule.core.effects import Severity
+from bascule.core.log import EventLog, get_log
+from bascule.threads.background import in_background
+
+log = get_log(__name__)
+
+T = TypeVar("T")
+
+
+def write_note(log: EventLog, severity: Severity, text: str, error: Exception | None = None) -> None:
+    """Write what a protocol has to say."""
+    if severity >= Severity.ERROR:
+        log.error("%s", text, exc_info=error)
+    elif severity >= Severity.WARNING:
+        log.warning("%s", text, exc_info=error)
+    else:
+        log.info("%s", text)
+
+
+class FutureWaiter(Generic[T]):
+    """A value that comes later: see bascule.core.effects.Waiter."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[T] = loop.create_future()
+        self._future.add_done_callback(_seen)
+
+    def keep(self, value: T) -> None:
+        """Give the value."""
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Say why there will be none."""
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    async def wait(self, timeout_s: float) -> T:
+        """Return the value. Raises the error, or TimeoutError."""
+        return await asyncio.wait_for(self._future, timeout_s)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Nobody needs to wait for an error: asyncio would complain."""
+    if not future.cancelled():
+        future.exception()
+
+
+class LoopEffects:
+    """Time, timers, protocols beside what is being done, and blocking calls off the loop."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is that of the threads in which blocking calls run."""
+        self._loop = asyncio.get_running_loop()
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold of them
+
+    def now_s(self) -> float:
+        """Return the time of a monotonic clock."""
+        return time.monotonic()
+
+    def soon(self, action: Callable[[], None]) -> object:
+        """Do it in the next round of the loop."""
+        return self._loop.call_soon(action)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+        """Do it later."""
+        return self._loop.call_later(delay_s, action)
+
+    def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
+        """Run a protocol beside what is being done."""
+        task = self._loop.create_task(protocol)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def waiter(self) -> FutureWaiter[Any]:
+        """Return a value that comes later."""
+        return FutureWaiter(self._loop)
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        """Write to the log."""
+        write_note(log, severity, detail or event, error)
+
+    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call what blocks in a thread of its own. Raises what it raises."""
+        return await asyncio.wrap_future(in_background(partial(function, *arguments), self._name))
+
+    def cancel_spawned(self) -> None:
+        """End the protocols that still run."""
+        for task in self._tasks:
+            task.cancel()

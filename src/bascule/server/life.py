@@ -1,0 +1,264 @@
+"""The life of a broker process: it performs the effects of :mod:`bascule.broker.node` with asyncio, a listener and Kafka's election."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bascule.broker.node import NodeProtocol, Waited
+from bascule.core import crash
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
+from bascule.embedded.process import PortInUse
+from bascule.kafka.election import Election
+from bascule.server import topics
+from bascule.server.admin import AdminServer
+from bascule.server.administrator import Administrator
+from bascule.server.connection import ClientConnection
+from bascule.server.effects import LoopEffects
+from bascule.server.epoch import Epoch, JournalPlace
+from bascule.server.tls import server_context
+from bascule.server.uncaught import Uncaught
+
+if TYPE_CHECKING:
+    from bascule.server.node import Node
+
+log = get_log(__name__)
+
+BACKLOG = 1024
+
+
+class BrokerLife(LoopEffects):
+    """What the life of a broker process asks for. ``on_ready`` and ``on_standby`` are told its AMQP and admin port."""
+
+    def __init__(self, node: Node, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
+        super().__init__("broker-life")
+        self.protocol = NodeProtocol(self)
+        self._node = node
+        self._settings = node.settings
+        self._on_ready = on_ready
+        self._on_standby = on_standby
+        self._stopping: asyncio.Future[BasculeError | None] = self._loop.create_future()
+        self._elected = asyncio.Event()
+        self._watch: topics.Watch | None = None
+        self._admin_port = 0
+        self._port = self._settings.broker.port
+        self._election: Election | None = None
+        # Of the present epoch:
+        self._listener: asyncio.Server | None = None
+        self._epoch: Epoch | None = None
+        self._ended: asyncio.Future[BasculeError] = self._loop.create_future()
+        self._room: topics.Room | None = None
+
+    @property
+    def topic_trouble(self) -> str:
+        """Why what is stored is not safe; "" while all is well."""
+        return self._watch.trouble if self._watch is not None else ""
+
+    async def run(self) -> None:
+        """Live until told to stop. Raises BasculeError."""
+        Uncaught().install(self._loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop, None)
+        await self._loop.run_in_executor(None, self._ensure_topics)
+        watch = self._watch = topics.Watch(self._node.kafka, self._settings)
+        admin = self._admin_server()
+        admin.start()
+        self._admin_port = admin.port
+        election = self._election = self._stand_for_election()
+        try:
+            await self.protocol.run()
+        finally:
+            await self._loop.run_in_executor(None, partial(election.close, resign=True))
+            crash.point("handover.resigned")
+            await admin.stop()
+            watch.close()
+            self._node.close_spill()
+
+    def _stop(self, error: BasculeError | None) -> None:
+        """The first reason counts."""
+        if not self._stopping.done():
+            self._stopping.set_result(error)
+
+    def _ensure_topics(self) -> None:
+        settings = self._settings
+        for finding in topics.ensure(self._node.kafka, settings.journal_topics, settings.journal, int(settings.broker.max_message_bytes)):
+            log.warning("%s", finding)
+
+    def _admin_server(self) -> AdminServer:
+        admin = self._settings.admin
+        token = admin.token.get_secret_value() if admin.token is not None else None
+        tls = server_context(admin.tls, "admin.tls")
+        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls)
+
+    # -- election ----------------------------------------------------------------------------------------------------
+
+    def _stand_for_election(self) -> Election:
+        names = self._settings.journal_topics
+        return Election(
+            self._node.kafka, names.brokers, names.journal, self._settings.instance, self._settings.broker.session_timeout_s,
+            on_change=partial(self._on_loop, self._election_changed),
+            on_doubt=partial(self._on_loop, self._election_in_doubt),
+            on_error=partial(self._on_loop, self._stop),
+        )  # fmt: skip
+
+    def _on_loop(self, action: Callable[[Any], None], argument: Any) -> None:
+        """Called by the election's thread."""
+        self._loop.call_soon_threadsafe(action, argument)
+
+    def _election_changed(self, elected: bool) -> None:
+        if elected:
+            crash.point("election.won")
+            self._elected.set()
+        else:
+            self._elected.clear()
+            self.protocol.election_lost()
+
+    def _election_in_doubt(self, why: str) -> None:
+        engine = self._node.loaded_engine
+        self.protocol.election_in_doubt(why, engine is not None and engine.stalled is not None)
+
+    # -- effects: see bascule.broker.node.NodeEffects ------------------------------------------------------------------
+
+    def stopping(self) -> bool:
+        """Whether it is told to end. Raises BasculeError."""
+        if not self._stopping.done():
+            return False
+        error = self._stopping.result()
+        if error is not None:
+            raise error
+        return True
+
+    async def listen(self) -> None:
+        """Raises PortInUse."""
+        host = self._settings.broker.host
+        try:
+            self._listener = await self._loop.create_server(
+                partial(ClientConnection, self._node), host, self._port, ssl=self._node.tls, backlog=BACKLOG, start_serving=False
+            )
+        except OSError as error:
+            port, why = self._port, error.strerror
+            raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({why}); choose another by --amqp-port") from error
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+    def stop_listening(self) -> None:
+        """Take no more clients."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def begin_epoch(self) -> None:
+        """Make the next epoch."""
+        journal, ended = self._settings.journal, self._loop.create_future()
+        place = JournalPlace(
+            self._node.kafka,
+            self._settings.journal_topics,
+            bridge=self._settings.bridge.id,
+            append_timeout_s=journal.append_timeout_s,
+            snapshot_records=journal.snapshot_records,
+            session_timeout_s=self._settings.broker.session_timeout_s,
+            retention_s=journal.retention_s,
+            pinned_bytes_max=int(journal.pinned_bytes),
+        )
+        self._ended, self._room = ended, None
+        self._epoch = self._node.begin(place, ended.set_result, self.protocol.stalled)
+
+    @property
+    def _present(self) -> Epoch:
+        if self._epoch is None:
+            raise Unavailable("no epoch has begun")
+        return self._epoch
+
+    async def close_epoch(self) -> None:
+        """Release the epoch."""
+        await self.stop_intake()
+        await self._present.close()
+
+    async def election(self, timeout_s: float | None) -> Waited:
+        """Wait for what comes first."""
+        elected, loader = asyncio.ensure_future(self._elected.wait()), self._present.following.loader
+        waiting: list[asyncio.Future[Any]] = [elected, self._stopping, loader]
+        try:
+            done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            elected.cancel()
+        if not done:
+            return Waited.TIMEOUT
+        if self._stopping.done():
+            return Waited.STOPPING
+        return Waited.LOAD_ENDED if loader.done() else Waited.ELECTED
+
+    def is_elected(self) -> bool:
+        """As far as it is known."""
+        return self._elected.is_set()
+
+    async def confirmed(self) -> bool:
+        """Ask Kafka."""
+        return self._election is not None and await self._loop.run_in_executor(None, self._election.confirm)
+
+    async def load_ended(self) -> None:
+        """Raises why."""
+        await self._present.following.loader
+
+    async def start_epoch(self) -> None:
+        """Begin the epoch with what the journal has room for. Raises BasculeError."""
+        wanted, topic = int(self._settings.broker.max_message_bytes), self._settings.journal_topics.journal
+        room = self._room = await self._loop.run_in_executor(None, topics.room, self._node.kafka, topic, wanted)
+        self._node.limit(room)
+        await self._present.start()
+        self._node.loaded(room)
+
+    def lose_election(self) -> None:
+        """The epoch ends."""
+        self._present.lose_election()
+
+    async def serve(self) -> None:
+        """Take clients."""
+        self._node.interruptions.serving()
+        if self._listener is not None:
+            await self._listener.start_serving()
+
+    async def epoch_end(self) -> BasculeError | None:
+        """Return why the epoch has ended, or None when told to stop."""
+        waiting: list[asyncio.Future[Any]] = [self._stopping, self._ended]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return self._ended.result() if self._ended.done() else None
+
+    def flush(self) -> None:
+        """Append what has gathered."""
+        self._present.flush()
+
+    async def stop_intake(self) -> None:
+        """Take nothing more from the ingress topic."""
+        tail, self._node.tail = self._node.tail, None
+        if tail is not None:
+            await self._loop.run_in_executor(None, tail.close)
+
+    def close_clients(self, error: BasculeError | None) -> None:
+        """End every connection."""
+        self._node.close_clients(error)
+
+    async def hand_over(self, timeout_s: float) -> None:
+        """Raises TimeoutError."""
+        housekeeping = self._present.housekeeping
+        if housekeeping is not None:
+            await asyncio.wait_for(housekeeping.hand_over(), timeout_s)
+
+    def check_room(self) -> None:
+        """Raises UnsafeTopic."""
+        if self._room is not None:
+            self._room.check(batch.size_bytes for batch in self._present.engine.journaling.in_flight)
+
+    async def pause(self, delay_s: float) -> None:
+        """Wait, but not when told to stop."""
+        await asyncio.wait([self._stopping], timeout=delay_s)
+
+    def standing_by(self) -> None:
+        """Tell it."""
+        self._on_standby(self._port, self._admin_port)
+
+    def ready(self) -> None:
+        """Tell it."""
+        self._on_ready(self._port, self._admin_port)

@@ -1,0 +1,160 @@
+"""Connections of clients to a broker of the simulation, and what hangs on them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from bascule.broker.message import Message
+from bascule.broker.queue import Consumer
+from bascule.broker.transactions import Transaction
+from bascule.core.errors import BasculeError
+from tests.sim.world import Promise
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+
+#: A client that hears nothing for so long takes the connection for broken.
+SILENCE_MS: Final = 300.0
+#: How long what a client says may be held up on its way. Its connection may be gone by then.
+HOLD_UP_MS: Final = 120.0
+
+
+class ConnectionLost(Exception):
+    """The connection is gone, and with it every answer."""
+
+
+class Connection:
+    """A client's connection, with messages on their way in both directions, in order."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.broker = broker
+        self.world = broker.world
+        self.name = name
+        self.lost: Promise[None] = Promise()
+        self.closed_by_broker = False
+        self.slowness = 0.0  # how often what the client says is held up
+        self.consumers: list[Port] = []
+        self.transactions: dict[bytes, Transaction] = {}
+        self._process = broker.process
+        self._engine = broker.engine
+        self._asked: dict[Promise[Any], None] = {}
+        self._up_ms = self._down_ms = 0.0
+
+    def up(self, action: Callable[..., None], *arguments: Any) -> None:
+        """To the broker."""
+        self._up_ms = max(self._up_ms, self.world.now_ms + self.world.random.random())
+        if self.world.chance(self.slowness):
+            self.world.note("hold up manager", self.name)
+            self._up_ms += self.world.random.random() * HOLD_UP_MS
+        self.world.after(self._up_ms - self.world.now_ms, self._process.do, self._at_broker, action, arguments)
+
+    def _at_broker(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if not self.closed_by_broker and self.broker.engine is self._engine and self.broker.serving and self.broker.awake():
+            action(*arguments)
+            self.broker.dispatch()
+
+    def down(self, action: Callable[..., None], *arguments: Any) -> None:
+        """To the client."""
+        self._down_ms = max(self._down_ms, self.world.now_ms + self.world.random.random())
+        self.world.after(self._down_ms - self.world.now_ms, self._at_client, action, arguments)
+
+    def _at_client(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if not self.lost.done:
+            action(*arguments)
+
+    async def ask(self, action: Callable[..., None], *arguments: Any) -> Any:
+        """To the broker, and wait for what it keeps the promise with, which comes last of the arguments. Raises ConnectionLost."""
+        promise: Promise[Any] = Promise()
+        if self.lost.done:
+            raise ConnectionLost
+        self._asked[promise] = None
+        self.up(action, *arguments, promise)
+        self.world.after(SILENCE_MS, self._still_open, promise)
+        try:
+            return await promise
+        finally:
+            self._asked.pop(promise, None)
+
+    def _still_open(self, promise: Promise[Any]) -> None:
+        if not promise.done:
+            self.drop()
+
+    def drop(self) -> None:
+        """The client's end is closed, or the network breaks; the broker's end hears of it later."""
+        if not self.lost.done:
+            self._forget()
+            gone_ms = max(self._up_ms, self.world.now_ms + self.world.random.random() * 20)
+            self.world.after(gone_ms - self.world.now_ms, self._process.do, self._gone)
+
+    def _forget(self) -> None:
+        self.lost.keep(None)
+        for port in self.consumers:
+            port.arrived.keep(None)
+        for promise in list(self._asked):
+            promise.fail(ConnectionLost())
+
+    def close_by_broker(self) -> None:
+        """The broker's epoch has ended, or its life."""
+        if not self.closed_by_broker:
+            self.closed_by_broker = True
+            self.world.after(self.world.random.random() * 3, self._forget)
+
+    def end(self) -> None:
+        """The broker ends it, and lives on."""
+        self._gone()
+        self.world.after(self.world.random.random() * 3, self._forget)
+
+    def _gone(self) -> None:
+        if self.closed_by_broker or self.broker.engine is not self._engine:
+            return
+        self.closed_by_broker = True
+        self.broker.connections.pop(self, None)
+        for transaction in self.transactions.values():
+            self._engine.rollback(transaction)
+        for port in self.consumers:
+            self._engine.detach(port.consumer, failed=False)
+        self.broker.dispatch()
+
+    # What the broker answers by: a producer's link. Tokens are promises of the client.
+
+    def accepted(self, token: Promise[None]) -> None:
+        """The message is stored."""
+        self.down(token.keep, None)
+
+    def refused(self, token: Promise[None], error: BasculeError) -> None:
+        """It will never be."""
+        self.down(token.fail, error)
+
+
+class Port:
+    """A consumer's link: what the broker gives goes down the connection, into the client's inbox."""
+
+    def __init__(self, connection: Connection, credit: int) -> None:
+        self.connection = connection
+        self.credit = credit
+        self.inbox: deque[tuple[Message, int]] = deque()
+        self.arrived: Promise[None] = Promise()
+        self.consumer: Consumer
+
+    def deliver(self, message: Message, delivery_count: int) -> None:
+        """At the broker."""
+        self.credit -= 1
+        broker = self.connection.broker
+        if broker.replaced_unawares:
+            broker.on_stale_delivery(message.mid)
+        broker.on_delivery(broker.epoch, self.consumer.queue.id, message.mid, delivery_count)
+        self.connection.down(self._take, message, delivery_count)
+
+    def _take(self, message: Message, delivery_count: int) -> None:
+        self.inbox.append((message, delivery_count))
+        arrived, self.arrived = self.arrived, Promise()
+        arrived.keep(None)
+
+    def dispatched(self) -> None:
+        """Nothing waits for that here."""
+
+    def ended(self, error: BasculeError) -> None:
+        """No queue is deleted here while it has consumers."""
+        raise AssertionError(error)

@@ -1,0 +1,428 @@
+"""The rules of an epoch, driven step by step on a journal in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from bascule.broker.addresses import Diverts
+from bascule.broker.engine import Engine
+from bascule.broker.epoch import AppendOffsetUnknown, EpochLimits, EpochProtocol, SteppedDown
+from bascule.broker.errors import BrokerFault, JournalUnavailable
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.message import Bodies
+from bascule.broker.policy import Policy
+from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochState
+from bascule.core.destination import Routing
+from bascule.core.effects import Severity
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.jms.sections import scan
+from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.journal.records import DamagedRecord, Kind, encode_record
+from bascule.testing.broker import Sender, message_bytes
+from tests.sim.effects import PromiseWaiter, SimulatedTimer
+from tests.sim.world import Process, World
+
+LIMITS = EpochLimits(append_timeout_s=2.0, still_max_s=10.0)
+EPOCH = 5
+FENCED = "another broker started epoch 7 of journal journal"
+
+
+class Surroundings:
+    """See bascule.broker.epoch.EpochEffects. What is appended waits until the test says what became of it."""
+
+    def __init__(self) -> None:
+        self.world = World(0)
+        self.process = Process(self.world, "broker")
+        self.appended: list[tuple[bytes, bytes]] = []
+        self.between: list[tuple[int, bytes | None]] | BasculeError = []
+        self.asked: list[tuple[int, int]] = []
+        self.other_topic = False
+        self.reachable: list[bool] = []
+        self.ends: list[BasculeError] = []
+        self.stalls: list[BasculeError] = []
+        self.notes: list[str] = []
+        self.rounds = 0
+        self.stored_bytes = 0
+        self.refusal: BasculeError | None = None
+        self.load_failure: BasculeError | None = None
+
+    def now_s(self) -> float:
+        return self.process.monotonic_ms / 1000
+
+    def soon(self, action: Callable[[], None]) -> None:
+        self.process.after(0, action)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> SimulatedTimer:
+        return SimulatedTimer(self.process, delay_s, action)
+
+    def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
+        self.process.spawn(protocol)
+
+    def waiter(self) -> PromiseWaiter[Any]:
+        return PromiseWaiter(self.process)
+
+    def append(self, key: bytes, value: bytes) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.appended.append((key, value))
+
+    async def records(self, start: int, end: int) -> Sequence[tuple[int, bytes | None]]:
+        self.asked.append((start, end))
+        if isinstance(self.between, BasculeError):
+            raise self.between
+        return self.between
+
+    async def recreated(self) -> bool:
+        return self.other_topic
+
+    async def takes_appends(self) -> bool:
+        return self.reachable.pop(0) if self.reachable else False
+
+    async def state_before(self, end: int) -> Loader:
+        if self.load_failure is not None:
+            raise self.load_failure
+        return Loader(self.epoch.fresh_engine())
+
+    def fresh_engine(self, journaling: Journaling) -> Engine:
+        return Engine(journaling, Bodies(None, 1 << 30), lambda: int(self.world.now_ms), Policy())
+
+    def loaded(self) -> None: ...
+
+    def stored(self, size_bytes: int) -> None:
+        self.stored_bytes += size_bytes
+
+    def confirmed(self) -> None:
+        self.rounds += 1
+
+    def ticked(self) -> None: ...
+
+    def stalled(self, error: JournalUnavailable) -> None:
+        self.stalls.append(error)
+
+    def ended(self, error: BasculeError) -> None:
+        self.ends.append(error)
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        self.notes.append(detail)
+
+    # -- what tests do ---------------------------------------------------------------------------------------------------
+
+    def make(self) -> EpochProtocol:
+        self.epoch = EpochProtocol(self, LIMITS, "journal", Diverts())
+        return self.epoch
+
+    def run(self, seconds: float = 0.01) -> None:
+        self.world.run(self.world.now_ms + seconds * 1000)
+
+    def begin(self, *outcomes: tuple[int, str | None]) -> BaseException | None:
+        """Start the epoch; Kafka answers the start record with the outcomes, as they are. Returns what the start raised."""
+        started = self.process.spawn(self.epoch.start({}))
+        self.run()
+        self.epoch.outcomes(outcomes)
+        self.run()
+        return started.error if started.done else None
+
+    def serving(self) -> EpochProtocol:
+        epoch = self.make()
+        assert self.begin((EPOCH, None)) is None
+        assert epoch.state is EpochState.SERVING
+        return epoch
+
+    def send(self, *names: str) -> Sender:
+        """Each in a record of its own."""
+        sender = Sender()
+        for name in names:
+            body = message_bytes(name)
+            self.epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", sender, name)
+            self.epoch.flush()
+        return sender
+
+    @property
+    def why(self) -> str:
+        (error,) = self.ends
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
+
+
+def record(kind: Kind, epoch: int, sequence: int) -> bytes:
+    return encode_record(kind, epoch, sequence, b"")
+
+
+# -- start -------------------------------------------------------------------------------------------------------------------
+
+
+def test_epoch_serves_when_its_start_record_is_stored_and_its_state_is_loaded(around: Surroundings) -> None:
+    epoch = around.make()
+    assert (epoch.state, epoch.loaded) == (EpochState.FOLLOWING, False)
+    assert around.begin((EPOCH, None)) is None
+    assert (epoch.state, epoch.loaded, epoch.next_offset) == (EpochState.SERVING, True, EPOCH + 1)
+    assert epoch.engine.journaling.epoch == EPOCH
+    assert [key for key, _ in around.appended] == [b"E"]
+
+
+def test_start_record_without_an_answer_is_given_up(around: Surroundings) -> None:
+    epoch = around.make()
+    started = around.process.spawn(epoch.start({}))
+    around.run(LIMITS.append_timeout_s + 0.1)
+    assert str(started.error) == "journal journal: Kafka has not stored the start record in 2 s"
+    assert isinstance(started.error, Unavailable)
+
+
+@pytest.mark.parametrize(("outcome", "error"), [((UNKNOWN_OFFSET, None), AppendOffsetUnknown), ((-1, "refused"), JournalUnavailable)])
+def test_start_record_that_is_not_known_to_be_stored_ends_the_epoch_at_once(
+    around: Surroundings, outcome: tuple[int, str | None], error: type[BasculeError]
+) -> None:
+    epoch = around.make()
+    assert type(around.begin(outcome)) is error
+    assert epoch.state is EpochState.ENDED
+    assert [type(each) for each in around.ends] == [error]
+
+
+def test_election_lost_before_the_state_is_loaded_ends_the_start(around: Surroundings) -> None:
+    epoch = around.make()
+    started = around.process.spawn(epoch.start({}))
+    around.run()
+    epoch.lose_election()
+    around.run()
+    assert isinstance(started.error, SteppedDown)
+    assert epoch.state is EpochState.FENCED
+
+
+def test_state_that_cannot_be_loaded_fails_the_start(around: Surroundings) -> None:
+    around.make()
+    around.load_failure = DamagedRecord("offset 3")
+    assert around.begin((EPOCH, None)) is around.load_failure
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_sends_are_answered_in_order_when_their_records_are_stored(around: Surroundings) -> None:
+    epoch = around.serving()
+    sender = around.send("a", "b")
+    assert sender.answers == []
+    epoch.outcomes([(EPOCH + 1, None)])
+    assert sender.accepted_tokens == ["a"]
+    epoch.outcomes([(EPOCH + 2, None)])
+    assert sender.accepted_tokens == ["a", "b"]
+    assert epoch.next_offset == EPOCH + 3
+    assert around.rounds == 3
+    assert around.stored_bytes > 0
+    assert epoch.offsets.offset_of(2) == EPOCH + 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        ((-1, "too late"), "JournalUnavailable: journal journal: append failed: too late"),
+        ((UNKNOWN_OFFSET, None), "AppendOffsetUnknown: journal journal: Kafka has stored a record and does not say at which offset"),
+    ],
+)
+def test_append_that_is_not_known_to_be_next_ends_the_epoch_and_nothing_is_answered(
+    around: Surroundings, outcome: tuple[int, str | None], why: str
+) -> None:
+    epoch = around.serving()
+    sender = around.send("a", "b")
+    epoch.outcomes([outcome, (EPOCH + 2, None)])
+    epoch.outcomes([(EPOCH + 2, None)])
+    assert sender.answers == []
+    assert around.why == why
+    assert epoch.state is EpochState.ENDED
+    appended = len(around.appended)
+    around.send("c")
+    assert len(around.appended) == appended
+
+
+def test_append_that_the_client_refuses_ends_the_epoch(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.refusal = Unavailable("append not taken")
+    around.send("a")
+    assert around.ends == [around.refusal]
+    assert epoch.ended
+
+
+def test_fault_of_an_action_ends_the_epoch(around: Surroundings) -> None:
+    epoch = around.serving()
+    sender = around.send("a")
+    epoch.engine.journaling.then(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    around.send("b")
+    epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
+    assert sender.accepted_tokens == ["a"]
+    assert around.why.startswith("BrokerFault: what a stored record decided could not be done: ZeroDivisionError")
+
+
+def test_only_so_many_records_travel_at_once_and_the_rest_follows(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send(*"abcdef")
+    assert len(around.appended) == 1 + LIMITS.in_flight_max
+    epoch.outcomes([(EPOCH + 1, None)])
+    assert len(around.appended) == 2 + LIMITS.in_flight_max
+
+
+# -- gaps ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings) -> None:
+    epoch = around.serving()
+    sender = around.send("a", "b")
+    around.between = [(6, b"not of Bascule"), (7, record(Kind.STATE, 2, 9))]
+    epoch.outcomes([(8, None), (9, None)])
+    assert sender.answers == []  # the gap is read first, and later outcomes wait
+    around.run()
+    assert around.asked == [(6, 8)]
+    assert sender.accepted_tokens == ["a", "b"]
+    assert epoch.next_offset == 10
+    assert any("foreign record passed over" in note for note in around.notes)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (record(Kind.EPOCH, 0, 0), f"SteppedDown: {FENCED}"),
+        (
+            record(Kind.STATE, EPOCH, 1),
+            "JournalUnavailable: journal journal, offset 7: Kafka has answered for a later record, not for this",
+        ),
+        (record(Kind.STATE, 2, 9)[:-1] + b"!", "DamagedRecord: journal journal, offset 7: "),
+        (b"BJ\xff" + record(Kind.STATE, 2, 9)[3:], "NewerRecord: journal journal, offset 7: "),
+    ],
+    ids=["newer epoch", "own record", "damaged", "newer version"],
+)
+def test_gap_that_says_something_of_the_epoch_ends_it_before_anything_is_answered(around: Surroundings, value: bytes, why: str) -> None:
+    epoch = around.serving()
+    sender = around.send("a", "b")
+    around.between = [(7, value)]
+    epoch.outcomes([(8, None), (9, None)])
+    around.run()
+    assert sender.answers == []
+    assert around.why.startswith(why)
+    assert epoch.state is (EpochState.FENCED if "SteppedDown" in why else EpochState.ENDED)
+
+
+def test_gap_in_a_recreated_topic_ends_the_epoch(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send("a")
+    around.other_topic = True
+    epoch.outcomes([(8, None)])
+    around.run()
+    assert around.why.startswith("DamagedRecord: journal journal was deleted and created again")
+
+
+@pytest.mark.parametrize("failure", [Unavailable("no answer"), DamagedRecord("no record")])
+def test_gap_that_cannot_be_read_ends_the_epoch(around: Surroundings, failure: BasculeError) -> None:
+    epoch = around.serving()
+    sender = around.send("a")
+    around.between = failure
+    epoch.outcomes([(8, None)])
+    around.run()
+    assert around.ends == [failure]
+    assert sender.answers == []
+
+
+# -- time ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_appends_without_an_answer_stall_the_epoch_until_one_comes(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send("a")
+    around.run(LIMITS.append_timeout_s + 1)
+    assert epoch.state is EpochState.STALLED
+    (stalled,) = around.stalls
+    assert "Kafka has not stored" in str(stalled)
+    assert epoch.engine.stalled is stalled
+    epoch.outcomes([(EPOCH + 1, None)])
+    assert epoch.state is EpochState.SERVING
+    assert epoch.engine.stalled is None
+
+
+def test_idle_epoch_does_not_stall(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.run(10 * LIMITS.append_timeout_s)
+    assert epoch.state is EpochState.SERVING
+    around.send("a")
+    around.run(LIMITS.append_timeout_s / 2)
+    assert around.stalls == []
+
+
+def test_stalled_epoch_ends_when_a_new_client_is_answered_twice(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send("a")
+    around.reachable = [False, True, True]
+    around.run(LIMITS.append_timeout_s + 1 + LIMITS.probe_s + 1)
+    assert not epoch.ended  # reached once
+    around.run(LIMITS.probe_s + 1)
+    assert around.why.endswith("Kafka answers a new client, so a new producer takes over")
+
+
+def test_stalled_epoch_goes_on_as_long_as_nobody_is_answered(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send("a")
+    around.reachable = [True, False, True, False]
+    around.run(20 * LIMITS.probe_s)
+    assert epoch.state is EpochState.STALLED
+
+
+def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) -> None:
+    epoch = around.serving()
+    around.send("a", "b")
+    around.reachable = [True, True, True]
+    around.run(LIMITS.append_timeout_s + 1)
+    epoch.outcomes([(EPOCH + 1, None)])
+    around.run(LIMITS.append_timeout_s + LIMITS.probe_s + 1.0)
+    assert not epoch.ended
+    around.run(LIMITS.probe_s + 1)
+    assert epoch.ended
+
+
+def test_process_that_stood_still_does_nothing_more(around: Surroundings) -> None:
+    epoch = around.serving()
+    sender = around.send("a")
+    around.process.stop()
+    around.run(LIMITS.still_max_s + 1)
+    around.process.stopped = False  # what reaches it first is the outcome, not a timer
+    epoch.outcomes([(EPOCH + 1, None)])
+    assert sender.answers == []
+    assert around.why.startswith("SteppedDown: this process stood still for 1")
+    assert not epoch.awake()
+
+
+def test_timer_does_what_is_due_and_nothing_after_the_end(around: Surroundings) -> None:
+    epoch = around.serving()
+    body = message_bytes("later", delivery_time_ms=int(around.world.now_ms) + 1000)
+    epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", Sender(), 1)
+    epoch.flush()
+    epoch.outcomes([(EPOCH + 1, None)])
+    queue = epoch.engine.queue("q")
+    assert len(list(queue.ready)) == 0
+    around.run(1.5)
+    assert len(list(queue.ready)) == 1
+    epoch.close()
+    assert epoch.state is EpochState.ENDED
+    epoch.close()
+    around.run(60)
+    assert around.ends == []
+
+
+# -- the table -----------------------------------------------------------------------------------------------------------------
+
+
+def test_each_live_state_ends_by_failure_supersession_and_close() -> None:
+    for state in LIVE:
+        assert EPOCH_TRANSITIONS[state, EpochEvent.FAILED] is EpochState.ENDED
+        assert EPOCH_TRANSITIONS[state, EpochEvent.SUPERSEDED] is EpochState.FENCED
+        assert EPOCH_TRANSITIONS[state, EpochEvent.CLOSED] is EpochState.ENDED
+    assert {state for state, _ in EPOCH_TRANSITIONS} == set(LIVE)
+
+
+def test_event_that_a_state_does_not_have_is_a_fault(around: Surroundings) -> None:
+    epoch = around.serving()
+    with pytest.raises(BrokerFault, match="'elected' in state 'serving'"):
+        epoch.start({}).send(None)

@@ -1,0 +1,268 @@
+"""How the state of an epoch to come is loaded, on a journal in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.engine import Engine
+from bascule.broker.following import ANSWER_TIMEOUT_S, Closed, FollowingProtocol
+from bascule.broker.journaling import Journaling
+from bascule.broker.loading import Loader
+from bascule.broker.message import Bodies
+from bascule.core.effects import Severity, run_blocking
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.reading import Trimmed
+from bascule.journal.records import DamagedRecord, Op, json_entry
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+
+RECORDS_AT_ONCE = 2
+
+
+class Topics:
+    """The topics of a broker in memory: see bascule.broker.following.FollowingEffects. ``time_s`` goes on with each read."""
+
+    def __init__(self, broker: BrokerInMemory) -> None:
+        self.broker = broker
+        self.first = 0
+        self.kept: dict[str, bytes] = {}
+        self.store: dict[int, bytes] = {}
+        self.end: int | None = None
+        self.over = False
+        self.other_topic = False
+        self.lost = 0  # records of the journal's end
+        self.time_s = 0.0
+        self.notes: list[str] = []
+        self.before_read: Callable[[int], None] = lambda _: None
+        self.empty_reads = 0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wanted_end(self) -> int | None:
+        return self.end
+
+    def closing(self) -> bool:
+        return self.over
+
+    def fresh_engine(self) -> Engine:
+        return Engine(Journaling(lambda *_: None), Bodies(None, 1 << 30), lambda: 1000)
+
+    async def recreated(self) -> bool:
+        return self.other_topic
+
+    async def snapshots(self) -> Mapping[str, bytes]:
+        return dict(self.kept)
+
+    async def stored(self) -> Mapping[int, bytes]:
+        return dict(self.store)
+
+    async def range(self) -> tuple[int, int]:
+        return self.first, len(self.broker.log.records) - self.lost
+
+    async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
+        self.before_read(offset)
+        self.time_s += 1.0
+        if offset < self.first:
+            raise Trimmed(f"offset {offset}")
+        if self.empty_reads:
+            self.empty_reads -= 1
+            return []
+        values = [value for _, value in self.broker.log.records]
+        return list(enumerate(values))[offset : offset + RECORDS_AT_ONCE]
+
+    def bulk(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def note(self, severity: Severity, event: str, detail: str) -> None:
+        self.notes.append(f"{event}: {detail}")
+
+    # -- what tests do ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> Loader:
+        self.protocol = FollowingProtocol(self, "journal")
+        return run_blocking(self.protocol.run())
+
+    def send(self, *names: str) -> None:
+        for name in names:
+            self.broker.send("q", message_bytes(name), Sender(), name)
+            self.broker.settle()
+
+    def snapshot(self, *, announced: bool = True) -> str:
+        engine = self.broker.engine
+        taken = snapshots.take(engine, self.broker.offsets)
+        self.kept[taken.id] = snapshots.encode(taken)
+        if announced:
+            engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
+            self.broker.settle()
+        return taken.id
+
+    def ends(self) -> Topics:
+        """The load ends with what is there."""
+        self.end = len(self.broker.log.records)
+        return self
+
+
+def waiting(loader: Loader) -> list[bytes | None]:
+    return [message.body for message in loader.engine.queue("q").ready]
+
+
+def bodies(*names: str) -> list[bytes]:
+    return [message_bytes(name) for name in names]
+
+
+@pytest.fixture
+def topics() -> Topics:
+    return Topics(BrokerInMemory())
+
+
+def test_whole_journal_is_loaded_where_there_is_no_snapshot(topics: Topics) -> None:
+    topics.send("a", "b", "c")
+    loader = topics.ends().load()
+    assert waiting(loader) == bodies("a", "b", "c")
+    assert topics.protocol.next_offset == topics.end
+
+
+def test_newest_announced_snapshot_is_loaded_with_what_follows(topics: Topics) -> None:
+    topics.send("a")
+    first = topics.snapshot()
+    topics.send("b")
+    second = topics.snapshot()
+    topics.send("c")
+    unannounced = topics.snapshot(announced=False)
+    loader = topics.ends().load()
+    assert waiting(loader) == bodies("a", "b", "c")
+    assert loader.snapshot is not None
+    assert loader.snapshot.id == second
+    assert any(f"{unannounced} was never announced" in note for note in topics.notes)
+    assert first in topics.kept
+
+
+def test_damaged_snapshot_is_passed_over(topics: Topics) -> None:
+    topics.send("a")
+    topics.snapshot()
+    topics.kept["9-9"] = b"damaged"
+    assert waiting(topics.ends().load()) == bodies("a")
+    assert any(note.startswith("damaged snapshot: snapshot 9-9") for note in topics.notes)
+
+
+def test_records_behind_the_start_are_not_taken(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.ends()
+    topics.send("c")
+    assert waiting(topics.load()) == bodies("a", "b")
+
+
+def test_load_follows_the_journal_until_its_end_is_known(topics: Topics) -> None:
+    topics.send("a")
+    reads = 0
+
+    def later(_: int) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 5:
+            topics.send("b")
+        if reads == 8:
+            topics.ends()
+
+    topics.before_read = later
+    assert waiting(topics.load()) == bodies("a", "b")
+
+
+def test_foreign_record_is_counted_and_passed_over(topics: Topics) -> None:
+    topics.broker.log.append(b"?", b"not of Bascule")
+    topics.send("a")
+    assert waiting(topics.ends().load()) == bodies("a")
+    assert topics.protocol.foreign == 1
+
+
+def test_damaged_record_ends_the_load_with_its_offset(topics: Topics) -> None:
+    topics.send("a")
+    key, value = topics.broker.log.records[-1]
+    topics.broker.log.records[-1] = (key, value[:-1] + b"!")
+    with pytest.raises(DamagedRecord, match=f"journal journal, offset {len(topics.broker.log.records) - 1}: "):
+        topics.ends().load()
+
+
+def test_snapshot_that_needs_trimmed_records_gives_way_to_an_error(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    topics.first = len(topics.broker.log.records) - 1
+    with pytest.raises(DamagedRecord, match="no usable snapshot covers what was before"):
+        topics.ends().load()
+    assert any("needs journal offset" in note for note in topics.notes)
+
+
+def test_journal_trimmed_during_a_load_is_loaded_anew_from_a_newer_snapshot(topics: Topics) -> None:
+    topics.send("a")
+    topics.snapshot()
+    queue = topics.broker.engine.queue("q")
+
+    def trim(_: int) -> None:
+        topics.before_read = lambda _: None
+        receiver = topics.broker.attach(queue, 1)
+        topics.broker.settle()
+        topics.broker.engine.acknowledge(receiver.consumer, receiver.messages[0])
+        topics.send("b")
+        topics.first = len(topics.broker.log.records) - 1
+        topics.snapshot()
+        topics.ends()
+
+    topics.before_read = trim
+    assert waiting(topics.load()) == bodies("b")
+    assert any(note.startswith("load anew") for note in topics.notes)
+
+
+def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
+    topics.send("a")
+    topics.ends()
+    topics.broker.start()
+    topics.snapshot()
+    topics.first = topics.end or 0
+    topics.before_read = lambda _: None
+    with pytest.raises(Unavailable, match="another broker has begun a newer epoch, and this one must not serve"):
+        topics.load()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda topics: setattr(topics, "other_topic", True), "was deleted and created again"),
+        (lambda topics: setattr(topics, "lost", 3), "it has lost its end"),
+    ],
+    ids=["recreated", "cut off"],
+)
+def test_journal_that_is_not_what_it_was_is_refused(topics: Topics, spoil: Callable[[Topics], None], reason: str) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    spoil(topics)
+    with pytest.raises(DamagedRecord, match=reason):
+        topics.ends().load()
+
+
+def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> None:
+    topics.send("a")
+    name = topics.snapshot()
+    taken = snapshots.decode(topics.kept[name])
+    taken.stored = taken.mids[0]
+    topics.kept[name] = snapshots.encode(taken)
+    assert waiting(topics.ends().load()) == bodies("a")  # from the whole journal
+    assert any(note.startswith("outdated snapshot: snapshot cannot be used: message") for note in topics.notes)
+
+
+def test_known_records_that_do_not_come_end_the_load(topics: Topics) -> None:
+    topics.send("a")
+    topics.empty_reads = int(ANSWER_TIMEOUT_S) + 2
+    with pytest.raises(Unavailable, match="nothing for 30 s at offset 0 of "):
+        topics.ends().load()
+
+
+def test_load_that_nobody_wants_ends(topics: Topics) -> None:
+    topics.send("a")
+    topics.over = True
+    with pytest.raises(Closed) as raised:
+        topics.load()
+    assert isinstance(raised.value, BasculeError)

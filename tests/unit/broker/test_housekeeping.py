@@ -1,0 +1,272 @@
+"""When a round of housekeeping is due, what it announces, and what it trims."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
+from bascule.broker.retention import Keeper, Pin
+from bascule.core.effects import Severity
+from bascule.core.errors import Unavailable
+from bascule.server.effects import FutureWaiter
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+
+DUE = 10
+
+
+class Topics:
+    """The topics of a journal in memory: see bascule.broker.housekeeping.HousekeepingEffects."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, bytes] = {}
+        self.kept: dict[int, bytes] = {}
+        self.first = {Log.JOURNAL: 0, Log.INGRESS: 0}
+        self.retained = {Log.JOURNAL: 1 << 40, Log.INGRESS: 1 << 40}
+        self.positions: list[Pin] = []
+        self.ingress_id: str | None = "ingress"
+        self.trimmed: list[tuple[Log, int]] = []
+        self.faults: list[Exception] = []
+        self.over = False
+        self.running: list[asyncio.Task[None]] = []
+        self.notes: list[str] = []
+        self.during: list[Any] = []  # what happens before a trim
+        self.rounds = 0
+
+    def going_on(self) -> bool:
+        return not self.over
+
+    def spawn(self, protocol: Coroutine[Any, Any, None]) -> None:
+        self.running.append(asyncio.get_running_loop().create_task(protocol))
+
+    def waiter(self) -> FutureWaiter[Any]:
+        return FutureWaiter(asyncio.get_running_loop())
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        self.notes.append(detail)
+
+    async def stored(self) -> set[int]:
+        return set(self.kept)
+
+    async def store(self, records: Mapping[int, bytes | None]) -> None:
+        for mid, value in records.items():
+            if value is None:
+                self.kept.pop(mid, None)
+            else:
+                self.kept[mid] = value
+
+    async def write(self, snapshot_id: str, data: bytes) -> None:
+        self.written[snapshot_id] = data
+
+    async def delete_older(self, snapshot_id: str) -> None:
+        self.written = {snapshot_id: self.written[snapshot_id]}
+
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+        self.rounds += 1
+        if self.faults:
+            raise self.faults.pop()
+        if self.during:
+            self.during.pop(0)()
+        return self.positions
+
+    async def retained_from(self, log: Log, partition: int) -> int:
+        return self.retained[log]
+
+    async def first_offset(self, log: Log, partition: int) -> int:
+        return self.first[log]
+
+    async def trim(self, log: Log, partition: int, end: int) -> None:
+        self.trimmed.append((log, end))
+        self.first[log] = end
+
+    async def ingress_topic_id(self) -> str | None:
+        return self.ingress_id
+
+
+def housekeeping(
+    broker: BrokerInMemory, topics: Topics, announce_timeout_s: float = 60.0, size_bytes: int = 1 << 40
+) -> HousekeepingProtocol:
+    limits = HousekeepingLimits(DUE, announce_timeout_s, retention_s=60.0, snapshot_bytes=size_bytes)
+    return HousekeepingProtocol(topics, limits, broker.engine, broker.offsets)
+
+
+async def finish(broker: BrokerInMemory, protocol: Coroutine[Any, Any, None]) -> None:
+    """Store what is announced until a protocol ends."""
+    task = asyncio.ensure_future(protocol)
+    while not task.done():
+        broker.settle()
+        await asyncio.sleep(0)
+    await task
+
+
+def send(broker: BrokerInMemory, count: int) -> None:
+    for number in range(count):
+        broker.send("q", message_bytes("x"), Sender(), number)
+        broker.settle()
+
+
+def test_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
+    async def late() -> None:
+        broker, sender, topics = BrokerInMemory(), Sender(), Topics()
+        keeping = housekeeping(broker, topics, announce_timeout_s=0.01)
+        await keeping.rounds()  # its announcement is not stored in time
+        assert len(topics.written) == 1
+        assert [(pin.keeper, pin.reason) for pin in keeping.pins] == [
+            ("snapshot", "no snapshot this time: its announcement is not stored yet")
+        ]
+        broker.send("q", message_bytes("x"), sender, "x")
+        broker.settle()
+        assert sender.accepted_tokens == ["x"]
+        assert broker.engine.addresses.anycast["q"].waiting_count == 1
+
+    asyncio.run(late())
+
+
+def test_records_in_no_snapshot_count_on_when_a_snapshot_is_not_stored() -> None:
+    async def failing() -> None:
+        topics = Topics()
+        keeping = housekeeping(BrokerInMemory(), topics, announce_timeout_s=0.01)
+        for _ in range(2):
+            for _ in range(DUE):
+                keeping.appended(3)
+            await asyncio.gather(*topics.running)  # its announcement is not stored in time
+        keeping.appended(3)
+        assert [(pin.name, pin.records, pin.bytes) for pin in keeping.pins] == [("", 21, 63)]
+        assert len(topics.running) == 2
+
+    asyncio.run(failing())
+
+
+@pytest.mark.parametrize("fault", [Unavailable("Kafka is away"), ValueError("a fault of ours")])
+def test_fault_of_a_round_is_reported_and_the_next_round_tries_again(fault: Exception) -> None:
+    async def failing() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        keeping = housekeeping(broker, topics)
+        topics.faults.append(fault)
+        for reason in (f"housekeeping: {fault}", "what came since is in no snapshot yet"):
+            await finish(broker, keeping.rounds())
+            assert [pin.reason for pin in keeping.pins] == [reason]
+        assert topics.notes == [f"housekeeping: {fault}"]
+
+    asyncio.run(failing())
+
+
+def test_round_is_due_by_records_and_by_bytes() -> None:
+    async def count() -> None:
+        topics = Topics()
+        by_records = housekeeping(BrokerInMemory(), topics)
+        for _ in range(DUE - 1):
+            by_records.appended(1)
+        assert topics.running == []
+        by_records.appended(1)
+        assert len(topics.running) == 1
+        by_size = housekeeping(BrokerInMemory(), topics, size_bytes=100)
+        by_size.appended(99)
+        assert len(topics.running) == 1
+        by_size.appended(1)
+        assert len(topics.running) == 2
+
+    asyncio.run(count())
+
+
+def test_records_that_come_during_a_round_get_a_round_of_their_own() -> None:
+    async def burst() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        keeping = housekeeping(broker, topics)
+        bursts = [DUE, DUE - 1]
+
+        def append() -> None:
+            for _ in range(bursts.pop(0)):
+                keeping.appended(1)
+
+        topics.during = [append, append]
+        await finish(broker, keeping.rounds())
+        assert bursts == []
+        assert topics.rounds == 2
+        assert topics.running == []  # one round at a time
+        assert len(topics.written) == 1
+
+    asyncio.run(burst())
+
+
+def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
+    async def trim() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        send(broker, 5)
+        topics.positions = [Pin(Keeper.PIPELINE, "p", 3, 0, 0, "")]
+        keeping = housekeeping(broker, topics)
+        await finish(broker, keeping.rounds())
+        oldest = broker.offsets.offset_of(1)
+        assert [end for _, end in topics.trimmed] == [oldest]
+        queue = broker.engine.addresses.anycast["q"]
+        receiver = broker.attach(queue, 5)
+        broker.settle()
+        for message in list(receiver.messages):
+            broker.engine.acknowledge(receiver.consumer, message)
+        broker.settle()
+        await finish(broker, keeping.rounds())
+        assert topics.trimmed[-1] == (Log.JOURNAL, 3)
+        topics.positions = []
+        topics.retained[Log.JOURNAL] = 4
+        await finish(broker, keeping.rounds())
+        assert topics.trimmed[-1] == (Log.JOURNAL, 4)
+        assert [pin.keeper for pin in keeping.pins] == [Keeper.RETENTION, Keeper.SNAPSHOT]
+
+    asyncio.run(trim())
+
+
+def test_ingress_is_trimmed_up_to_what_the_journal_has() -> None:
+    async def trim() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        broker.engine.ingress_is("ingress", {0: 7})
+        broker.settle()
+        keeping = housekeeping(broker, topics)
+        await finish(broker, keeping.rounds())
+        assert (Log.INGRESS, 7) in topics.trimmed
+        broker.engine.ingress_is("ingress", {0: 9})
+        broker.settle()
+        topics.retained[Log.INGRESS] = 8
+        await finish(broker, keeping.rounds())
+        assert (Log.INGRESS, 8) in topics.trimmed
+
+    asyncio.run(trim())
+
+
+def test_recreated_ingress_is_not_trimmed() -> None:
+    async def trim() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        broker.engine.ingress_is("ingress", {0: 7})
+        broker.settle()
+        topics.ingress_id = "another"
+        await finish(broker, housekeeping(broker, topics).rounds())
+        assert [log for log, _ in topics.trimmed if log is Log.INGRESS] == []
+
+    asyncio.run(trim())
+
+
+def test_snapshot_for_the_next_broker_deletes_nothing() -> None:
+    async def hand_over() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        topics.written["older"] = b"older"
+        await finish(broker, housekeeping(broker, topics).hand_over())
+        assert len(topics.written) == 2
+        assert topics.trimmed == []
+
+    asyncio.run(hand_over())
+
+
+def test_round_of_an_epoch_that_has_ended_announces_and_deletes_nothing() -> None:
+    async def ended() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        topics.written["older"] = b"older"
+        topics.over = True
+        records = len(broker.log.records)
+        await finish(broker, housekeeping(broker, topics).rounds())
+        assert len(broker.log.records) == records
+        assert len(topics.written) == 2
+        assert topics.trimmed == []
+
+    asyncio.run(ended())

@@ -1,0 +1,294 @@
+"""The life of a broker process, and to what each error leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
+from bascule.broker.errors import BrokerFault, JournalUnavailable
+from bascule.broker.node import HANDOVER_SNAPSHOT_S, NodeProtocol, Waited
+from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
+from bascule.core.effects import Severity, run_blocking
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.journal.records import DamagedRecord
+
+SERVED = ["listen", "begin", "start", "serve", "ready"]
+LEFT = ["stop listening", "stop intake", "close clients"]
+CLOSED = ["close epoch", "stop listening"]
+
+
+class Surroundings:
+    """See bascule.broker.node.NodeEffects. ``happenings`` are what waits give, one after another; then the process is told to stop."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.elections: list[Waited] = []
+        self.ends: list[BasculeError | None] = []
+        self.starts: list[BasculeError | None] = []
+        self.confirmations: list[bool] = []
+        self.following: BasculeError | None = None
+        self.told_to_stop = False
+        self.stop_error: BasculeError | None = None
+        self.elected = True
+        self.room: BasculeError | None = None
+        self.slow_snapshot = False
+        self.pauses = 0
+        self.notes: list[str] = []
+        self.while_serving: Callable[[], None] = lambda: None
+        self.protocol = NodeProtocol(self)
+
+    def stopping(self) -> bool:
+        if self.told_to_stop and self.stop_error is not None:
+            raise self.stop_error
+        return self.told_to_stop
+
+    async def listen(self) -> None:
+        self.done.append("listen")
+
+    def stop_listening(self) -> None:
+        self.done.append("stop listening")
+
+    def begin_epoch(self) -> None:
+        self.done.append("begin")
+
+    async def close_epoch(self) -> None:
+        self.done.append("close epoch")
+
+    async def election(self, timeout_s: float | None) -> Waited:
+        if self.elections:
+            return self.elections.pop(0)
+        self.told_to_stop = True
+        return Waited.STOPPING
+
+    def is_elected(self) -> bool:
+        return self.elected
+
+    async def confirmed(self) -> bool:
+        return self.confirmations.pop(0) if self.confirmations else True
+
+    async def load_ended(self) -> None:
+        if self.following is not None:
+            raise self.following
+
+    async def start_epoch(self) -> None:
+        self.done.append("start")
+        error = self.starts.pop(0) if self.starts else None
+        if error is not None:
+            raise error
+
+    def lose_election(self) -> None:
+        self.done.append("lose election")
+
+    async def serve(self) -> None:
+        self.done.append("serve")
+
+    async def epoch_end(self) -> BasculeError | None:
+        self.while_serving()
+        if self.ends:
+            return self.ends.pop(0)
+        self.told_to_stop = True
+        return None
+
+    def flush(self) -> None:
+        self.done.append("flush")
+
+    async def stop_intake(self) -> None:
+        self.done.append("stop intake")
+
+    def close_clients(self, error: BasculeError | None) -> None:
+        self.done.append("close clients")
+
+    async def hand_over(self, timeout_s: float) -> None:
+        assert timeout_s == HANDOVER_SNAPSHOT_S
+        self.done.append("hand over")
+        if self.slow_snapshot:
+            raise TimeoutError
+
+    def check_room(self) -> None:
+        self.done.append("check room")
+        if self.room is not None:
+            raise self.room
+
+    async def pause(self, delay_s: float) -> None:
+        self.pauses += 1
+
+    def standing_by(self) -> None:
+        self.done.append("standing by")
+
+    def ready(self) -> None:
+        self.done.append("ready")
+
+    def note(self, severity: Severity, event: str, detail: str) -> None:
+        self.notes.append(detail)
+
+    def live(self) -> NodeProtocol:
+        run_blocking(self.protocol.run())
+        return self.protocol
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
+
+
+def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
+    around.elections = [Waited.ELECTED]
+    node = around.live()
+    assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
+    assert node.reason == "stopping"
+    assert node.has_served
+
+
+def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundings) -> None:
+    around.elections, around.slow_snapshot = [Waited.ELECTED], True
+    around.live()
+    assert around.done[-2:] == CLOSED
+    assert any("Kafka has not stored it in time" in note for note in around.notes)
+
+
+def test_epoch_that_ends_sends_its_clients_away_and_the_next_one_begins(around: Surroundings) -> None:
+    around.elections = [Waited.ELECTED, Waited.ELECTED]
+    around.ends = [JournalUnavailable("append failed")]
+    around.live()
+    first = [*SERVED, *LEFT, "check room", *CLOSED]
+    assert around.done[: len(first)] == first
+    assert around.done[len(first) : len(first) + 5] == SERVED
+    assert "the epoch ends: append failed" in around.notes
+    assert around.pauses == 0
+
+
+def test_records_too_large_for_the_journal_end_the_process(around: Surroundings) -> None:
+    around.elections, around.ends = [Waited.ELECTED], [JournalUnavailable("append failed")]
+    around.room = BasculeError("too small")
+    with pytest.raises(BasculeError, match="too small"):
+        around.live()
+    assert around.done[-2:] == CLOSED
+
+
+def test_broker_that_is_not_elected_says_that_it_stands_by(around: Surroundings) -> None:
+    around.elections = [Waited.TIMEOUT]
+    node = around.live()
+    assert around.done == ["listen", "begin", "standing by", *CLOSED]
+    assert node.state is NodeState.STOPPED
+    assert node.reason == "standing by"
+
+
+def test_election_that_kafka_does_not_confirm_starts_no_epoch(around: Surroundings) -> None:
+    around.elections, around.confirmations = [Waited.ELECTED], [False]
+    around.live()
+    assert "start" not in around.done
+    assert around.pauses == 1
+
+
+@pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed"), DamagedRecord("offset 3")])
+def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Surroundings, error: BasculeError) -> None:
+    around.elections, around.starts = [Waited.ELECTED], [error]
+    with pytest.raises(type(error)):
+        around.live()
+    assert around.done[-2:] == CLOSED
+    assert "serve" not in around.done
+
+
+@pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected")])
+def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surroundings, error: BasculeError) -> None:
+    around.elections, around.starts = [Waited.ELECTED] * 2, [error]
+    around.live()
+    assert around.done.count("start") == 2
+    assert around.pauses == 1
+    assert any(str(error) in note for note in around.notes)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
+def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundings, error: BasculeError) -> None:
+    around.elections, around.ends, around.starts = [Waited.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
+    around.live()
+    assert around.done.count("start") == 3
+    assert around.pauses == 1
+
+
+def test_damaged_journal_ends_a_broker_that_has_served(around: Surroundings) -> None:
+    around.elections, around.ends = [Waited.ELECTED] * 2, [SteppedDown("replaced")]
+    around.starts = [None, DamagedRecord("offset 3")]
+    with pytest.raises(DamagedRecord):
+        around.live()
+
+
+def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_served(around: Surroundings) -> None:
+    around.elections, around.following = [Waited.LOAD_ENDED], Unavailable("no Kafka")
+    with pytest.raises(Unavailable):
+        around.live()
+
+
+def test_broker_that_has_served_tries_again_to_follow(around: Surroundings) -> None:
+    around.elections, around.ends = [Waited.ELECTED, Waited.LOAD_ENDED], [SteppedDown("replaced")]
+    around.following = Unavailable("no Kafka")
+    assert around.live().state is NodeState.STOPPED
+    assert around.pauses == 1
+
+
+def test_election_lost_while_loading_is_told_before_clients_are_served_for_long(around: Surroundings) -> None:
+    around.elections, around.elected = [Waited.ELECTED], False
+    around.live()
+    assert around.done.index("lose election") < around.done.index("ready")
+
+
+def test_error_for_which_the_process_must_end_is_raised_after_an_orderly_end(around: Surroundings) -> None:
+    around.elections, around.stop_error = [Waited.ELECTED], BasculeError("another broker has this name")
+    with pytest.raises(BasculeError, match="another broker has this name"):
+        around.live()
+    assert "hand over" in around.done
+
+
+def test_lost_election_ends_the_epoch_that_serves_and_no_other(around: Surroundings) -> None:
+    around.protocol.election_lost()
+    assert around.done == []
+    around.elections = [Waited.ELECTED]
+    around.while_serving = around.protocol.election_lost
+    around.live()
+    assert around.done.count("lose election") == 1
+
+
+def test_doubt_about_the_election_drops_clients_until_it_is_over(around: Surroundings) -> None:
+    seen: list[str] = []
+
+    def doubt() -> None:
+        node = around.protocol
+        node.election_in_doubt("Kafka has not answered for 5 s", stalled=False)
+        seen.append(node.reason)
+        node.election_in_doubt("", stalled=True)
+        seen.append(node.reason)
+        node.election_in_doubt("", stalled=False)
+        seen.append(node.reason)
+
+    around.protocol.election_in_doubt("too early", stalled=False)
+    around.elections, around.while_serving = [Waited.ELECTED], doubt
+    around.live()
+    assert seen == ["Kafka has not answered for 5 s"] * 2 + [""]
+    assert around.done.count("close clients") == 2
+    assert "too early" not in around.notes
+
+
+def test_stalled_appends_are_the_reason_until_kafka_stores_something(around: Surroundings) -> None:
+    seen: list[str] = []
+
+    def stall() -> None:
+        around.protocol.stalled(JournalUnavailable("not stored"))
+        seen.append(around.protocol.reason)
+        around.protocol.confirmed()
+        seen.append(around.protocol.reason)
+
+    around.elections, around.while_serving = [Waited.ELECTED], stall
+    around.live()
+    assert seen == ["not stored", ""]
+
+
+def test_every_state_but_the_last_one_is_left() -> None:
+    assert {state for state, _ in NODE_TRANSITIONS} == set(NodeState) - {NodeState.STOPPED}
+    assert set(NODE_TRANSITIONS.values()) == set(NodeState)
+
+
+def test_event_that_a_state_does_not_have_is_a_fault(around: Surroundings) -> None:
+    with pytest.raises(BrokerFault, match="'loaded' in state 'standing by'"):
+        around.protocol._move(NodeEvent.LOADED)

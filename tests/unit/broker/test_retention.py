@@ -1,0 +1,61 @@
+"""Up to where the journal may be deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.broker import snapshot as snapshots
+from bascule.broker.retention import Keeper, Pin, needed_from, pins_of
+from bascule.broker.snapshot import Snapshot
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+
+RECORD_BYTES = 100.0
+
+
+@pytest.fixture
+def taken() -> Snapshot:
+    """Of two queues; the older message is in ``first``."""
+    broker, sender = BrokerInMemory(), Sender()
+    for queue in ("first", "second"):
+        broker.send(queue, message_bytes("x"), sender, queue)
+        broker.settle()
+    return snapshots.take(broker.engine, broker.offsets)
+
+
+def said(taken: Snapshot, retained: int, held: dict[int, str]) -> list[tuple[str, str, int, bool]]:
+    found = pins_of(taken, [], retained, 60.0, held, RECORD_BYTES)
+    assert all(pin.offset + pin.records == taken.next_offset and pin.bytes == RECORD_BYTES * pin.records for pin in found)
+    return [(pin.keeper, pin.name, pin.offset, pin.released) for pin in found]
+
+
+def test_oldest_message_outside_of_the_store_keeps_the_journal(taken: Snapshot) -> None:
+    assert said(taken, taken.next_offset, {}) == [("queue", "first", taken.first_offset(), False)]
+    taken.stored = taken.mids[0]
+    assert said(taken, taken.next_offset, {}) == [("queue", "second", taken.first_offset(), False)]
+    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    assert said(taken, taken.next_offset, {}) == []
+
+
+def test_branch_that_has_received_the_oldest_message_keeps_the_journal(taken: Snapshot) -> None:
+    (mid,) = taken.mids[0]
+    assert said(taken, taken.next_offset, {mid: "7:a:b"}) == [("branch", "7:a:b", taken.first_offset(), False)]
+
+
+def test_retention_of_the_owner_keeps_the_journal(taken: Snapshot) -> None:
+    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    assert said(taken, 1, {}) == [("retention", "", 1, False)]
+
+
+def test_farthest_pin_that_is_not_released_decides(taken: Snapshot) -> None:
+    end = taken.next_offset
+
+    def pipeline(offset: int, quota_bytes: int = 0) -> Pin:
+        return Pin.up_to(end, Keeper.PIPELINE, "p", offset, RECORD_BYTES, "", quota_bytes)
+
+    assert needed_from(taken, []) == end
+    assert needed_from(taken, [pipeline(end + 5)]) == end
+    assert needed_from(taken, [pipeline(2), pipeline(1)]) == 1
+    beyond_quota = pipeline(0, quota_bytes=int(RECORD_BYTES * end) - 1)
+    assert beyond_quota.released
+    assert needed_from(taken, [beyond_quota, pipeline(2)]) == 2
+    assert not pipeline(0, quota_bytes=int(RECORD_BYTES * end)).released
