@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from bascule.broker.errors import BrokerFault, JournalUnavailable
+from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.policy import Policy
 from bascule.broker.transactions import Draft
 from bascule.core.errors import TransactionRolledBack
+from bascule.journal.records import Op, entries
 from tests.unit.broker.conftest import Bench
 
 
@@ -74,6 +76,22 @@ def test_a_large_transaction_stays_in_one_record(bench: Bench, outcome: list[Any
     assert [len(batch.actions) for batch in bench.engine.journaling.in_flight] == [3, 1]
     bench.crash(stored=2)
     assert len(bench.waiting(bench.queue())) == 41
+
+
+def test_acknowledgements_of_a_large_commit_are_in_the_record_of_its_sends(bench: Bench, outcome: list[Any]) -> None:
+    """A crash between two records would leave the copies and deliver the source message again."""
+    bench.fill("order", to="q1")
+    bench.queue("q2")
+    consumer = bench.consumer(bench.queue("q1"))
+    transaction = bench.engine.begin(b"1")
+    bench.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    for _ in range(3):
+        bench.put(b"x" * (RECORD_BYTES_SOFT // 2), to="q2", transaction=transaction)
+    bench.engine.commit(transaction, outcome.append)
+    bench.broker.flush()
+    ((_, value),) = bench.broker.in_flight
+    ops = [op for op, _, _ in entries(value)]
+    assert (ops.count(Op.SEND), ops.count(Op.ACK)) == (3, 1)
 
 
 def test_a_rollback_forgets_the_sends_and_delivers_again_with_the_count_raised(bench: Bench) -> None:

@@ -131,10 +131,27 @@ async def test_several_tasks_share_a_context() -> None:
 
 @run_async
 async def test_two_tasks_in_one_transaction_declare_it_once() -> None:
-    with server(obliging) as url:
+    asked: list[str] = []
+    sent: list[bytes | None] = []
+
+    def count(connection: Connection, event: Any) -> None:
+        match event:
+            case DeclareAsked():
+                asked.append("declare")
+                event.link.settle(event.delivery_id, Declared(b"txn-%d" % len(asked)))
+                return
+            case Discharged():
+                asked.append("discharge")
+            case Transferred():
+                sent.append(event.txn_id)
+        obliging(connection, event)
+
+    with server(count) as url:
         async with connect_async(url, acknowledge=Acknowledge.TRANSACTED) as context:
             await asyncio.gather(*(context.send(Queue(f"q{number}"), "x") for number in range(5)))
             await context.commit()
+    assert asked[:2] == ["declare", "discharge"]
+    assert sent == [b"txn-1"] * 5
 
 
 @run_async
