@@ -271,7 +271,7 @@ start = "earliest"
         reader.close()
 
 
-def test_kafka_records_reach_the_broker_once_each_and_never_come_back(bridge: Bridge) -> None:
+def test_kafka_records_are_written_for_the_broker_once_each_and_those_of_the_bridge_itself_never(bridge: Bridge) -> None:
     first, second = f"{bridge.prefix}-in.a", f"{bridge.prefix}-in.b"
     bridge.topics.create(first, 2, {})
     bridge.configure(f"""

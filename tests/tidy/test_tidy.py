@@ -66,3 +66,57 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
             if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
                 broken.append(f"{named(page)}: {target}")
     assert broken == []
+
+
+#: Names of classes that still occur in several modules. A name is taken from this list when all its classes but one are renamed.
+SHARED_CLASS_NAMES = frozenset(
+    {
+        "Action",
+        "Address",
+        "AddressSettings",
+        "Admin",
+        "Branches",
+        "Broker",
+        "Connection",
+        "ConnectionFactory",
+        "Consumer",
+        "Declared",
+        "Delivery",
+        "Destination",
+        "Divert",
+        "Event",
+        "Fence",
+        "Ingress",
+        "Kind",
+        "Limits",
+        "LinkState",
+        "Log",
+        "Message",
+        "Pipelines",
+        "Place",
+        "Prepared",
+        "Queue",
+        "Role",
+        "Sending",
+        "SessionState",
+        "Settings",
+        "Source",
+        "Start",
+        "State",
+        "Status",
+        "Target",
+        "Topic",
+        "Transaction",
+        "View",
+        "Wire",
+    }
+)
+
+
+def test_class_name_occurs_once_in_the_product() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in (ROOT / "src" / "bascule").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SHARED_CLASS_NAMES} == {}

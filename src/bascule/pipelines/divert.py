@@ -61,7 +61,7 @@ def journal_header(key: bytes | None, value: bytes | None) -> Header:
 
 
 @dataclass(slots=True)  # not frozen: that makes it several times slower to build
-class Taken:
+class WantedMessage:
     """A message that counts, and who sent it to which divert."""
 
     offset: int
@@ -101,7 +101,7 @@ class JournalReader:
         """The fields of a position that this reader moves beside the offset."""
         return {"epoch": self.fence.epoch, "sequence": self.fence.sequence, "exclusive": tuple(sorted(self.exclusive))}
 
-    def take(self, offset: int, key: bytes | None, value: bytes | None) -> list[Taken]:
+    def take(self, offset: int, key: bytes | None, value: bytes | None) -> list[WantedMessage]:
         """The messages of the record at ``offset`` that some divert wants. Raises DamagedRecord or NewerRecord: the pipeline stops."""
         try:
             header = journal_header(key, value)
@@ -117,7 +117,7 @@ class JournalReader:
             return []
         if header.kind is Kind.STATE:
             return []
-        taken: list[Taken] = []
+        taken: list[WantedMessage] = []
         index = 0
         for op, start, end in entries(value):
             if op != Op.SEND:
@@ -128,7 +128,7 @@ class JournalReader:
             if send.diverts:
                 wanted += self._removed(send, faults)
             if wanted:
-                taken.append(Taken(offset, header.epoch, header.sequence, index, send, wanted, faults))
+                taken.append(WantedMessage(offset, header.epoch, header.sequence, index, send, wanted, faults))
             index += 1
         return taken
 
@@ -172,7 +172,7 @@ class Choice:
             return True
 
 
-class Record(NamedTuple):
+class TransformedRecord(NamedTuple):
     """What a user's transformation made of a message; what it left out is as without one."""
 
     topic: str | None
@@ -183,8 +183,8 @@ class Record(NamedTuple):
 
 
 #: The records that a divert's transformation made of a message. Raises BadRecord when it failed on it.
-Transformed = Callable[[Taken, Divert], Sequence[Record]]
-_PLAIN = (Record(None, False, None, None, {}),)
+Transformed = Callable[[WantedMessage, Divert], Sequence[TransformedRecord]]
+_PLAIN = (TransformedRecord(None, False, None, None, {}),)
 
 
 class DivertEngine:
@@ -202,7 +202,7 @@ class DivertEngine:
         self._dead_letter_topic = dead_letter_topic
         self._own_topics = own_topics
 
-    def outputs(self, taken: Taken, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
+    def outputs(self, taken: WantedMessage, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
         """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
         made: list[tuple[Divert, Output]] = []
         for divert in taken.diverts:
@@ -218,7 +218,7 @@ class DivertEngine:
             made += [(divert, output) for output in outputs]
         return made
 
-    def _record(self, taken: Taken, divert: Divert, record: Record) -> Output:
+    def _record(self, taken: WantedMessage, divert: Divert, record: TransformedRecord) -> Output:
         marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), (DIVERT_HEADER, divert.name.encode())]
         topic = target_topic(record.topic or divert.target, taken.send.address, divert.source, self._own_topics)
         output = record_of(taken.send.body, topic, divert.key, marks, taken.send.timestamp_ms)
@@ -230,7 +230,7 @@ class DivertEngine:
         headers = [*(each for each in output.headers if each[0] not in record.headers), *record.headers.items()]
         return output._replace(key=key, value=record.value, headers=headers)
 
-    def dead_letter(self, taken: Taken, divert: Divert, stage: str, error: Exception) -> Output:
+    def dead_letter(self, taken: WantedMessage, divert: Divert, stage: str, error: Exception) -> Output:
         """The message as its sender encoded it, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops.
 
         Raises a Denied or TopicMissing of the one topic that the configuration names: that is not the message's fault. The right may yet

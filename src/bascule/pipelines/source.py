@@ -18,7 +18,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, content_of, known_offset
-from bascule.pipelines.divert import JournalReader, Taken
+from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
@@ -142,7 +142,7 @@ class JournalStreamReader(DataSourceStreamReader):
         yield from arrow_batches(row for taken in _taken(reader, history, partition) for row in self._rows(taken))
         _reached[self._topic] = replace(at, offset=partition.end, **reader.state())
 
-    def _rows(self, taken: Taken) -> list[tuple[Any, ...]]:
+    def _rows(self, taken: WantedMessage) -> list[tuple[Any, ...]]:
         """The message's row. Of one that is no JMS message, a row or none, by the option ``mode``; raises BadRecord in mode FAILFAST."""
         place = (taken.send, taken.offset, taken.epoch, taken.sequence, taken.index)
         try:
@@ -166,6 +166,6 @@ class JournalStreamReader(DataSourceStreamReader):
         return TopicHistory(self._kafka, self._topic, self._partition)
 
 
-def _taken(reader: JournalReader, history: TopicHistory, partition: JournalRange) -> Iterator[Taken]:
+def _taken(reader: JournalReader, history: TopicHistory, partition: JournalRange) -> Iterator[WantedMessage]:
     for message in history.records(partition.start, partition.end):
         yield from reader.take(known_offset(message), *content_of(message))

@@ -16,7 +16,7 @@ from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, held_position
-from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Record, Taken, Transformed, journal_header
+from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Transformed, TransformedRecord, WantedMessage, journal_header
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
@@ -113,7 +113,7 @@ class DivertTask:
         """Takes the rows of one journal partition in order. Raises TooMuchAtOnce before anything is written."""
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
-        made: dict[tuple[str, int, int], list[Record]] = {}
+        made: dict[tuple[str, int, int], list[TransformedRecord]] = {}
         transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
         with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
@@ -143,7 +143,9 @@ class DivertTask:
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
-    def _transformed(self, made: dict[tuple[str, int, int], list[Record]], taken: Taken, divert: Divert) -> list[Record]:
+    def _transformed(
+        self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: Divert
+    ) -> list[TransformedRecord]:
         key = (divert.name, taken.offset, taken.index)
         if key in self.failed:
             raise BadRecord(f"the transformation failed: {self.failed[key]}")
@@ -154,12 +156,12 @@ class DivertTask:
         return records or []
 
 
-def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[Record]]) -> tuple[pa.RecordBatch, int]:
+def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[TransformedRecord]]) -> tuple[pa.RecordBatch, int]:
     """Keeps the transformed rows of a batch; returns its journal rows, and how many bytes are kept."""
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
-        record = Record(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
+        record = TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
         made.setdefault((divert, offset, index), []).append(record)
     return batch.filter(own), kept.nbytes + _HELD_BYTES * kept.num_rows
 

@@ -13,7 +13,7 @@ from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record,
 from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
 from bascule.adapter.inbound.log_protocol import Superseded, refusal
-from bascule.adapter.inbound.log_topic import Clients, LogTopic
+from bascule.adapter.inbound.log_topic import LogClients, LogTopic
 from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, LogFold, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
@@ -96,10 +96,10 @@ class Case:
         self.ref = Ref(PLACE, self.log.take(PLACE, None), 5)
         self.log.schedule([self.ref])
 
-    def connect(self, follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> Clients:
+    def connect(self, follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> LogClients:
         self.topic.follow = follow
         client = cast("Any", self.topic)
-        return Clients(client, client, client)
+        return LogClients(client, client, client)
 
     def ended(self, xid: Xid) -> None:
         self.log.start(xid, timeout_s=60).take(self.ref)

@@ -15,7 +15,7 @@ from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.journal.records import Send, SendFlag
 from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, held_position
-from bascule.pipelines.divert import DivertEngine, Taken
+from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
 from bascule.writer.claims import Claim
@@ -79,7 +79,7 @@ def carry_messages(divert: Divert, *addresses: str, dead_letter_topic: str | Non
     with carrier() as carrying:
         for offset, address in enumerate(addresses):
             send = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, text_message("m"))
-            taken = Taken(offset, 0, offset + 1, 0, send, [divert], {})
+            taken = WantedMessage(offset, 0, offset + 1, 0, send, [divert], {})
             for _, output in engine.outputs(taken):
                 carrying.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
             carrying.reach(offset + 1)

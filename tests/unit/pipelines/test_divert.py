@@ -26,7 +26,7 @@ from bascule.journal.records import (
     json_entry,
     send_entry,
 )
-from bascule.pipelines.divert import DivertEngine, JournalReader, Record
+from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.writer.position import Position
 
@@ -216,8 +216,8 @@ def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
     engine = DivertEngine("bridge", ("journal", 0), "dead")
     (taken,) = reader.take(1, b"D", data(1, send()))
     made = [
-        Record(None, False, None, b"new", {"jms.body": b"bytes"}),
-        Record("u", True, None, b"", {}),
+        TransformedRecord(None, False, None, b"new", {"jms.body": b"bytes"}),
+        TransformedRecord("u", True, None, b"", {}),
     ]
     kept, moved = (output for _, output in engine.outputs(taken, lambda *_: made))
     assert (kept.topic, kept.key, kept.value, dict(kept.headers)["jms.body"]) == ("t", b"ID:1", b"new", b"bytes")
@@ -227,7 +227,7 @@ def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
 def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a_whole() -> None:
     reader = JournalReader(START, [Divert("d", "#", "t", select=("value",))])
     (taken,) = reader.take(1, b"D", data(1, send()))
-    made = [Record(None, False, None, b"good", {}), Record(None, False, None, None, {})]
+    made = [TransformedRecord(None, False, None, b"good", {}), TransformedRecord(None, False, None, None, {})]
     ((_, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken, lambda *_: made)
     assert (output.topic, output.value) == ("dead", taken.send.body)
 

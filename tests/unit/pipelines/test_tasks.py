@@ -15,7 +15,7 @@ from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
 from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
-from bascule.pipelines.divert import DivertEngine, JournalReader, Record
+from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import Divert, Pipelines
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
 from bascule.writer.claims import Claim
@@ -60,7 +60,7 @@ def rows(value: bytes, task: RowsTask | None = None) -> pa.Table:
 
 
 def written(
-    value: bytes, made: dict[tuple[str, int, int], list[Record]], failed: dict[tuple[str, int, int], str] | None = None
+    value: bytes, made: dict[tuple[str, int, int], list[TransformedRecord]], failed: dict[tuple[str, int, int], str] | None = None
 ) -> Sequence[tuple[str, bytes]]:
     """Topics and values."""
     task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
@@ -78,7 +78,7 @@ def test_a_message_that_expires_when_no_calendar_reaches_has_a_row(expiration_ms
 def test_a_message_that_a_transformation_cannot_be_given_is_dead_lettered_and_one_that_it_leaves_out_is_not() -> None:
     value = journal(text("left out"), NO_TEXT, text("kept"))
     assert rows(value)["index"].to_pylist() == [0, 2]
-    made = {("upper", 1, 2): [Record(None, False, None, b"KEPT", {})]}
+    made = {("upper", 1, 2): [TransformedRecord(None, False, None, b"KEPT", {})]}
     assert written(value, made) == [("dead", NO_TEXT), ("out", b"KEPT")]
 
 
@@ -87,7 +87,7 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     value = journal(*bodies)
     assert rows(value, RowsTask(UPPER, frozenset({(1, 1)})))["index"].to_pylist() == [0, 2, 3]
     assert rows(value, RowsTask(UPPER, first=(1, 1), last=(1, 2)))["index"].to_pylist() == [1, 2]
-    made = {("upper", 1, index): [Record(None, False, None, b"good", {})] for index in (0, 2, 3)}
+    made = {("upper", 1, index): [TransformedRecord(None, False, None, b"good", {})] for index in (0, 2, 3)}
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
 
 

@@ -28,7 +28,7 @@ class Phase(enum.StrEnum):
     LATE = "given up"
 
 
-class Step(enum.StrEnum):
+class DeliveryStep(enum.StrEnum):
     """What happens to a delivery."""
 
     TAKEN = "a worker takes it"
@@ -38,12 +38,12 @@ class Step(enum.StrEnum):
 
 
 #: What is not here cannot happen. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.
-PHASES: Final[Mapping[tuple[Phase, Step], Phase]] = {
-    (Phase.WAITING, Step.TAKEN): Phase.WORKING,
-    (Phase.WORKING, Step.RETURNED): Phase.SETTLING,
-    (Phase.WORKING, Step.HANGS): Phase.LATE,
-    (Phase.WORKING, Step.FINISHED): Phase.WAITING,
-    (Phase.SETTLING, Step.FINISHED): Phase.WAITING,
+PHASES: Final[Mapping[tuple[Phase, DeliveryStep], Phase]] = {
+    (Phase.WAITING, DeliveryStep.TAKEN): Phase.WORKING,
+    (Phase.WORKING, DeliveryStep.RETURNED): Phase.SETTLING,
+    (Phase.WORKING, DeliveryStep.HANGS): Phase.LATE,
+    (Phase.WORKING, DeliveryStep.FINISHED): Phase.WAITING,
+    (Phase.SETTLING, DeliveryStep.FINISHED): Phase.WAITING,
 }
 
 
@@ -66,7 +66,7 @@ class Delivery:
         """Of the record."""
         return self.record.key
 
-    def step(self, step: Step) -> None:
+    def step(self, step: DeliveryStep) -> None:
         """Move to the next phase. Raises OutOfTurn if the step cannot happen now."""
         after = PHASES.get((self.phase, step))
         if after is None:

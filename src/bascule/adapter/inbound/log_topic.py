@@ -48,7 +48,7 @@ TRIM_RECORDS_MIN = 10_000
 R = TypeVar("R")
 
 
-class Clients(NamedTuple):
+class LogClients(NamedTuple):
     """``single`` for entries that somebody waits for, ``many`` for those that come in numbers. Entries of one key go by the same client."""
 
     single: Appender
@@ -67,13 +67,13 @@ class LogTopic:
         self,
         kafka: Mapping[str, Any],
         topic: str,
-        connect: Callable[[Callable[[bytes, bytes | None], None], Callable[[], None]], Clients] | None = None,
+        connect: Callable[[Callable[[bytes, bytes | None], None], Callable[[], None]], LogClients] | None = None,
     ) -> None:
         self.topic = topic
         self._kafka = {**CLIENT_SETTINGS, **kafka}
         self._connect = connect or self._connected
         self._lock = threading.RLock()
-        self._clients: Clients | None = None
+        self._clients: LogClients | None = None
         self._fold = LogFold()
         self._trimmed: dict[int, int] = {}
         #: Entries to delete that Kafka may not have deleted.
@@ -189,12 +189,12 @@ class LogTopic:
         if key != BARRIER_KEY:
             self._fold.apply(key, value)
 
-    def _connected(self, _follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> Clients:
+    def _connected(self, _follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> LogClients:
         ensure(self._kafka, self.topic, Role.MARKS, PARTITIONS, LOG_CONFIG)
         many = Appender({"linger.ms": LINGER_MS, **self._kafka})
-        return Clients(Appender(self._kafka), many, self._reader())
+        return LogClients(Appender(self._kafka), many, self._reader())
 
-    def _open(self) -> Clients:
+    def _open(self) -> LogClients:
         if (clients := self._clients) is not None:
             return clients
         with self._lock:

@@ -106,7 +106,7 @@ class Flight:
     failures: int = 0
 
 
-class Claim(NamedTuple):
+class RecordClaim(NamedTuple):
     """A prepared transaction that has a record."""
 
     offset: int
@@ -117,7 +117,7 @@ class Claimed(NamedTuple):
     """A claim, and the keys that say that its record is in flight."""
 
     place: Place
-    claim: Claim
+    claim: RecordClaim
     keys: tuple[bytes, ...]
 
 
@@ -136,7 +136,7 @@ class PlaceState:
     owner: str | None = None
     owners: dict[str, bytes] = field(default_factory=dict)
     flights: dict[int, Flight] = field(default_factory=dict)
-    claims: dict[Xid, Claim] = field(default_factory=dict)
+    claims: dict[Xid, RecordClaim] = field(default_factory=dict)
     #: Entries that do not count; whoever takes over deletes them, and then the owners' before it.
     void: set[bytes] = field(default_factory=set)
 
@@ -184,7 +184,7 @@ class LogFold:
         elif entry.kind == OWNER or (self._fenced and state.owner not in (None, entry.ref.token)):
             state.void.add(key)
         elif entry.xid is not None:
-            state.claims[entry.xid] = Claim(entry.ref.offset, key)
+            state.claims[entry.xid] = RecordClaim(entry.ref.offset, key)
         else:
             flight = state.flights.setdefault(entry.ref.offset, Flight())
             flight.keys.add(key)

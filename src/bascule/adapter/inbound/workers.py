@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
 
-from bascule.adapter.inbound.deliveries import Delivery, Phase, Step
+from bascule.adapter.inbound.deliveries import Delivery, DeliveryStep, Phase
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.scheduler import Scheduler
@@ -134,7 +134,7 @@ class Workers:
         with self.changed:
             if delivery.phase is not Phase.WORKING:
                 raise Late(f"{delivery.ref.place}, offset {delivery.ref.offset} was given up before")
-            delivery.step(Step.RETURNED)
+            delivery.step(DeliveryStep.RETURNED)
 
     def stop(self, drain_s: float) -> list[str]:
         """No more is begun. Returns when what is at work is done and its endpoints are closed, and the names of workers left behind.
@@ -198,7 +198,7 @@ class Workers:
             while not self._stopping:
                 now_s = time.monotonic()
                 if (delivery := self.scheduler.take(now_s)) is not None:
-                    delivery.step(Step.TAKEN)
+                    delivery.step(DeliveryStep.TAKEN)
                     worker.delivery, worker.since_s = delivery, now_s
                     if self.scheduler.waiting:  # somebody else has to know when the next one is due
                         self.changed.notify()
@@ -210,7 +210,7 @@ class Workers:
     def _finished(self, worker: _Worker, delivery: Delivery, again_s: float | None) -> None:
         with self.changed:
             worker.delivery = None
-            delivery.step(Step.FINISHED)
+            delivery.step(DeliveryStep.FINISHED)
             if again_s is None or delivery.ref.token in self.gone:
                 self.scheduler.done(delivery)
             else:
@@ -234,7 +234,7 @@ class Workers:
         _log.error("%s with %s, offset %d:\n%s", said, delivery.ref.place, delivery.ref.offset, _stack(worker.thread))
         self._counts.add("hung")
         # The thread keeps the old object, which says to it that it is late.
-        delivery.step(Step.HANGS)
+        delivery.step(DeliveryStep.HANGS)
         failed = Delivery(delivery.ref, delivery.record, delivery.keys, failure=Hung(said))
         self.scheduler.replace(delivery, failed)
         self._workers.remove(worker)
