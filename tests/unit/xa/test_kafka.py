@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
+from threading import Event, Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,9 +20,14 @@ from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.resource import Vote
 from bascule.xa.transaction import Transaction
+from bascule.xa.two_phase import Status
 from bascule.xa.xid import Xid, branch, new_gtrid
 from tests.support.system import wait_for
+
+#: What answers does so within, on a busy machine too.
+WAIT_S = 20.0
 
 
 class Clients:
@@ -223,3 +228,31 @@ def test_a_branch_whose_machine_stood_still_before_it_was_prepared_is_rolled_bac
 
 def new_xid() -> Xid:
     return branch(new_gtrid("shop", 0), "kafka")
+
+
+class Unhurried(Here):
+    """In the stead of a Kafka that stores the record of a prepared branch when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.stored = Event(), Future[int]()
+
+    def append(self, record: Outgoing) -> Future[int]:
+        if record.topic.endswith(".log") and record.value is not None and not (record.key or b"").endswith(module.STARTED):
+            self.asked.set()
+            return self.stored
+        return super().append(record)
+
+
+def test_branch_votes_yes_when_its_record_is_stored_and_not_before() -> None:
+    clients = Unhurried()
+    with sent(clients, [ModelResource("db")]) as (resource, transaction), ThreadPoolExecutor(1) as thread:
+        (xid,) = resource._sent
+        resource.end(xid, success=True)
+        vote = thread.submit(resource.prepare, xid)
+        assert clients.asked.wait(WAIT_S)
+        with pytest.raises(TimeoutError):
+            vote.result(0.2)
+        clients.stored.set_result(1)
+        assert vote.result(WAIT_S) is Vote.YES
+        assert transaction.status is Status.ACTIVE

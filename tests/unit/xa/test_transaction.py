@@ -206,6 +206,22 @@ def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
     assert bool(two.durable.committed) is bool(committed)
 
 
+def test_recovery_leaves_the_transactions_of_its_own_process_alone(
+    down: Down, one: ModelResource, two: ModelResource, log: ModelLog
+) -> None:
+    def two_passes(point: str) -> None:
+        down(point)
+        if point == "two.prepare.before":
+            passes = down.seen.count("one.recover.after")
+            wait_until(lambda: down.seen.count("one.recover.after") > passes + 1)
+            assert one.durable.prepared
+
+    two._watch = two_passes
+    with TransactionManager("shop", log, [one, two], recovery_interval_s=0.01) as manager:
+        spend(manager.begin(), one, two)
+    assert (one.durable.committed, two.durable.committed) == (["a"], ["b"])
+
+
 @pytest.mark.parametrize("call", ["recover", "rollback"])
 def test_a_resource_that_hangs_holds_up_neither_the_recovery_of_others_nor_the_close(
     log: ModelLog, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch, call: str

@@ -1,0 +1,149 @@
+"""What the broker's answers to requests about branches mean, and what is asked again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.core.xa_codes import XA_OK, XA_RDONLY, Code
+from bascule.core.xid import Xid
+from bascule.xa import broker_protocol
+from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, SETTLE_S, AnswerLost, Reply
+from bascule.xa.errors import (
+    BranchHeuristic,
+    BranchRolledBack,
+    DuplicateXid,
+    ResourceError,
+    ResourceFailed,
+    RetryLater,
+    UnknownXid,
+    XaError,
+)
+from bascule.xa.resource import Vote
+
+XID = Xid(1, b"transaction", b"jms")
+LOST = AnswerLost("connection lost")
+GONE = Reply(Code.XAER_NOTA, 404, "no such branch")
+BUSY = Reply(Code.XA_RETRY, 503, "it is being committed")
+OK = Reply(XA_OK, 200, "OK")
+
+
+def known(outcome: str) -> Reply:
+    return Reply(Code.XAER_NOTA, 404, f"the branch has been {outcome}", outcome)
+
+
+class Script:
+    """A broker that answers what the test says, in this order."""
+
+    def __init__(self, *answers: Reply | Exception | None) -> None:
+        self.answers = deque(answers)
+        self.asked: list[str] = []
+        self.now_s = 0.0
+
+    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+        reply = self._next(operation)
+        if reply is None:
+            raise AssertionError("a request on any connection has an answer")
+        return reply
+
+    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+        return self._next(f"own {operation}")
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def _next(self, operation: str) -> Reply | None:
+        self.asked.append(operation)
+        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "vote"),
+    [(OK, Vote.YES), (Reply(XA_RDONLY, 200, "OK"), Vote.READ_ONLY), (None, Vote.READ_ONLY)],
+    ids=["prepared", "nothing to commit", "no transaction begun"],
+)
+def test_vote_is_what_the_broker_answers(answer: Reply | None, vote: Vote) -> None:
+    assert run_blocking(broker_protocol.prepare(Script(answer), XID)) is vote
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (Code.XA_RBTIMEOUT, BranchRolledBack),
+        (Code.XAER_DUPID, DuplicateXid),
+        (Code.XAER_RMERR, ResourceError),
+        (Code.XA_HEURMIX, BranchHeuristic),
+        (None, ResourceError),
+        (4711, ResourceError),
+    ],
+)
+def test_refused_prepare_raises_the_error_of_its_code(code: int | None, error: type[XaError]) -> None:
+    with pytest.raises(error):
+        run_blocking(broker_protocol.prepare(Script(Reply(code, 409, "no")), XID))
+
+
+def test_request_is_repeated_once_when_its_connection_is_lost() -> None:
+    script = Script(LOST, OK)
+    run_blocking(broker_protocol.end(script, XID, COMMITTED))
+    assert script.asked == ["commit", "commit"]
+    with pytest.raises(ResourceFailed):
+        run_blocking(broker_protocol.end(Script(LOST), XID, ROLLED_BACK))
+
+
+@pytest.mark.parametrize(("wanted", "found", "code"), [(COMMITTED, ROLLED_BACK, Code.XA_HEURRB), (ROLLED_BACK, COMMITTED, Code.XA_HEURCOM)])
+def test_branch_that_has_ended_the_other_way_is_a_heuristic_outcome(wanted: str, found: str, code: Code) -> None:
+    with pytest.raises(BranchHeuristic, match=f"has been {found} at the broker") as raised:
+        run_blocking(broker_protocol.end(Script(known(found)), XID, wanted))
+    assert raised.value.xa_code is code
+
+
+@pytest.mark.parametrize("answer", [known(COMMITTED), GONE], ids=["committed before", "not known"])
+def test_branch_that_is_gone_is_unknown(answer: Reply) -> None:
+    with pytest.raises(UnknownXid):
+        run_blocking(broker_protocol.end(Script(answer), XID, COMMITTED))
+
+
+def test_listed_branches_are_read_from_the_lines_of_the_answer() -> None:
+    text = "prepared 17 1:67:62\nheuristic-commit 18 7:6768:"
+    found = run_blocking(broker_protocol.recover(Script(Reply(XA_OK, 200, "OK", text=text))))
+    assert found == [Xid(1, b"g", b"b"), Xid(7, b"gh", b"")]
+
+
+def test_commit_in_one_phase_that_was_answered_is_not_asked_about() -> None:
+    script = Script(OK)
+    run_blocking(broker_protocol.commit_one_phase(script, XID))
+    assert script.asked == ["own commit"]
+    with pytest.raises(BranchRolledBack):
+        run_blocking(broker_protocol.commit_one_phase(Script(Reply(Code.XA_RBROLLBACK, 409, "no")), XID))
+
+
+def test_lost_answer_to_a_commit_in_one_phase_is_found_out() -> None:
+    script = Script(LOST, BUSY, known(COMMITTED))
+    run_blocking(broker_protocol.commit_one_phase(script, XID))
+    assert script.asked == ["own commit", "rollback", "rollback"]
+    for answer in (known(ROLLED_BACK), GONE):
+        with pytest.raises(BranchRolledBack) as raised:
+            run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
+        assert raised.value.xa_code is Code.XA_RBCOMMFAIL
+
+
+def test_commit_in_one_phase_stays_in_doubt_if_the_broker_stores_it_for_too_long_or_is_away() -> None:
+    script = Script(LOST, BUSY)
+    with pytest.raises(ResourceFailed, match="connection lost"):
+        run_blocking(broker_protocol.commit_one_phase(script, XID))
+    assert script.now_s > SETTLE_S
+    with pytest.raises(ResourceFailed):
+        run_blocking(broker_protocol.commit_one_phase(Script(LOST), XID))
+
+
+def test_branch_that_is_being_ended_otherwise_is_asked_again_later() -> None:
+    with pytest.raises(RetryLater):
+        run_blocking(broker_protocol.end(Script(BUSY), XID, COMMITTED))

@@ -1,0 +1,219 @@
+"""The states of a transaction, and each rule of its two phases and of recovery: kept, and found out when it is broken."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import Unavailable
+from bascule.core.xa_codes import Code
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock
+from bascule.xa.errors import (
+    BranchHeuristic,
+    BranchRolledBack,
+    HeuristicOutcome,
+    OutOfOrder,
+    ResourceFailed,
+    TransactionInDoubt,
+    TransactionRolledBack,
+)
+from bascule.xa.finishing import FinishingViolation
+from bascule.xa.log import Decision, LogState, Outcome
+from bascule.xa.recovery_protocol import RecoveryProtocol, RecoveryViolation
+from bascule.xa.two_phase import ENDED, TRANSITIONS, Event, Status, TwoPhase, TwoPhaseViolation
+from bascule.xa.xid import branch, new_gtrid
+
+Points = dict[str, Callable[[], object]]
+
+
+class Stage:
+    """Two resources, a log and a transaction; what is listed happens at a point."""
+
+    def __init__(self, *violations: enum.StrEnum) -> None:
+        self.at: Points = {}
+        self.seen: list[str] = []
+        self.log = ModelLog(watch=self._watch)
+        self.one, self.two = ModelResource("one", watch=self._watch), ModelResource("two", watch=self._watch)
+        gtrid = new_gtrid("shop", 0)
+        self.transaction = TwoPhase(gtrid, 60.0, BlockingLog(self.log), SystemClock(), "application", violations=violations)
+
+    def enlist(self) -> None:
+        for resource in (self.one, self.two):
+            run_blocking(self.transaction.enlist(BlockingParticipant(resource))).append("work")
+
+    def commit(self) -> None:
+        self.enlist()
+        run_blocking(self.transaction.commit())
+
+    @property
+    def committed(self) -> tuple[int, int]:
+        return len(self.one.durable.committed), len(self.two.durable.committed)
+
+    def recovery(self, *violations: enum.StrEnum) -> RecoveryProtocol:
+        parts = {each.name: BlockingParticipant(each) for each in (self.one, self.two)}
+        return RecoveryProtocol("shop", BlockingLog(self.log), parts, SystemClock(), "recoverer", violations=violations)
+
+    def recover(self, *violations: enum.StrEnum) -> None:
+        run_blocking(self.recovery(*violations).run(tuple, patient=False))
+
+    def _watch(self, point: str) -> None:
+        self.seen.append(point)
+        if point in self.at:
+            self.at[point]()
+
+
+def fail(error: Exception) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+def test_no_event_leaves_a_state_that_has_ended_and_all_others_are_left() -> None:
+    assert ENDED.isdisjoint(state for state, _ in TRANSITIONS)
+    assert {state for state, _ in TRANSITIONS} | ENDED == set(Status)
+    assert {event for _, event in TRANSITIONS} == set(Event)
+
+
+def test_ended_transaction_refuses_every_call() -> None:
+    stage = Stage()
+    stage.commit()
+    calls = (stage.transaction.commit, stage.transaction.rollback, lambda: stage.transaction.enlist(BlockingParticipant(stage.one)))
+    for call in calls:
+        with pytest.raises(OutOfOrder, match="is committed"):
+            run_blocking(call())
+    with pytest.raises(OutOfOrder):
+        stage.transaction.mark()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_branch_is_committed_before_all_have_prepared(broken: bool) -> None:
+    stage = Stage(*([TwoPhaseViolation.COMMIT_BEFORE_ALL_PREPARED] if broken else []))
+    stage.two.vote = "no"
+    with pytest.raises(HeuristicOutcome if broken else TransactionRolledBack):
+        stage.commit()
+    assert stage.committed == ((1, 0) if broken else (0, 0))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_branch_is_told_before_the_decision_is_stored(broken: bool) -> None:
+    stage = Stage(*([TwoPhaseViolation.COMMIT_BEFORE_DECISION] if broken else []))
+    stage.commit()
+    assert (stage.seen.index("one.commit.before") < stage.seen.index("log.decide.before")) is broken
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_application_obeys_a_rollback_that_stands(broken: bool) -> None:
+    stage = Stage(*([TwoPhaseViolation.DECISION_IGNORED] if broken else []))
+    gtrid = stage.transaction.gtrid
+    stage.at["log.decide.before"] = lambda: stage.log.durable.add(Decision(gtrid, Outcome.ROLLBACK, (), 0, "recoverer"))
+    if broken:
+        stage.commit()
+    else:
+        with pytest.raises(TransactionRolledBack, match="was rolled back by recoverer"):
+            stage.commit()
+    assert stage.committed == ((1, 1) if broken else (0, 0))
+
+
+@pytest.mark.parametrize("violations", [[], [TwoPhaseViolation.IN_DOUBT_IS_ROLLED_BACK]], ids=["kept", "broken"])
+def test_commit_in_doubt_is_not_reported_as_rolled_back(violations: list[TwoPhaseViolation]) -> None:
+    stage = Stage(*violations)
+    stage.at["log.decide.after"] = fail(Unavailable("no answer"))
+    with pytest.raises(TransactionRolledBack if violations else TransactionInDoubt):
+        stage.commit()
+    assert stage.transaction.status is Status.IN_DOUBT
+    assert stage.transaction.pending
+    stage.at.clear()
+    stage.recover()
+    assert stage.committed == (1, 1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_decision_stays_while_a_branch_is_not_told(broken: bool) -> None:
+    stage = Stage(*([TwoPhaseViolation.UNTOLD_IS_FORGOTTEN] if broken else []))
+    stage.at["two.commit.before"] = fail(ResourceFailed("down"))
+    stage.commit()
+    assert list(stage.transaction.unfinished) == ["two"]
+    stage.at.clear()
+    stage.recover()
+    assert stage.committed == ((1, 0) if broken else (1, 1))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_refused_prepare_is_no_vote(broken: bool) -> None:
+    stage = Stage(*([TwoPhaseViolation.FAILED_PREPARE_IS_YES] if broken else []))
+    stage.two.vote = "no"
+    try:
+        stage.commit()
+    except TransactionRolledBack:
+        assert not broken
+    assert stage.committed == ((1, 0) if broken else (0, 0))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_recovery_obeys_a_commit_that_is_stored_after_it_has_read_the_log(broken: bool) -> None:
+    stage = Stage()
+    gtrid = stage.transaction.gtrid
+    for each in (stage.one, stage.two):
+        each.durable.prepared[branch(gtrid, each.name)] = ["work"]
+    stage.at["log.decide.before"] = lambda: stage.log.durable.add(Decision(gtrid, Outcome.COMMIT, ("one", "two"), 0, "application"))
+    stage.recover(*([RecoveryViolation.DECISION_IGNORED] if broken else []))
+    assert stage.committed == ((0, 0) if broken else (1, 1))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_recovery_asks_the_log_before_it_rolls_back(broken: bool) -> None:
+    stage = Stage()
+    stage.one.durable.prepared[branch(stage.transaction.gtrid, "one")] = ["work"]
+    stage.recover(*([RecoveryViolation.ROLLBACK_UNDECIDED] if broken else []))
+    assert ("log.decide.before" in stage.seen) is not broken
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_heuristic_outcome_of_another_process_is_recorded(broken: bool) -> None:
+    stage = Stage()
+    gtrid = stage.transaction.gtrid
+    xid = branch(gtrid, "one")
+    stage.one.durable.prepared[xid] = ["work"]
+    stage.one.force(xid, Code.XA_HEURRB)
+    stage.log.durable = LogState({gtrid: Decision(gtrid, Outcome.COMMIT, ("one",), 0, "application")})
+    stage.recover(*([FinishingViolation.HEURISTIC_DROPPED] if broken else []))
+    assert (xid in stage.log.durable.heuristics) is not broken
+
+
+def test_heuristic_answer_to_a_commit_in_one_phase_is_recorded_and_reported() -> None:
+    stage = Stage()
+    run_blocking(stage.transaction.enlist(BlockingParticipant(stage.one)))
+    stage.at["one.commit.before"] = fail(BranchHeuristic("by hand", Code.XA_HEURMIX))
+    with pytest.raises(Exception, match="except for: XA_HEURMIX: by hand"):
+        run_blocking(stage.transaction.commit())
+    assert [each.code for each in stage.log.durable.heuristics.values()] == [Code.XA_HEURMIX]
+
+
+def test_rollback_goes_on_when_a_resource_refuses_the_end_of_its_work() -> None:
+    stage = Stage()
+    stage.enlist()
+    stage.at["one.end.before"] = fail(BranchRolledBack("gone"))
+    run_blocking(stage.transaction.rollback())
+    assert stage.transaction.status is Status.ROLLED_BACK
+    assert {"one.rollback.after", "two.rollback.after"} <= set(stage.seen)
+
+
+def test_process_that_is_told_to_end_during_the_commit_leaves_the_rest_to_recovery() -> None:
+    stage = Stage()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stage.at["one.commit.before"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        stage.commit()
+    assert stage.transaction.status is Status.COMMITTED
+    assert stage.transaction.pending
+    stage.at.clear()
+    stage.recover()
+    assert stage.committed == (1, 1)
