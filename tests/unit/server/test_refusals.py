@@ -1,0 +1,151 @@
+"""What a connection refuses, and what becomes of messages by the outcome that a consumer gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED
+from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Transferred
+from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
+from bascule.amqp.types import Described, Symbol
+from bascule.broker.addresses import TEMPORARY_PREFIX
+from bascule.core.destination import ADDRESS_MAX
+from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.testing.broker import message_bytes
+from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
+
+SHARED: Any = (*TOPIC, Symbol("shared"))
+DURABLE: Any = {"durable": 2, "expiry_policy": "never"}
+
+
+def selector(text: str) -> Any:
+    return {Symbol("jms-selector"): Described(Symbol("apache.org:selector-filter:string"), text)}
+
+
+def produce(address: Any) -> Callable[[Client], None]:
+    return lambda client: client.session.attach_sender("producer", Source(), Target(address, capabilities=QUEUE)) and None
+
+
+def consume(address: Any, capabilities: Any = QUEUE, **source: Any) -> Callable[[Client], None]:
+    return lambda client: client.session.attach_receiver("sub", Source(address, capabilities=capabilities, **source), Target()) and None
+
+
+def beside(first: Callable[[Client], None], second: Callable[[Client], None]) -> Callable[[Client], None]:
+    """A link of one session, and then one of another session of the same connection under the same name."""
+
+    def both(client: Client) -> None:
+        first(client)
+        client.served.settle(client)
+        client.session = client.amqp.begin()
+        client.run()
+        second(client)
+
+    return both
+
+
+def without_target(client: Client) -> None:
+    client.session.attach_sender("producer", Source(), None)
+
+
+def unsubscribe(client: Client) -> None:
+    client.session.attach_receiver("sub", None, Target())
+
+
+DURABLE_NEWS = consume("news", TOPIC, **DURABLE)
+REFUSED: list[tuple[str, Callable[[Client], None], str, str]] = [
+    ("an empty address", produce(""), INVALID_FIELD, "not empty"),
+    ("too long an address", produce("a" * (ADDRESS_MAX + 1)), INVALID_FIELD, "characters"),
+    ("no target", without_target, NOT_IMPLEMENTED, "without a target"),
+    ("a consumer of the management node", consume(MANAGEMENT_ADDRESS), NOT_ALLOWED, "reply-to"),
+    ("a consumer of somebody's temporary queue", consume(f"{TEMPORARY_PREFIX}x"), NOT_ALLOWED, "its own connection"),
+    ("a selector that is none", consume("q", filter=selector("x =")), INVALID_FIELD, "column"),
+    ("a subscription that is not there", unsubscribe, NOT_FOUND, "'sub'"),
+    ("a subscription in use", beside(DURABLE_NEWS, unsubscribe), NOT_ALLOWED, "in use"),
+    ("a second consumer of a durable subscription", beside(DURABLE_NEWS, DURABLE_NEWS), NOT_ALLOWED, "has a consumer already"),
+    ("another topic for one in use", beside(DURABLE_NEWS, consume("sport", TOPIC, **DURABLE)), NOT_ALLOWED, "in use, with another"),
+    ("an unshared one as shared", beside(DURABLE_NEWS, consume("news", SHARED, **DURABLE)), NOT_ALLOWED, "there as unshared"),
+    ("a shared one as unshared", beside(consume("news", SHARED, **DURABLE), DURABLE_NEWS), NOT_ALLOWED, "there as shared"),
+]
+
+
+@pytest.mark.parametrize(("does", "condition", "text"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@run_async
+async def test_an_attach_is_refused_with_its_reason(does: Callable[[Client], None], condition: str, text: str) -> None:
+    served = Served()
+    client = Client(served)
+    does(client)
+    served.settle(client)
+    (refused,) = client.told(Detached)
+    assert refused.error is not None
+    assert (refused.error.condition, text in str(refused.error)) == (condition, True)
+    assert client.told(ConnectionClosed) == []
+
+
+@pytest.mark.parametrize(("prefix", "queues"), [("queue://", ["there"]), ("topic://", [])])
+@run_async
+async def test_a_prefix_of_the_address_says_what_it_is(prefix: str, queues: list[str]) -> None:
+    served = Served()
+    client = Client(served)
+    client.producer(f"{prefix}there", capabilities=())
+    assert list(served.engine.addresses.anycast) == queues
+
+
+@run_async
+async def test_an_address_with_subscriptions_alone_is_a_topic_for_whoever_does_not_say() -> None:
+    served = Served()
+    client = Client(served)
+    subscriber = client.consumer("news", credit=10, capabilities=TOPIC)
+    client.producer("news", capabilities=()).send(message_bytes("x"))
+    served.settle(client)
+    assert client.received(subscriber) == 1
+
+
+OUTCOMES: list[tuple[Any, int, int, int]] = [
+    (Accepted(), 0, 0, 0),
+    (Rejected(), 0, 1, 0),
+    (Released(), 1, 0, 0),
+    (Modified(delivery_failed=True), 1, 0, 1),
+    (Modified(delivery_failed=False), 1, 0, 0),
+    (Modified(undeliverable_here=True), 0, 1, 0),
+]
+
+
+@pytest.mark.parametrize(("outcome", "left", "dead", "count"), OUTCOMES, ids=[str(row[0]) for row in OUTCOMES])
+@run_async
+async def test_a_message_goes_where_its_outcome_says(outcome: Any, left: int, dead: int, count: int) -> None:
+    served = Served()
+    served.fill("q", 1)
+    client = Client(served)
+    link = client.consumer("q", credit=1)
+    (delivery,) = client.told(Transferred)
+    link.settle(delivery.delivery_id, outcome)
+    served.settle(client)
+    queue = served.engine.queue("q")
+    letters = served.engine.addresses.anycast.get("DLQ")
+    assert (len(queue.waiting()), 0 if letters is None else letters.held_messages) == (left, dead)
+    assert [queue.delivery_count(message) for message in queue.waiting()] == [count] * left
+
+
+@run_async
+async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    client, other = Client(served, "one"), Client(served, "other")
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    link = client.producer("q")
+    kept = other.producer("q")
+    with monkeypatch.context() as patched:
+        patched.setattr("bascule.server.connection.scan", fails)
+        link.send(message_bytes("x"))
+        client.run()
+    (closed,) = client.told(ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == INTERNAL_ERROR
+    kept.send(message_bytes("y"))
+    served.settle(other)
+    assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
