@@ -54,17 +54,17 @@ class Slot:
         *,
         ahead: bool = True,
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
-        deadline_s: float = TRANSACT_DEADLINE_S,
+        deadline_s: float | None = None,
     ) -> None:
         """``ahead`` gets each next incarnation ready while nobody waits for it; for ``held_up`` see ``TableReader.read``.
 
-        ``deadline_s`` is how long what fails is tried again.
+        ``deadline_s`` is how long what fails is tried again (default: ``TRANSACT_DEADLINE_S``).
         """
         self._reader = TableReader(kafka, topic, [partition])
         self._effects = _SlotClients(kafka, transactional_id, topic, TableReads(self._reader, held_up=held_up))
         self._turn = threading.Lock()
         self._transactions: TableTransactions[KafkaProducer, Outgoing, Mapping[bytes, Stored]] = TableTransactions(
-            self._effects, ahead=ahead, deadline_s=deadline_s, turn=threading.Lock()
+            self._effects, ahead=ahead, deadline_s=TRANSACT_DEADLINE_S if deadline_s is None else deadline_s, turn=threading.Lock()
         )
 
     def transact(self, make: Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]) -> None:
