@@ -175,7 +175,7 @@ class Housekeeping(ProcessEffects):
         partition = position_partition(self._kafka, key)
         if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
             records, _ = await answered(self._kafka.fetch(self.process, partition, 0, committed=False))
-            return {(record.key or b"").decode(): decoded(record.value or b"") for record in records}
+            return {(record.key or b"").decode(): decoded(record.value) for record in records if record.value}
         try:
             return await PositionReader(self._kafka, self.process, partition).read()
         except KafkaFault as fault:

@@ -18,8 +18,9 @@ from tests.simulation.planting import Planted
 
 def changing_leaders(simulation: Simulation) -> None:
     """Kafka's leaders change often, and answers to appends are lost: a repeated append is stored at an unknown offset."""
-    simulation.nemesis.troubles["change leader"] = 5.0
-    simulation.kafka.weather.unanswered = 0.1
+    simulation.nemesis.troubles = {"change leader": 2.0, "take over": 1.0}
+    simulation.nemesis.pause_ms = 15.0
+    simulation.kafka.weather.unanswered = 0.2
 
 
 def quarrelling_brokers(simulation: Simulation) -> None:

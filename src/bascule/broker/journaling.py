@@ -122,7 +122,6 @@ class Journaling:
             self.flush()
         batch = self.batch
         if batch.messages >= MESSAGES_PER_RECORD_MAX:
-            assert not self._held
             self.flush()
             batch = self.batch
         mid = mid_of(batch.sequence, batch.messages)

@@ -113,8 +113,7 @@ class Loader:
 
     def apply(self, offset: int, value: bytes | None) -> None:
         """The record at ``offset``. Raises RecordError when it cannot be used (ForeignRecord: pass it over, with an alarm)."""
-        header = decode_header(value)
-        assert value is not None
+        header, value = decode_header(value), value or b""
         if self.snapshot is not None and offset < self.snapshot.next_offset:
             if self._old_fence.admits(offset, header) and header.kind is Kind.DATA:
                 self._fetch(header, value)
