@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,8 +28,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.sections import scan
-from bascule.kafka import slot as slot_module
-from bascule.kafka import transactional
+from bascule.kafka import incarnation
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Stored
 from bascule.kafka.history import TopicHistory
@@ -647,8 +645,8 @@ def test_an_epoch_whose_process_stood_still_ends_and_does_nothing_more(kafka: Em
 # -- a writer reads its position before it has ended what an earlier one had open --------------------------------------------
 
 
-def just_before_init(monkeypatch: pytest.MonkeyPatch, module: ModuleType, act: Callable[[], None]) -> None:
-    """``act`` happens once, at the last moment before the next producer of ``module`` ends what others have begun under its id."""
+def just_before_init(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """``act`` happens once, at the last moment before the next producer ends what others have begun under its id."""
     acts = [act]
 
     class Late(Producer):
@@ -657,7 +655,7 @@ def just_before_init(monkeypatch: pytest.MonkeyPatch, module: ModuleType, act: C
                 acts.pop()()
             super().init_transactions(*arguments)
 
-    monkeypatch.setattr(module, "Producer", Late)
+    monkeypatch.setattr(incarnation, "Producer", Late)
 
 
 def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(
@@ -668,7 +666,7 @@ def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(
         assert writer.current() == BEGIN
         writer.write(place.outputs("1"), BEGIN, MIDDLE)
         assert twin.current() == MIDDLE
-        just_before_init(monkeypatch, transactional, lambda: twin.write(place.outputs("2"), MIDDLE, END))
+        just_before_init(monkeypatch, lambda: twin.write(place.outputs("2"), MIDDLE, END))
         with pytest.raises(PositionMoved) as moved:
             writer.write(place.outputs("2"), MIDDLE, END)
         assert moved.value.found == END
@@ -693,7 +691,7 @@ def test_a_slot_whose_twin_commits_at_the_last_moment_before_init_knows_it(
         return make
 
     with closing(slot()) as late, closing(slot()) as twin:
-        just_before_init(monkeypatch, slot_module, lambda: twin.transact(once(b"twin")))
+        just_before_init(monkeypatch, lambda: twin.transact(once(b"twin")))
         late.transact(once(b"late"))
     with closing(place.writer()) as writer:
         writer.write(place.outputs("last"), BEGIN, MIDDLE)

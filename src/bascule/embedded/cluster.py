@@ -28,6 +28,8 @@ class ClusterNode(EmbeddedKafka):
         """``controllers`` are the ports of all nodes' controllers; this is node ``number``, from 1."""
         super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
         self.number = number
+        #: Lines for ``server.properties`` that stand behind Bascule's and replace those of the same name; used at the next start.
+        self.more_properties = ""
         self._controllers = controllers
         self._cluster_id = cluster_id
 
@@ -44,6 +46,9 @@ class ClusterNode(EmbeddedKafka):
         """Return when it serves: not before most of the nodes run. Raises as ``launch`` does."""
         self.launch()
         self.wait_ready()
+
+    def _server_properties(self) -> str:
+        return super()._server_properties() + self.more_properties
 
     def _properties(self) -> dict[str, object]:
         count = len(self._controllers)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -131,8 +132,9 @@ class TransactionalClients:
         try:
             client = Producer(self.settings(attempt), logger=log)
             introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
-            client.init_transactions(COORDINATOR_TIMEOUT_S)
-            client.poll(0)  # hands the lines of its log over
+            with client_errors():
+                client.init_transactions(COORDINATOR_TIMEOUT_S)
+                client.poll(0)  # hands the lines of its log over
         except KafkaException as error:
             raise fault_of(error) from error
         return KafkaProducer(client, log)
@@ -153,6 +155,21 @@ class TransactionalClients:
     async def explain(self, reason: str) -> Unavailable:
         """Return why no transaction can be started."""
         return no_transaction(self._kafka, reason)
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Raise the client's own error where it arrives as a SystemError.
+
+    A call that serves callbacks raises a fatal error, to be fenced for one. If a log line follows in the same call, Python finds that the
+    logger "returned a result with an exception set", and raises that as the consequence of the error.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def fault_of(error: KafkaException, refused: Mapping[int, Refusal] | None = None, denied: Collection[int] = ()) -> TransactionFault:

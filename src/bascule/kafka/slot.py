@@ -15,7 +15,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.compacted import Stored, TableReader, TableReads, hand_over
 from bascule.kafka.history import PROMPT
-from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, fault_of
+from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import patient
 from bascule.writer.incarnation import Attempt
 from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
@@ -146,17 +146,18 @@ class _SlotClients(TransactionalClients):
                 refused.setdefault(len(refused), error)
 
         try:
-            producer.client.begin_transaction()
-            produce = patient(producer.client)
-            for record in records:
-                try:
-                    hand_over(produce, record, report)
-                except KafkaException as error:
-                    report(error.args[0], None)
-                    raise
-            crash.point("slot.commit.before")
-            producer.client.commit_transaction(COORDINATOR_TIMEOUT_S)
-            crash.point("slot.commit.after")
+            with client_errors():
+                producer.client.begin_transaction()
+                produce = patient(producer.client)
+                for record in records:
+                    try:
+                        hand_over(produce, record, report)
+                    except KafkaException as error:
+                        report(error.args[0], None)
+                        raise
+                crash.point("slot.commit.before")
+                producer.client.commit_transaction(COORDINATOR_TIMEOUT_S)
+                crash.point("slot.commit.after")
         except KafkaException as error:
             _log.debug("transaction failed", transactional_id=self._settings["transactional.id"], error=str(error))
             raise fault_of(error, refused) from error

@@ -21,7 +21,7 @@ from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.compacted import TableReads
 from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
-from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, fault_of
+from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import introduce, patient
 from bascule.kafka.positions import PositionReader
 from bascule.writer.errors import TransactionFault
@@ -189,15 +189,16 @@ class _PositionedClients(TransactionalClients):
         client = producer.client
         try:
             crash.point("writer.produce.after")
-            # Before the positions: who reads those beside them waits while they are in an open transaction.
-            left = len(client)
-            while 0 < (now := client.flush(PROGRESS_S)) < left:
-                left = now
-            produce = patient(client)
-            for name, position in positions.items():
-                produce(self._positions_topic, position.encode() if position else None, name.encode(), position_partition(name))
-            crash.point("writer.commit.before")
-            _commit(client)
+            with client_errors():
+                # Before the positions: who reads those beside them waits while they are in an open transaction.
+                left = len(client)
+                while 0 < (now := client.flush(PROGRESS_S)) < left:
+                    left = now
+                produce = patient(client)
+                for name, position in positions.items():
+                    produce(self._positions_topic, position.encode() if position else None, name.encode(), position_partition(name))
+                crash.point("writer.commit.before")
+                _commit(client)
         except KafkaException as error:
             raise self._fault(client, error, careful=careful) from error
         crash.point("writer.commit.after")
@@ -205,14 +206,16 @@ class _PositionedClients(TransactionalClients):
     async def abort(self, producer: KafkaProducer) -> None:
         """Abort the transaction."""
         try:
-            producer.client.abort_transaction(END_TIMEOUT_S)
+            with client_errors():
+                producer.client.abort_transaction(END_TIMEOUT_S)
         except KafkaException as error:
             raise fault_of(error) from error
 
     def _fault(self, client: Producer, error: KafkaException, *, careful: bool) -> TransactionFault:
         deadline = time.monotonic() + REPORT_S
         while careful and not self._faults and time.monotonic() < deadline:
-            client.poll(REPORT_S)
+            with suppress(KafkaException), client_errors():
+                client.poll(REPORT_S)
         return fault_of(_cause(client, error), self._faults, _DENIALS)
 
 

@@ -113,3 +113,12 @@ def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Unavailable, match="no transaction can be started"):
         TransactionalWriter({}, "id", "positions", "key", deadline_s=0.2).write([], BEFORE, AFTER)
     assert time.monotonic() - began_s < 5
+
+
+def test_fatal_error_that_arrives_as_system_error_is_raised_as_the_error_of_the_client() -> None:
+    fenced = KafkaException(KafkaError(KafkaError._FENCED))
+    with pytest.raises(KafkaException) as raised, incarnation.client_errors():
+        raise SystemError("returned a result with an exception set") from fenced
+    assert raised.value is fenced
+    with pytest.raises(SystemError), incarnation.client_errors():
+        raise SystemError("something else")
