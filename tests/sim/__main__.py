@@ -9,6 +9,7 @@ python -m tests.sim record                search a seed for each planted fault; 
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import sys
 
@@ -46,18 +47,22 @@ def tell(seed: int) -> int:
 
 def record() -> int:
     """Keep the recorded seeds that still show their fault, and search for the others."""
-    rows = planting.rows()
+    known = planting.recorded()
     found: dict[str, int | None] = {}
-    with multiprocessing.Pool() as pool:
-        for row, seed in zip(rows, pool.imap(_recorded_seed, range(len(rows))), strict=True):
-            found[row.name] = seed
-            sys.stdout.write(f"{row.name}: {'not found' if seed is None else f'seed {seed}'}\n")
-    planting.record(found)
+    with multiprocessing.Pool(initializer=logging.disable) as pool:
+        tasks = [(place, known.get(row.name)) for place, row in enumerate(planting.rows())]
+        for name, seed in pool.imap_unordered(_recorded_seed, tasks):
+            found[name] = seed
+            planting.record(found)
+            sys.stdout.write(f"{name}: {'not found' if seed is None else f'seed {seed}'}\n")
+            sys.stdout.flush()
     return 1 if None in found.values() else 0
 
 
-def _recorded_seed(place: int) -> int | None:
-    return planting.recorded_seed(planting.rows()[place])
+def _recorded_seed(task: tuple[int, int | None]) -> tuple[str, int | None]:
+    place, known = task
+    row = planting.rows()[place]
+    return row.name, planting.recorded_seed(row, known)
 
 
 if __name__ == "__main__":

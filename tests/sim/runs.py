@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from tests.sim.world import TROUBLE
 #: Seeds that a process takes at once.
 CHUNK: Final = 25
 PROCESSES: Final = 2
+#: Troubles of the inbound adapter, which has a simulation of its own (``tests.sim.adapter``).
+INBOUND: Final = frozenset({"kill member", "stop member", "rebalance", "read log anew", "finish claim"})
 
 
 @dataclass(slots=True)
@@ -39,12 +42,12 @@ class Report:
     @property
     def unseen(self) -> set[str]:
         """The troubles that no run has seen."""
-        return TROUBLE.keys() - self.troubles.keys()
+        return TROUBLE.keys() - INBOUND - self.troubles.keys()
 
     def lines(self) -> Iterator[str]:
         """Say what was covered, and what was not."""
         yield f"{self.done} runs, {len(self.bad)} with anomalies"
-        yield f"troubles: {len(TROUBLE) - len(self.unseen)} of {len(TROUBLE)} seen" + _missing(self.unseen)
+        yield f"troubles: {len(self.troubles)} of {len(TROUBLE.keys() - INBOUND)} seen" + _missing(self.unseen)
         for name, table in sorted(TABLES.items()):
             taken = {(state, event) for machine, state, event in self.transitions if machine == name}
             every = {(state.name, event.name) for state, event in table}
@@ -91,7 +94,7 @@ def run_seeds(first: int, count: int | None = None, *, seconds: float | None = N
     """Run ``count`` seeds from the first one on, or as many as begin within ``seconds``."""
     report = Report()
     deadline = time.monotonic() + seconds if seconds is not None else None
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, logging.disable) as pool:
         for done in pool.imap(run_chunk, _chunks(first, count, deadline)):
             report.add(done)
             if deadline is not None and time.monotonic() > deadline:

@@ -68,15 +68,14 @@ def recorded() -> Mapping[str, int]:
     return seeds
 
 
-def recorded_seed(row: Planted) -> int | None:
-    """Return the recorded seed if it still shows the fault, else search for another one."""
-    known = recorded().get(row.name)
+def recorded_seed(row: Planted, known: int | None) -> int | None:
+    """Return the recorded seed ``known`` if it still shows the fault, else search for another one."""
     return known if known is not None and row.shows(known) else row.search()
 
 
 def record(found: Mapping[str, int | None]) -> None:
-    """Write the seeds that were found, and the table of the documentation."""
-    seeds = {name: seed for name, seed in sorted(found.items()) if seed is not None}
+    """Write the seeds that were found so far, and the table of the documentation."""
+    seeds = {name: seed for name, seed in sorted({**recorded(), **found}.items()) if seed is not None}
     SEEDS.write_text(json.dumps(seeds, indent=4) + "\n")
     DOCUMENT.write_text(documented(DOCUMENT.read_text()))
 

@@ -6,8 +6,9 @@ A transition that is not in its table is a fault of the broker. The documentatio
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
+
+from bascule.core.states import Transitions
 
 
 class EpochState(enum.StrEnum):
@@ -37,17 +38,20 @@ class EpochEvent(enum.StrEnum):
 
 #: States in which an epoch may still act.
 LIVE: Final = (EpochState.FOLLOWING, EpochState.STARTING, EpochState.LOADING, EpochState.SERVING, EpochState.STALLED)
-EPOCH_TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
-    (EpochState.FOLLOWING, EpochEvent.ELECTED): EpochState.STARTING,
-    (EpochState.STARTING, EpochEvent.START_STORED): EpochState.LOADING,
-    (EpochState.LOADING, EpochEvent.LOADED): EpochState.SERVING,
-    (EpochState.SERVING, EpochEvent.APPENDS_LATE): EpochState.STALLED,
-    (EpochState.SERVING, EpochEvent.ANSWERED): EpochState.SERVING,
-    (EpochState.STALLED, EpochEvent.ANSWERED): EpochState.SERVING,
-    **{(state, EpochEvent.SUPERSEDED): EpochState.FENCED for state in LIVE},
-    **{(state, EpochEvent.FAILED): EpochState.ENDED for state in LIVE},
-    **{(state, EpochEvent.CLOSED): EpochState.ENDED for state in LIVE},
-}
+EPOCH_TRANSITIONS: Final = Transitions(
+    "epoch",
+    {
+        (EpochState.FOLLOWING, EpochEvent.ELECTED): EpochState.STARTING,
+        (EpochState.STARTING, EpochEvent.START_STORED): EpochState.LOADING,
+        (EpochState.LOADING, EpochEvent.LOADED): EpochState.SERVING,
+        (EpochState.SERVING, EpochEvent.APPENDS_LATE): EpochState.STALLED,
+        (EpochState.SERVING, EpochEvent.ANSWERED): EpochState.SERVING,
+        (EpochState.STALLED, EpochEvent.ANSWERED): EpochState.SERVING,
+        **{(state, EpochEvent.SUPERSEDED): EpochState.FENCED for state in LIVE},
+        **{(state, EpochEvent.FAILED): EpochState.ENDED for state in LIVE},
+        **{(state, EpochEvent.CLOSED): EpochState.ENDED for state in LIVE},
+    },
+)
 
 
 class NodeState(enum.StrEnum):
@@ -76,16 +80,19 @@ class NodeEvent(enum.StrEnum):
     RETRY = "retry"
 
 
-NODE_TRANSITIONS: Final[Mapping[tuple[NodeState, NodeEvent], NodeState]] = {
-    (NodeState.STANDING_BY, NodeEvent.ELECTED): NodeState.CONFIRMING,
-    (NodeState.STANDING_BY, NodeEvent.FAILED): NodeState.WAITING,
-    (NodeState.STANDING_BY, NodeEvent.STOP): NodeState.STOPPED,
-    (NodeState.CONFIRMING, NodeEvent.CONFIRMED): NodeState.LOADING,
-    (NodeState.CONFIRMING, NodeEvent.DENIED): NodeState.WAITING,
-    (NodeState.LOADING, NodeEvent.LOADED): NodeState.SERVING,
-    (NodeState.LOADING, NodeEvent.FAILED): NodeState.WAITING,
-    (NodeState.SERVING, NodeEvent.EPOCH_ENDED): NodeState.LEAVING,
-    (NodeState.SERVING, NodeEvent.STOP): NodeState.LEAVING,
-    (NodeState.LEAVING, NodeEvent.LEFT): NodeState.STANDING_BY,
-    (NodeState.WAITING, NodeEvent.RETRY): NodeState.STANDING_BY,
-}
+NODE_TRANSITIONS: Final = Transitions(
+    "node",
+    {
+        (NodeState.STANDING_BY, NodeEvent.ELECTED): NodeState.CONFIRMING,
+        (NodeState.STANDING_BY, NodeEvent.FAILED): NodeState.WAITING,
+        (NodeState.STANDING_BY, NodeEvent.STOP): NodeState.STOPPED,
+        (NodeState.CONFIRMING, NodeEvent.CONFIRMED): NodeState.LOADING,
+        (NodeState.CONFIRMING, NodeEvent.DENIED): NodeState.WAITING,
+        (NodeState.LOADING, NodeEvent.LOADED): NodeState.SERVING,
+        (NodeState.LOADING, NodeEvent.FAILED): NodeState.WAITING,
+        (NodeState.SERVING, NodeEvent.EPOCH_ENDED): NodeState.LEAVING,
+        (NodeState.SERVING, NodeEvent.STOP): NodeState.LEAVING,
+        (NodeState.LEAVING, NodeEvent.LEFT): NodeState.STANDING_BY,
+        (NodeState.WAITING, NodeEvent.RETRY): NodeState.STANDING_BY,
+    },
+)

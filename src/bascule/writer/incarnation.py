@@ -7,11 +7,12 @@ epoch. So every transaction has an incarnation of its own: ``init_transactions``
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from bascule.core.errors import Unavailable
+from bascule.core.states import Transitions
 from bascule.writer.errors import TransactionFault, TransitionMissing
 
 P = TypeVar("P")
@@ -51,16 +52,19 @@ class Event(enum.Enum):
 
 
 #: The state machine of an incarnation. What became of one IN_DOUBT is told by the position that the next one finds.
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.NEW, Event.INIT): State.INITIALISED,
-    (State.INITIALISED, Event.PROVE): State.POSITIONED,
-    (State.INITIALISED, Event.READ): State.POSITIONED,
-    (State.POSITIONED, Event.BEGIN): State.IN_TRANSACTION,
-    (State.POSITIONED, Event.DROP): State.GIVEN_UP,
-    (State.IN_TRANSACTION, Event.COMMIT): State.COMMITTED,
-    (State.IN_TRANSACTION, Event.ABORT): State.ABORTED,
-    (State.IN_TRANSACTION, Event.FAIL): State.IN_DOUBT,
-}
+TRANSITIONS: Final = Transitions(
+    "transactional writer",
+    {
+        (State.NEW, Event.INIT): State.INITIALISED,
+        (State.INITIALISED, Event.PROVE): State.POSITIONED,
+        (State.INITIALISED, Event.READ): State.POSITIONED,
+        (State.POSITIONED, Event.BEGIN): State.IN_TRANSACTION,
+        (State.POSITIONED, Event.DROP): State.GIVEN_UP,
+        (State.IN_TRANSACTION, Event.COMMIT): State.COMMITTED,
+        (State.IN_TRANSACTION, Event.ABORT): State.ABORTED,
+        (State.IN_TRANSACTION, Event.FAIL): State.IN_DOUBT,
+    },
+)
 
 
 class Identity(NamedTuple):
