@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import enum
+
+import pytest
+
+from bascule.xa.resource import State
+from tests.support.state_diagrams import PAGE, Machine, diagram, machines, page
+
+
+#: States that a machine is made in, beside its first: a branch that an operator has finished is found by recovery.
+ENTRIES = {"bascule.xa.resource.NEXT": {State.HEURISTIC}}
+
+
+class Door(enum.Enum):
+    """A door."""
+
+    OPEN = "open"
+    SHUT = "shut"
+
+
+class Hand(enum.Enum):
+    PUSH = "push"
+    PULL = "pull"
+
+
+def test_the_page_shows_the_tables_as_they_are() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.support.state_diagrams`"
+
+
+def test_a_diagram_has_each_transition() -> None:
+    table = {(Door.OPEN, Hand.PUSH): Door.SHUT, (Door.SHUT, Hand.PULL): Door.OPEN, (Door.SHUT, Hand.PUSH): Door.SHUT}
+    text = diagram(Machine("doors", "TABLE", table))
+    assert "[*] --> s0" in text
+    assert "s0 --> s1: push" in text
+    assert "s1 --> s0: pull" in text
+    assert "s1 --> s1: push" in text
+
+
+@pytest.mark.parametrize("machine", list(machines()), ids=lambda machine: f"{machine.module}.{machine.name}")
+def test_each_state_can_be_reached(machine: Machine) -> None:
+    reached = {next(iter(machine.states)), *ENTRIES.get(f"{machine.module}.{machine.name}", ())}
+    while more := {after for (before, _), after in machine.table.items() if before in reached} - reached:
+        reached |= more
+    assert set(machine.states) - reached == set()
