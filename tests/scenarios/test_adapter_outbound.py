@@ -9,14 +9,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from bascule.adapter.outbound import ConnectionFactory, KafkaTransactions, PoolExhausted, PoolLimits, XaSends
 from bascule.client import Message, Queue, Topic
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.jms.record import body_from_value, from_kafka_headers
-from bascule.kafka.slot import Slot
+from bascule.kafka.slot import _SlotClients
+from bascule.writer.errors import TransactionFault
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.errors import NoTransaction, OutOfOrder
 from bascule.xa.kafka import KafkaResource
@@ -73,16 +73,16 @@ def test_a_commit_that_was_not_answered_is_not_repeated_though_another_factory_h
     kafka: EmbeddedKafka, topic: str, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic)) for _ in range(2))
-    write = Slot._write
+    write = _SlotClients.write
 
-    def unanswered(*given: Any) -> None:
-        monkeypatch.setattr(Slot, "_write", write)
-        write(*given)
+    async def unanswered(*given: Any) -> None:
+        monkeypatch.setattr(_SlotClients, "write", write)
+        await write(*given)
         with two.connection() as other, other.transaction():
             other.send(topic, b"two")
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        raise TransactionFault("no answer")
 
-    monkeypatch.setattr(Slot, "_write", unanswered)
+    monkeypatch.setattr(_SlotClients, "write", unanswered)
     for value in (b"one", b"three"):
         with one.connection() as connection, connection.transaction():
             connection.send(topic, value)
