@@ -22,8 +22,8 @@ PACKAGES: Final = ("adapter", "amqp", "broker", "journal", "writer", "xa")
 HEAD: Final = """# State machines
 
 Each protocol of Bascule keeps its state in a table: a state and an event give the next state, and an event that the table does not list is
-refused with an error. The diagrams below are drawn from the tables (`python -m tests.support.state_diagrams`); a test compares this page with
-them. How the protocols are run by the product and by the simulator: [simulation](simulation.md).
+refused with an error. The diagrams are drawn from the tables by `python -m tests.support.state_diagrams`, and a test compares this page
+with them. How the product and the simulator run the protocols: [simulation](simulation.md).
 """
 
 
