@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -22,6 +23,8 @@ from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
 from tests.support.operations import Operation, Outcome
 
+#: Its warnings are what a run is made of.
+logging.getLogger("bascule.xa").addHandler(logging.NullHandler())
 #: How often an administrator looks for heuristic outcomes that are to be forgotten.
 LOOK_MS: Final = 60.0
 #: So many processes of one manager are alive at once.
