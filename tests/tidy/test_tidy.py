@@ -39,6 +39,12 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
     assert long == {}
 
 
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_product_has_no_assert_statement(path: Path) -> None:
+    """An assert ends a thread with an error that says nothing, and is gone under ``python -O``: raise an error of bascule.core.errors."""
+    assert [node.lineno for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Assert)] == []
+
+
 def test_no_module_is_called_by_what_it_is_not() -> None:
     assert [named(path) for path in MODULES if re.fullmatch(r"_?(utils?|helpers?|misc|common)", path.stem)] == []
 

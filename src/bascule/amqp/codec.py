@@ -95,14 +95,17 @@ def _constant(value: Any) -> Reader:
 def _fixed(layout: str, make: Callable[[Any], Any] | None = None) -> Reader:
     unpack_from, size = struct.Struct(layout).unpack_from, struct.calcsize(layout)
 
-    def read_plain(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
-        return unpack_from(buffer, position)[0], position + size
+    if make is None:
+
+        def read_plain(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+            return unpack_from(buffer, position)[0], position + size
+
+        return read_plain
 
     def read(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
-        assert make is not None
         return make(unpack_from(buffer, position)[0]), position + size
 
-    return read if make else read_plain
+    return read
 
 
 def _octets(buffer: bytes, position: int, size: int) -> bytes:

@@ -153,7 +153,7 @@ class Connection:
             properties=properties,
         )
         if self.state not in SPEECHLESS:
-            self._send_open()
+            self._send_open(self._open)
 
     def begin(self) -> Session:
         """Begin a session; SessionBegun follows. Raises IllegalUse where the peer allows no more."""
@@ -266,12 +266,11 @@ class Connection:
             self.out.append(header)
         if header == SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
-            assert self._sasl is not None
-            self._say_sasl(self._sasl.first())
+            self._say_sasl(self._sasl_layer().first())
         else:
             self._move(ConnectionInput.AMQP_HEADER)
             if self._open is not None:
-                self._send_open()
+                self._send_open(self._open)
         return True
 
     def _take_frames(self, data: bytes, position: int, size: int) -> int:
@@ -376,8 +375,7 @@ class Connection:
         self._end(error or (self.error if asked else None), by_peer=not asked)
 
     def _take_sasl(self, body: bytes) -> None:
-        sasl = self._sasl
-        assert sasl is not None
+        sasl = self._sasl_layer()
         frame, _ = decode_composite(body)
         self._say_sasl(sasl.receive(frame))
         if not sasl.done:
@@ -414,12 +412,16 @@ class Connection:
         if frame is not None:
             self.out.append(performative_frame(0, frame, SASL_FRAME))
 
-    def _send_open(self) -> None:
-        assert self._open is not None
+    def _sasl_layer(self) -> SaslClient | SaslServer:
+        if self._sasl is None:
+            raise ConnectionFault(ILLEGAL_STATE, "a SASL frame on a connection without a SASL layer")
+        return self._sasl
+
+    def _send_open(self, opening: Open) -> None:
         self._move(ConnectionInput.SEND_OPEN)
         self._open_sent = True
         self._frame_limit = self._max_frame_size
-        self.out.append(performative_frame(0, self._open))
+        self.out.append(performative_frame(0, opening))
         self.out.extend(self._held)
         self._held.clear()
 

@@ -319,8 +319,8 @@ class ReceiverLink(Link):
         if self.state is not _ATTACHED:
             self._move(LinkInput.RECV_TRANSFER)
             return
-        if self._partial is not None:
-            self._continue(delivery_id, data[payload:end], tail)
+        if (partial := self._partial) is not None:
+            self._continue(partial, delivery_id, data[payload:end], tail)
             return
         if delivery_id is None or tag is None:
             raise SessionFault(INVALID_FIELD, f"a delivery on link {self.name!r:.60} begins without id or tag")
@@ -342,9 +342,7 @@ class ReceiverLink(Link):
             self._partial = Partial(delivery_id, tag, tail)
             self._gather(self._partial, data[payload:end])
 
-    def _continue(self, delivery_id: int | None, payload: bytes, tail: TransferTail) -> None:
-        partial = self._partial
-        assert partial is not None
+    def _continue(self, partial: Partial, delivery_id: int | None, payload: bytes, tail: TransferTail) -> None:
         if delivery_id is not None and delivery_id != partial.delivery_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins within delivery {partial.delivery_id}")
         if tail.aborted:

@@ -106,8 +106,8 @@ class Connecting:
 
     async def __aexit__(self, *error: Any) -> None:
         """Close."""
-        assert self._context is not None
-        await self._context.__aexit__(*error)
+        if self._context is not None:
+            await self._context.__aexit__(*error)
 
 
 def connect(url: str, *, acknowledge: Acknowledge = Acknowledge.AUTO, **options: Any) -> Context:

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Final
+from typing import Final, cast
 
 from bascule.client.core import Core
 from bascule.client.errors import ConnectionLost
@@ -137,9 +137,8 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport = cast("asyncio.Transport", transport)  # as the loop gives to a Protocol
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         with self._pump.lock:
             self._core.begin(self._endpoint)
         self._tick()

@@ -282,7 +282,7 @@ class SessionState(Sends):
             if self.untold:
                 raise self.untold.popleft()
             consumer = ready()
-            if consumer is None:
+            if consumer is None or (listener := consumer.listener) is None:
                 continue
             arrived = consumer.buffer[0]
             transaction = self.transaction
@@ -299,11 +299,10 @@ class SessionState(Sends):
                 self._rest_until_s = self.core.clock() + LISTENERS_REST_S
                 raise
             if message is not None:
-                assert consumer.listener is not None  # nothing was waited for since it was looked at
                 self.consumers.remove(consumer)
                 self.consumers.append(consumer)  # the others have their turn first
                 self.listening = consumer
-                return consumer.listener, message, arrived
+                return listener, message, arrived
 
     def listened(self, arrived: Arrived, failed: bool) -> None:
         """A listener returned, or raised: then the message comes again, where it is not for the application to acknowledge."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from bascule.amqp.session import Session
 from bascule.client.coordinator import CoordinatorState
 from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
-from bascule.client.errors import IllegalState, InvalidDestination, Refused, TimedOut
+from bascule.client.errors import ConnectionLost, IllegalState, InvalidDestination, Refused, TimedOut
 from bascule.client.links import (
     Arrived,
     ConsumerState,
@@ -65,8 +65,10 @@ class SessionLinks:
 
     def restore(self) -> None:
         """Begin on the connection there is, with all links but those to temporary destinations that have no name yet."""
-        assert self.core.amqp is not None
-        self.engine = self.core.amqp.begin()
+        amqp = self.core.amqp
+        if amqp is None:
+            raise ConnectionLost("a session cannot begin without a connection")
+        self.engine = amqp.begin()
         self.engine.context = self
         for link in (*self.others, *self.senders.values(), *self.consumers):
             if link.error is None and not self._unnamed(link):

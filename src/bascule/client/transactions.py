@@ -184,7 +184,8 @@ class Transactions(SessionLinks):
     def _discharge(self, transaction: Transaction, until_s: float, *, fail: bool) -> Operation[Control]:
         coordinator = yield from self._coordinator(until_s)
         transaction.check()
-        assert transaction.id is not None
+        if transaction.id is None:
+            raise IllegalState("the transaction was not declared to the broker, so it cannot be committed or rolled back")
         return coordinator.send(Discharge(transaction.id, fail))
 
 

@@ -157,8 +157,8 @@ class EmbeddedKafka:
         if self._child is None or not self._child.running:
             return
         self._child.stop(timeout_s)
-        if self._child.returncode != -signal.SIGKILL and self._new_archive.exists():
-            self._keep_archive()
+        if self._archive is not None and self._child.returncode != -signal.SIGKILL and self._new_archive.exists():
+            self._keep_archive(self._archive)
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL)."""
@@ -216,7 +216,8 @@ class EmbeddedKafka:
         self._child.start(keep_open=[lock])
 
     def _wait_ready(self) -> None:
-        assert self._child is not None
+        if self._child is None:
+            raise NotStarted(f"Kafka on {self.data_dir} was not launched")
         self._child.wait_ready(lambda: serves(self.port), START_TIMEOUT_S)
 
     @property
@@ -267,12 +268,11 @@ class EmbeddedKafka:
         key = hashlib.sha256(f"{java.home}\n{java.build}\n{classpath}".encode()).hexdigest()[:16]
         return self._jars.directory / f"kafka-{key}.jsa"
 
-    def _keep_archive(self) -> None:
-        assert self._archive is not None
-        half = self._archive.with_suffix(f".{os.getpid()}")
+    def _keep_archive(self, archive: Path) -> None:
+        half = archive.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # only a faster start is at stake
             shutil.move(self._new_archive, half)
-            half.replace(self._archive)
+            half.replace(archive)
 
     def _format(self, java: Java, classpath: str) -> None:
         """Give an empty directory its cluster id, which it keeps."""

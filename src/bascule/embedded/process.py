@@ -66,7 +66,8 @@ class Child:
 
         The file descriptors ``keep_open`` are the child's too: a lock on one of them lasts as long as the child.
         """
-        assert not self.running, f"{self.name} runs already"
+        if self.running:
+            raise NotStarted(f"{self.name} is already running with process id {self.pid}; stop it first")
         parent = os.getpid()
 
         def tie_to_parent() -> None:

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from bascule.core.errors import BasculeError, Scope
+from bascule.core.errors import BasculeError, InvalidInput, Scope
 
 MAGIC = b"BJ"
 VERSION = 1
@@ -249,12 +249,13 @@ def json_entry(op: Op, content: dict[str, Any]) -> bytes:
 
 
 def send_entry(send: Send) -> bytes:
-    """A SEND entry. ``flags`` must say which optional parts are there."""
+    """A SEND entry. ``flags`` must say which optional parts are there. Raises InvalidInput if they name a source and there is none."""
     options = list(send.duplicate_ids)
     if send.flags & SendFlag.DIVERTS:
         options.append(encode_diverts(send.diverts))
     if send.flags & SendFlag.SOURCE:
-        assert send.source is not None
+        if send.source is None:
+            raise InvalidInput("the flags of a SEND entry say that it has a source, and it has none: set source, or clear SendFlag.SOURCE")
         topic = send.source.topic.encode()
         options.append(_SOURCE.pack(len(topic), send.source.partition, send.source.offset) + topic)
     return routed_send_entry(

@@ -34,6 +34,12 @@ class SnapshotStore:
 
     def read(self) -> dict[str, bytes]:
         """Every complete, undamaged snapshot by its id. Raises Unavailable."""
+        chunks = self._chunks()
+        self._keys = by_snapshot(chunks)
+        return joined(chunks)
+
+    def _chunks(self) -> dict[bytes, bytes]:
+        """The records of all snapshots, whole or not, by key; and the journal's id, which is kept."""
         reader = PartitionReader(self._kafka, self._topic, 0)
         chunks: dict[bytes, bytes] = {}
         try:
@@ -49,8 +55,7 @@ class SnapshotStore:
         finally:
             reader.close()
         self._journal_id = chunks.pop(JOURNAL_KEY, b"").decode()
-        self._keys = by_snapshot(chunks)
-        return joined(chunks)
+        return chunks
 
     def journal_id(self, now: str) -> str:
         """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
@@ -68,13 +73,13 @@ class SnapshotStore:
 
     def delete_older(self, snapshot_id: str) -> None:
         """Forget all that this one replaces, whoever wrote them, and what somebody left half-written. Raises Unavailable."""
-        if self._keys is None:
-            self.read()
-        assert self._keys is not None
-        older = older_than(snapshot_id, self._keys)
-        self._send({key: None for each in older for key in self._keys[each]})
+        keys = self._keys
+        if keys is None:
+            keys = self._keys = by_snapshot(self._chunks())
+        older = older_than(snapshot_id, keys)
+        self._send({key: None for each in older for key in keys[each]})
         for each in older:
-            del self._keys[each]
+            del keys[each]
 
     def _send(self, records: Mapping[bytes, bytes | None]) -> None:
         failures: list[str] = []

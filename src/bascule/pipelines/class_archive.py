@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyspark
 
+from bascule.core.errors import Unavailable
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
@@ -88,7 +89,8 @@ def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
         query.awaitTermination(1)
     query.stop()
     gateway = session.sparkContext._gateway
-    assert gateway is not None
+    if gateway is None:
+        raise Unavailable("the Spark session has no gateway to its JVM, so the class archive cannot be written")
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()

@@ -92,7 +92,6 @@ class Activation:
         self._dead_letters = DeadLetters(kafka, spec.group, spec.dead_letter_topic)
         self._dead = 0
         self._missing: list[str] = []
-        self._consumer: GroupConsumer | None = None
         self._anew()
 
     def _anew(self) -> None:
@@ -141,13 +140,13 @@ class Activation:
         set_up(self._kafka, self.spec)
         self._look_for_sources()
         self._log.recover()
-        self._consumer = GroupConsumer(
+        consumer = GroupConsumer(
             self._kafka, self.spec.group, [*self.spec.topics, self.spec.retry_topic], start=self.spec.start,
             # What failed before anybody had read this topic is in it.
             whole=(self.spec.retry_topic,), on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._leave,
         )  # fmt: skip
         self._workers.start()
-        for name, target in (("inbound", self._poll), ("housekeeping", self._housekeep)):
+        for name, target in (("inbound", partial(self._poll, consumer)), ("housekeeping", self._housekeep)):
             self._threads.append(lasting_thread(target, f"bascule-{name}-{self.spec.group}", on_failure=self._fail))
             self._threads[-1].start()
 
@@ -194,19 +193,18 @@ class Activation:
 
     # -- the polling thread
 
-    def _poll(self) -> None:
-        assert self._consumer is not None
+    def _poll(self, consumer: GroupConsumer) -> None:
         try:
             while not (self._stopping.is_set() or self._failure):
                 try:
-                    self._turn(self._consumer)
+                    self._turn(consumer)
                     self._trouble = ""
                 except Unavailable as error:
                     if str(error) != self._trouble:
                         _log.warning("%s: %s", self.spec.group, error)
                     self._trouble = str(error)
         finally:
-            self._consumer.close()
+            consumer.close()
 
     def _turn(self, consumer: GroupConsumer) -> None:
         self._regulate(consumer)
