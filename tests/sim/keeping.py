@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Final, TypeVar
 
 from bascule.broker.engine import Engine
 from bascule.broker.following import FollowingProtocol
@@ -22,6 +22,8 @@ from tests.sim.effects import ProcessEffects, answered
 from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, KafkaFault, ToWrite
 from tests.sim.world import Process
 from tests.sim.writer import DIVERTS, PositionReader, decoded, position_partition
+
+T = TypeVar("T")
 
 #: Records of one fetch: few, so that much happens between one and the next.
 FETCH_MAX: Final = 12
@@ -137,6 +139,10 @@ class Housekeeping(ProcessEffects):
         self._keys: dict[str, list[bytes]] | None = None  # of each snapshot
 
     # -- effects: see bascule.broker.housekeeping.HousekeepingEffects -------------------------------------------------------
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        """It takes no time here."""
+        return calculation()
 
     async def stored(self) -> set[int]:
         """The mids of all that the store has now."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
@@ -21,6 +22,8 @@ from bascule.core.effects import Severity, Waiter
 from bascule.core.errors import BasculeError
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import Op, json_entry
+
+T = TypeVar("T")
 
 #: Journal read again at a start, beside what still waits in queues: about a second of it.
 SNAPSHOT_BYTES: Final = 128 << 20
@@ -68,6 +71,10 @@ class HousekeepingEffects(Protocol):
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
         """Something for the log."""
+        ...
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        """The result of a calculation that takes long, made beside what is being done. Raises what it raises."""
         ...
 
     async def stored(self) -> set[int]:
@@ -195,7 +202,7 @@ class HousekeepingProtocol:
 
     async def write(self, taken: Snapshot) -> None:
         """Raises Unavailable."""
-        await self._effects.write(taken.id, snapshots.encode(taken))
+        await self._effects.write(taken.id, await self._effects.computed(partial(snapshots.encode, taken)))
 
     async def announce(self, taken: Snapshot) -> None:
         """Raises TimeoutError."""
@@ -216,7 +223,8 @@ class HousekeepingProtocol:
         mean_bytes = self._size_bytes / self._records if self._records else 0.0
         retained = await effects.retained_from(Log.JOURNAL, partition)
         pipelines = await effects.pipelines(taken.next_offset, mean_bytes)
-        self._found = pins_of(taken, pipelines, retained, self._limits.retention_s, held, mean_bytes)
+        retention_s = self._limits.retention_s
+        self._found = await effects.computed(partial(pins_of, taken, pipelines, retained, retention_s, held, mean_bytes))
         await self._trim_to(Log.JOURNAL, partition, needed_from(taken, self._found, self._violations))
         if not taken.ingress or await effects.ingress_topic_id() != taken.ingress_topic_id:
             return  # nothing has been taken of one that was created again

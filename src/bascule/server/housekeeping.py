@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, Log
 from bascule.broker.retention import Pin
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
@@ -109,6 +111,10 @@ class _Effects(LoopEffects):
         self.going_on = running
         self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
         self._pipelines = PipelinePins(place)
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        """Off the loop: the snapshot of a million messages takes a good part of a second. Raises what it raises."""
+        return await self.off_loop(calculation)
 
     async def stored(self) -> set[int]:
         """Raises Unavailable."""

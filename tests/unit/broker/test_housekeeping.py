@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +16,8 @@ from bascule.server.effects import FutureWaiter
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 DUE = 10
+
+T = TypeVar("T")
 
 
 class Topics:
@@ -35,6 +37,7 @@ class Topics:
         self.notes: list[str] = []
         self.during: list[Any] = []  # what happens before a trim
         self.rounds = 0
+        self.computed_beside: list[object] = []
 
     def going_on(self) -> bool:
         return not self.over
@@ -47,6 +50,11 @@ class Topics:
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
         self.notes.append(detail)
+
+    async def computed(self, calculation: Callable[[], T]) -> T:
+        result = calculation()
+        self.computed_beside.append(result)
+        return result
 
     async def stored(self) -> set[int]:
         return set(self.kept)
@@ -216,6 +224,19 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
         assert [pin.keeper for pin in keeping.pins] == [Keeper.RETENTION, Keeper.SNAPSHOT]
 
     asyncio.run(trim())
+
+
+def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
+    async def snapshot() -> None:
+        broker, topics = BrokerInMemory(), Topics()
+        send(broker, 1)
+        await finish(broker, housekeeping(broker, topics).rounds())
+        (written,) = topics.written.values()
+        encoded, found = topics.computed_beside
+        assert encoded is written
+        assert [pin.keeper for pin in found] == [Keeper.QUEUE]  # type: ignore[attr-defined]
+
+    asyncio.run(snapshot())
 
 
 def test_ingress_is_trimmed_up_to_what_the_journal_has() -> None:
