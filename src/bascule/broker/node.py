@@ -258,7 +258,7 @@ class NodeProtocol:
 
     def election_lost(self) -> None:
         """Another broker has been elected."""
-        if self.state in (NodeState.LOADING, NodeState.SERVING):
+        if self.state in (NodeState.LOADING, NodeState.SERVING, NodeState.LEAVING):  # a hand-over is not for the broker that serves already
             self._effects.lose_election()
 
     def election_in_doubt(self, why: str, stalled: bool) -> None:

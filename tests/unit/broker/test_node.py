@@ -37,6 +37,7 @@ class Surroundings:
         self.pauses = 0
         self.notes: list[str] = []
         self.while_serving: Callable[[], None] = lambda: None
+        self.while_leaving: Callable[[], None] = lambda: None
         self.protocol = NodeProtocol(self)
 
     def stopping(self) -> bool:
@@ -103,6 +104,7 @@ class Surroundings:
     async def hand_over(self, timeout_s: float) -> None:
         assert timeout_s == HANDOVER_SNAPSHOT_S
         self.done.append("hand over")
+        self.while_leaving()
         if self.slow_snapshot:
             raise TimeoutError
 
@@ -248,6 +250,13 @@ def test_lost_election_ends_the_epoch_that_serves_and_no_other(around: Surroundi
     around.while_serving = around.protocol.election_lost
     around.live()
     assert around.done.count("lose election") == 1
+
+
+def test_election_lost_during_the_hand_over_ends_the_epoch(around: Surroundings) -> None:
+    around.elections = [Waited.ELECTED]
+    around.while_leaving = around.protocol.election_lost
+    around.live()
+    assert around.done[around.done.index("hand over") + 1] == "lose election"
 
 
 def test_doubt_about_the_election_drops_clients_until_it_is_over(around: Surroundings) -> None:
