@@ -160,6 +160,7 @@ class JournalWriter:
         self._producer.purge()
         with suppress(KafkaException):  # raised where a record was still on its way
             self._producer.poll(0)
+        del self._producer  # its threads and connections end here; the epoch that has it may be held for long
 
 
 class PartitionReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from queue import Queue
@@ -30,6 +31,15 @@ def writer(told: Queue[list[Outcome]]) -> Iterator[JournalWriter]:
 def test_a_report_of_success_without_an_offset_is_an_outcome_of_its_own(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
     writer._delivered(None, Message(topic="journal", partition=0))
     assert told.get(timeout=10) == [(UNKNOWN_OFFSET, None)]
+
+
+def test_a_closed_writer_leaves_no_thread_though_somebody_holds_it(told: Queue[list[Outcome]]) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    writer = JournalWriter(NOBODY, "journal", 0, told.put)
+    writer.append(b"D", b"value")
+    assert set(os.listdir("/proc/self/task")) > before
+    writer.close()
+    assert set(os.listdir("/proc/self/task")) <= before
 
 
 def test_a_report_of_failure_is_told_with_its_reason(writer: JournalWriter, told: Queue[list[Outcome]]) -> None:
