@@ -178,6 +178,7 @@ class EpochProtocol:
         self.loaded = False
         self.offsets = OffsetMap()
         self.next_offset = -1  # of the journal, behind the last record known to be stored
+        self.foreign = 0  # records between this epoch's that are not Bascule's
         self.engine = self.fresh_engine()
         self._start: Waiter[int] | None = None  # the outcome of the start record, until it is known
         self._outcomes: deque[Outcome] = deque()  # not looked at yet
@@ -358,6 +359,7 @@ class EpochProtocol:
             try:
                 header = decode_header(value)
             except ForeignRecord as error:
+                self.foreign += 1
                 self._effects.note(Severity.ERROR, "foreign record", f"{place}: foreign record passed over: {error}")
                 continue
             except RecordError as error:
@@ -409,12 +411,13 @@ class EpochProtocol:
 
         If it does so twice, and the old producer gets no answer in between, that one is of no use any more: the next epoch has a new one.
         """
-        reached = await self._effects.takes_appends()
-        if self.state is EpochState.STALLED and reached and self._reached:
-            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
-        elif not self.ended:
-            self._reached = reached and self.state is EpochState.STALLED
-            self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
+        with self._or_end("Kafka could not be asked whether it takes appends"):
+            reached = await self._effects.takes_appends()
+            if self.state is EpochState.STALLED and reached and self._reached:
+                self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
+            elif not self.ended:
+                self._reached = reached and self.state is EpochState.STALLED
+                self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
 
     def _may_ask_anew(self) -> None:
         self._probing = False

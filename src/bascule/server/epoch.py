@@ -114,6 +114,11 @@ class Epoch:
         return self.protocol.ended
 
     @property
+    def foreign_records(self) -> int:
+        """How many records of the journal were not Bascule's, as far as it was read."""
+        return self.following.foreign + self.protocol.foreign
+
+    @property
     def journal_offset(self) -> int:
         """Before it all of the journal has been read, by who stands by, or is stored, by who serves."""
         return self.protocol.next_offset if self.loaded else self.following.next_offset

@@ -209,7 +209,7 @@ class Node:
     @property
     def foreign_records(self) -> int:
         """Records that somebody else wrote into the journal, as far as it was read."""
-        return self._epoch.following.foreign if self._epoch is not None else 0
+        return self._epoch.foreign_records if self._epoch is not None else 0
 
 
 def _return_memory() -> None:

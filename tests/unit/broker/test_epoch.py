@@ -41,7 +41,7 @@ class Surroundings:
         self.between: list[tuple[int, bytes | None]] | BasculeError = []
         self.asked: list[tuple[int, int]] = []
         self.other_topic = False
-        self.reachable: list[bool] = []
+        self.reachable: list[bool | Exception] = []
         self.ends: list[BasculeError] = []
         self.stalls: list[BasculeError] = []
         self.notes: list[str] = []
@@ -80,7 +80,10 @@ class Surroundings:
         return self.other_topic
 
     async def takes_appends(self) -> bool:
-        return self.reachable.pop(0) if self.reachable else False
+        found = self.reachable.pop(0) if self.reachable else False
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def state_before(self, end: int) -> Loader:
         if self.load_failure is not None:
@@ -281,6 +284,7 @@ def test_foreign_and_older_records_in_a_gap_are_passed_over(around: Surroundings
     assert sender.accepted_tokens == ["a", "b"]
     assert epoch.next_offset == 10
     assert any("foreign record passed over" in note for note in around.notes)
+    assert epoch.foreign == 1
 
 
 @pytest.mark.parametrize(
@@ -368,6 +372,14 @@ def test_stalled_epoch_goes_on_as_long_as_nobody_is_answered(around: Surrounding
     around.reachable = [True, False, True, False]
     around.run(20 * LIMITS.probe_s)
     assert epoch.state is EpochState.STALLED
+
+
+def test_fault_of_a_probe_ends_the_stalled_epoch(around: Surroundings) -> None:
+    around.serving()
+    around.send("a")
+    around.reachable = [KeyError("min.insync.replicas")]
+    around.run(LIMITS.append_timeout_s + 1)
+    assert around.why == "BrokerFault: Kafka could not be asked whether it takes appends: KeyError('min.insync.replicas')"
 
 
 def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) -> None:
