@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,8 @@ from bascule.adapter.inbound import activation as module
 from bascule.adapter.inbound.dead_letters import DeadLetters
 from bascule.adapter.inbound.metrics import serve_metrics
 from bascule.adapter.inbound.record import dead_letter_of
-from bascule.adapter.inbound.state import LogUnreadable
-from bascule.core.errors import InvalidInput
+from bascule.adapter.inbound.state import LogUnreadable, Ref
+from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from tests.scenarios.adapter_topics import Watcher, create, produce
@@ -94,6 +94,28 @@ def test_each_record_comes_once_and_is_in_flight_no_more(kafka: EmbeddedKafka, t
         seen.wait(1001)
         nothing_in_flight(kafka, topic)
     assert Counter(seen.values) == Counter([*values(1000), "last"])
+
+
+def test_partition_is_taken_over_anew_after_failed_append_and_entry_that_comes_late_does_not_count(
+    kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, doubtful = InboundLog.schedule, list[Ref]()
+
+    def failing(log: InboundLog, refs: Sequence[Ref]) -> None:
+        if not doubtful and any(ref.offset > 0 for ref in refs):
+            doubtful.extend(refs)
+            raise Unavailable("the append timed out")
+        schedule(log, refs)
+
+    monkeypatch.setattr(InboundLog, "schedule", failing)
+    seen = Seen()
+    with active(kafka, ActivationSpec(topics=(topic,), group=topic, batch=5), seen) as activation:
+        produce(kafka.bootstrap, topic, values(200))
+        assert Counter(seen.wait(200)) == Counter(values(200))
+        assert doubtful
+        schedule(activation._log, doubtful)
+        nothing_in_flight(kafka, topic)
+    assert Counter(seen.values) == Counter(values(200))
 
 
 def test_a_pattern_takes_in_all_topics_that_it_names(kafka: EmbeddedKafka, topic_prefix: str) -> None:

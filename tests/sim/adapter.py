@@ -106,18 +106,6 @@ class Group:
         self.offsets[place] = max(self.offsets[place], offset)
 
 
-class _Sender(Appender):
-    """A client's producer. What a client has given up does not arrive after what the next client sends.
-
-    (If it did, a record could be in flight again after its receipt: the log's fence tells owners apart, and not the clients of one owner.)
-    """
-
-    def _store(self, sequence: int, record: ToWrite) -> int:
-        if self.closed:
-            raise KafkaFault("closed")
-        return super()._store(sequence, record)
-
-
 class View:
     """The effects of the log's protocol for one member, and its view of the log."""
 
@@ -130,7 +118,7 @@ class View:
         self._anew()
 
     def _connect(self) -> None:
-        self._appender = _Sender(self._kafka, self._process, self.partition, self._answered)
+        self._appender = Appender(self._kafka, self._process, self.partition, self._answered)
 
     def _anew(self) -> None:
         self.fold = LogFold(self._violations)
@@ -251,6 +239,13 @@ class Member:
         """The group has given it to somebody else."""
         if (run := self.runs.pop(place, None)) is not None:
             run.on(PartitionEvent.LEFT)
+
+    def give_up(self, run: Run[Item]) -> None:
+        """Take a partition over anew."""
+        if not run.gone:
+            generation = self.generations[run]
+            self.lose(run.place)
+            self.assigned(run.place, generation)
 
     # -- taking over, and reading
 
@@ -414,6 +409,11 @@ class Reading:
         for item in self.items:
             if not item.found:
                 await self.member.log.schedule(item.ref)
+                item.found = True
+
+    def give_up(self) -> None:
+        """See Reading."""
+        self.member.give_up(self.run)
 
     async def commit(self) -> None:
         """See Reading."""

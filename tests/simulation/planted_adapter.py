@@ -30,6 +30,7 @@ SHOWS: Final = {
     LogViolation.OFFSETS_BEFORE_LOG: ("lost",),
     LogViolation.DELIVERED_BEFORE_COMMIT: ("duplicated",),
     LogViolation.RECEIPT_BEFORE_WORK: ("lost",),
+    LogViolation.DOUBTFUL_TOKEN_KEPT: ("duplicated", "stuck"),
     LogViolation.AHEAD_DELIVERED_AT_ONCE: ("duplicated",),
 }
 PLANTED = tuple(PlantedInbound(violation, violation.value, anomalies) for violation, anomalies in SHOWS.items())

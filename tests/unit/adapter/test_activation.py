@@ -60,7 +60,7 @@ class Member:
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
         self.group = Group(committed, begins)
         run = self.activation._runs[PLACE] = Run(PLACE, "new", PartitionState.OWNED, next_offset=self.group.hold([PLACE])[PLACE])
-        self.activation._begin(run, [found(offset) for offset in in_flight])
+        self.activation._begin(self.group, run, [found(offset) for offset in in_flight])
 
     def read(self, *offsets: int) -> None:
         for offset in offsets:

@@ -12,7 +12,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,6 +111,8 @@ class Activation:
         self._full_places: set[Place] = set()
         #: Read from before where the group is.
         self._behind: set[Place] = set()
+        #: Taken over anew by this member: its client has read further than the group.
+        self._anew_at: set[Place] = set()
         self._asked: queue.SimpleQueue[tuple[Run[Delivery], Future[int]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[Run[Delivery], list[Delivery]]] = queue.SimpleQueue()
         self._to_take: queue.SimpleQueue[Run[Delivery] | None] = queue.SimpleQueue()
@@ -213,7 +215,7 @@ class Activation:
         while self._behind:
             self._move(consumer, self._behind.pop())
         while not self._taken.empty():
-            self._begin(*self._taken.get())
+            self._begin(consumer, *self._taken.get())
         if self._offsets:
             self._schedule(consumer)
         self._answer(consumer)
@@ -232,9 +234,16 @@ class Activation:
         for run, answer in asked:
             answer.set_result(held[run.place])
 
-    def _begin(self, run: Run[Delivery], deliveries: list[Delivery]) -> None:
+    def _begin(self, consumer: GroupConsumer, run: Run[Delivery], deliveries: list[Delivery]) -> None:
         if run.gone:
             return
+        if run.place in self._anew_at:
+            try:
+                self._move(consumer, run.place)
+            except Unavailable:
+                self._taken.put((run, deliveries))
+                raise
+            self._anew_at.discard(run.place)
         self._workers.add(run.adopt(deliveries))
 
     def _regulate(self, consumer: GroupConsumer) -> None:
@@ -276,8 +285,15 @@ class Activation:
 
     def _schedule(self, consumer: GroupConsumer) -> None:
         """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
-        run_blocking(pass_on(_Reading(self._log, consumer, self._workers, self._unscheduled, self._offsets)))
+        run_blocking(pass_on(_Reading(self._log, consumer, self._workers, self._unscheduled, self._offsets, self._take_anew)))
         self._unscheduled, self._offsets = [], {}
+
+    def _take_anew(self, places: Collection[Place]) -> None:
+        """The entries of what was read may be stored or not: another token is needed, and the client reads on where the group is."""
+        _log.warning("%s: %s: an append to the inbound log failed; taken over anew", self.spec.group, ", ".join(map(str, places)))
+        self._leave(list(places), HAND_OVER_S)
+        self._anew_at.update(places)
+        self._assigned(list(places))
 
     def _assigned(self, places: list[tuple[str, int]]) -> None:
         for topic, partition in places:
@@ -299,6 +315,7 @@ class Activation:
             self._flowing.discard(run.place)
             self._offsets.pop(run.place, None)
             self._behind.discard(run.place)
+            self._anew_at.discard(run.place)
         gone = {run.place for run in runs}
         self._unscheduled = [delivery for delivery in self._unscheduled if delivery.ref.place not in gone]
         for run in runs:
@@ -435,10 +452,20 @@ class _Reading:
     workers: Workers
     deliveries: list[Delivery]
     offsets: Mapping[tuple[str, int], int]
+    take_anew: Callable[[Collection[Place]], None]
 
     async def schedule(self) -> None:
         """See Reading. What was found in flight is in the log."""
-        self.log.schedule([delivery.ref for delivery in self.deliveries if not delivery.record.redelivered])
+        new = [delivery for delivery in self.deliveries if not (delivery.logged or delivery.record.redelivered)]
+        self.log.schedule([delivery.ref for delivery in new])
+        for delivery in new:
+            delivery.logged = True
+
+    def give_up(self) -> None:
+        """See Reading."""
+        places = {each.ref.place for each in self.deliveries if not (each.logged or each.record.redelivered)}
+        self.consumer.pause(places)
+        self.take_anew(places)
 
     async def commit(self) -> None:
         """See Reading."""

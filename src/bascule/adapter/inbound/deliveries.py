@@ -55,6 +55,8 @@ class Delivery:
     record: Record
     keys: tuple[bytes, ...]
     due_s: float = 0.0
+    #: Whether the inbound log says that it is in flight.
+    logged: bool = False
     phase: Phase = Phase.WAITING
     #: Why it failed, until it is moved away or waits for its next try.
     failure: BaseException | None = None

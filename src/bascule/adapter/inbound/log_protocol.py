@@ -32,6 +32,7 @@ class LogViolation(enum.StrEnum):
     OFFSETS_BEFORE_LOG = "a member commits the group's offsets before the records are in the log"
     DELIVERED_BEFORE_COMMIT = "a member delivers records before the group's offsets are committed"
     RECEIPT_BEFORE_WORK = "a member writes the receipt of a record before its endpoint has returned"
+    DOUBTFUL_TOKEN_KEPT = "a member goes on under the same token after an entry whose append failed"
     AHEAD_DELIVERED_AT_ONCE = "a new owner delivers at once what is in flight ahead of the group's offset"
 
 
@@ -122,7 +123,11 @@ class LogProtocol:
         return await self._effects.read(lambda fold: fold.place(place).seen())
 
     async def schedule(self, ref: Ref) -> None:
-        """Return when a record is in flight, and stored. May be repeated. Raises Unavailable: it may be stored or not."""
+        """Return when a record is in flight, and stored.
+
+        Raises Unavailable: the entry may still be stored at any time, also after it was deleted. So the token must not be used any more
+        (``pass_on``): entries of an earlier token do not count.
+        """
         await self._effects.append(key_of(FLIGHT, ref), b"1", ref.place)
 
     async def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = True) -> None:

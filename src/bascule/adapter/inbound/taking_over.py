@@ -16,6 +16,7 @@ from bascule.adapter.inbound.deliveries import OutOfTurn
 from bascule.adapter.inbound.log_protocol import LogViolation
 from bascule.adapter.inbound.state import Flights, Place, Ref
 from bascule.core import crash
+from bascule.core.errors import Unavailable
 from bascule.core.xid import Xid
 
 
@@ -162,7 +163,10 @@ class Reading(Protocol):
     """The effects of records that were read, in the order in which they must happen."""
 
     async def schedule(self) -> None:
-        """Store in the log that the records are in flight. Raises Unavailable."""
+        """Store in the log that those records are in flight of which it was not stored yet. Raises Unavailable."""
+
+    def give_up(self) -> None:
+        """Take the records' partitions over anew, under new tokens, and read on where the group is."""
 
     async def commit(self) -> None:
         """Commit the group's offsets. Raises Unavailable."""
@@ -172,11 +176,20 @@ class Reading(Protocol):
 
 
 async def pass_on(reading: Reading, violations: Collection[enum.StrEnum] = ()) -> None:
-    """Schedule, commit and deliver what was read. May be repeated as a whole if it raises Unavailable."""
+    """Schedule, commit and deliver what was read. May be repeated as a whole if it raises Unavailable.
+
+    An entry whose append failed may be stored at any time. After the receipt of its record it would bring the record in flight again,
+    so it must not count then: the partitions are given up, and are taken over anew under other tokens.
+    """
     if LogViolation.OFFSETS_BEFORE_LOG in violations:
         await reading.commit()
     crash.point("inbound.log.before")
-    await reading.schedule()
+    try:
+        await reading.schedule()
+    except Unavailable:
+        if LogViolation.DOUBTFUL_TOKEN_KEPT not in violations:
+            reading.give_up()
+        raise
     crash.point("inbound.log.after")
     if LogViolation.DELIVERED_BEFORE_COMMIT in violations:
         await reading.deliver()
