@@ -34,9 +34,12 @@ class TransactionFault(BasculeError):
 
 
 class PositionMoved(BasculeError):
-    """Another writer moved the position: the outputs may have been written by it."""
+    """Another writer moved the position: the outputs may have been written by it.
 
-    retriable = False
+    Retriable: the pipeline starts again from the position as it is then. Where another driver holds that, it finds PositionTaken.
+    """
+
+    retriable = True
     scope = Scope.PIPELINE
 
     def __init__(self, found: Any) -> None:

@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 
 from bascule.core.errors import BadRecord, Unavailable
 from bascule.pipelines.queries import Query
+from bascule.writer.errors import PositionMoved
 from bascule.writer.position import PositionLost, PositionTaken
 from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spark
 
@@ -49,7 +50,9 @@ def test_query_that_stops_for_another_reason_is_not_superseded(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "failure", [said_by_spark(QUERY, Unavailable("no Kafka")), PySparkException(WORKER), None], ids=["task", "user", "no reason"]
+    "failure",
+    [said_by_spark(QUERY, Unavailable("no Kafka")), said_by_spark(QUERY, PositionMoved(None)), PySparkException(WORKER), None],
+    ids=["task", "moved", "user", "no reason"],
 )
 def test_query_starts_again_after_a_retriable_or_foreign_failure(failure: Exception | None, tmp_path: Path) -> None:
     query = failed(failure, tmp_path)
