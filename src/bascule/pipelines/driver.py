@@ -237,7 +237,7 @@ class Driver:
     def _settle_doubts(self) -> None:
         """A join whose transaction failed may be committed: then the divert has no position of its own any more. Raises Unavailable."""
         if self._in_doubt:
-            stored = self._positions.stored()
+            stored = self._positions.stored(decides=True)
             for name in tuple(self._in_doubt):
                 if self._positions.own_key(name) not in stored:
                     self._has_joined(name)
