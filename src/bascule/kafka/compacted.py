@@ -209,6 +209,7 @@ class TableReader:
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._kafka = dict(kafka)
         self._barriers: Appender | None = None
+        self._closed = False
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = Consumer(
             {
@@ -255,6 +256,8 @@ class TableReader:
         deadline = time.monotonic() + timeout_s
         topic = self._at[0].topic
         with self._lock:
+            if self._closed:  # by another thread: nobody would free the client
+                raise Unavailable(f"{topic}: the reader was closed")
             if self._barriers is None:
                 self._barriers = Appender(self._kafka)
             sent = {each: self._barriers.append(Outgoing(topic, BARRIER_KEY, None, partition=each)) for each in partitions}
@@ -317,6 +320,7 @@ class TableReader:
     def close(self) -> None:
         """Frees the clients."""
         with self._lock:
+            self._closed = True
             self._consumer.close()
             if self._barriers is not None:
                 self._barriers.close()

@@ -319,3 +319,13 @@ def test_read_behind_barrier_gives_up_where_no_leader_stores_the_barrier(topic: 
     monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Silent(KafkaError(KafkaError._FAIL), late=False))
     with pytest.raises(Unavailable, match="barrier"):
         Followed(topic).reader.read_behind_barrier(0.05)
+
+
+def test_a_reader_that_was_closed_makes_no_client_for_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("bascule.kafka.compacted.Appender", made.append)
+    reader = TableReader({"bootstrap.servers": "127.0.0.1:9"}, "table", [0])
+    reader.close()
+    with pytest.raises(Unavailable, match="the reader was closed"):
+        reader.write_barriers([0])
+    assert made == []
