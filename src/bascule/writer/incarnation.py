@@ -211,6 +211,9 @@ class Incarnations(Generic[P]):
                     raise await effects.explain(str(error)) from error
                 await effects.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            except Exception:
+                self._next = None  # the next call makes one anew: what has failed may have been mended since
+                raise
 
     def drop(self) -> P | None:
         """Forget the next incarnation; return it if it is there. One that is still being made is left to itself."""

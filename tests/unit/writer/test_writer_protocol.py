@@ -446,3 +446,11 @@ def test_violation_reuses_the_producer_until_it_is_fenced(kafka: Kafka, fenced: 
     kafka.fail["abort"] = [FENCED if fenced else LOST]
     write(moving, [], "b", "c")
     assert kafka.calls.count("init") == (2 if fenced else 1)
+
+
+def test_incarnation_that_fails_for_another_reason_is_made_anew_by_the_next_call(kafka: Kafka) -> None:
+    writer = Writer(kafka, "key")
+    kafka.fail["barrier"] = [ValueError("no position")]
+    with pytest.raises(ValueError, match="no position"):
+        run_blocking(writer.current())
+    assert run_blocking(writer.current()) == "a"
