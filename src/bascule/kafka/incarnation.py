@@ -43,17 +43,19 @@ class IdentityLog(ClientLog):
     not known and each position is read behind a barrier (docs/adr/0013-reads-that-decide.md).
     """
 
-    __slots__ = ("identity",)
+    __slots__ = ("_debugging", "identity")
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
+        """``debugging``: the user has asked for debug lines, and they are written, too."""
         super().__init__(log)
+        self._debugging = debugging
         self.identity: Identity | None = None
 
     def log(self, level: int, text: str, *arguments: object) -> None:
         """What the client calls."""
-        if level > _DEBUG:
+        if level > _DEBUG or self._debugging:
             super().log(level, text, *arguments)
-        elif self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
+        if level <= _DEBUG and self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
             self.identity = Identity(int(found[1]), int(found[2]))
 
 
@@ -96,6 +98,7 @@ class TransactionalClients:
         """``settings`` are those of the producers, ``topic`` one of theirs; ``name`` is that of the threads."""
         self._kafka = dict(kafka)
         contexts = [str(each) for each in (settings.get("debug"),) if each]
+        self._debugging = bool(contexts)
         self._settings = {**settings, "debug": ",".join([*contexts, "eos"])}
         self._topic = topic
         self._log = log
@@ -128,7 +131,7 @@ class TransactionalClients:
         if self._spent is not None:
             self._spent = None  # closing a client takes a while: the thread that makes the next one does it
             time.sleep(SETTLE_S)
-        log = IdentityLog(self._log)
+        log = IdentityLog(self._log, debugging=self._debugging)
         try:
             client = Producer(self.settings(attempt), logger=log)
             introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
@@ -167,8 +170,11 @@ def client_errors() -> Iterator[None]:
     try:
         yield
     except SystemError as error:
-        if isinstance(error.__cause__, KafkaException):
-            raise error.__cause__ from None
+        cause = error.__cause__
+        while isinstance(cause, SystemError):  # of several lines each adds one
+            cause = cause.__cause__
+        if isinstance(cause, KafkaException):
+            raise cause from None
         raise
 
 

@@ -173,16 +173,18 @@ class _PositionedClients(TransactionalClients):
     async def hand_over(self, producer: KafkaProducer, outputs: Sequence[Output], start: int, *, careful: bool) -> None:
         """Produce the outputs from ``start`` on."""
         produce = patient(producer.client)
-        for place in range(start, len(outputs)):
-            topic, key, value, headers, timestamp_ms = outputs[place]
-            # Delivery reports cost time for each record: they are asked for only after a first failure.
-            report = _reporter(place, self._faults) if careful else None
-            try:
-                produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
-            except KafkaException as error:
-                if careful:
-                    _note(self._faults, place, error.args[0])
-                raise self._fault(producer.client, error, careful=careful) from error
+        place = start
+        try:
+            with client_errors():  # callbacks are served where the client has no room
+                for place in range(start, len(outputs)):
+                    topic, key, value, headers, timestamp_ms = outputs[place]
+                    # Delivery reports cost time for each record: they are asked for only after a first failure.
+                    report = _reporter(place, self._faults) if careful else None
+                    produce(topic, value, key, headers=headers, timestamp=timestamp_ms, on_delivery=report)
+        except KafkaException as error:
+            if careful:
+                _note(self._faults, place, error.args[0])
+            raise self._fault(producer.client, error, careful=careful) from error
 
     async def commit(self, producer: KafkaProducer, positions: Mapping[str, Position | None], *, careful: bool) -> None:
         """Produce the positions and commit, for as long as Kafka goes on taking what is still to be delivered."""
@@ -229,7 +231,7 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
     def end(transactional_id: str) -> None:
         left_s = deadline - time.monotonic()
         if left_s > 0:
-            with suppress(KafkaException):
+            with suppress(KafkaException), client_errors():
                 producer = Producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=ClientLog(_log))
                 introduce(producer, TRANSACTION_STATE, min(END_TIMEOUT_S, left_s))
                 producer.init_transactions(min(END_TIMEOUT_S, left_s))
@@ -257,7 +259,8 @@ def _cause(producer: Producer, error: KafkaException) -> KafkaException:
     """Why there is nothing to commit any more: a client says so of the next record, and only to a commit why."""
     if error.args[0].code() == KafkaError._STATE:
         try:
-            producer.commit_transaction(PROGRESS_S)
+            with client_errors():
+                producer.commit_transaction(PROGRESS_S)
         except KafkaException as cause:
             return cause
     return error

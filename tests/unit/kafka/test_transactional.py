@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Output
+from bascule.core.log import get_log
 from bascule.kafka import incarnation, transactional
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.writer.incarnation import Attempt, Identity
 from bascule.writer.position import Position
 
 BEFORE = Position("t", "id", 0, 0)
@@ -120,5 +124,55 @@ def test_fatal_error_that_arrives_as_system_error_is_raised_as_the_error_of_the_
     with pytest.raises(KafkaException) as raised, incarnation.client_errors():
         raise SystemError("returned a result with an exception set") from fenced
     assert raised.value is fenced
+    second = SystemError("a second line")
+    second.__cause__ = fenced
+    with pytest.raises(KafkaException) as raised, incarnation.client_errors():
+        raise SystemError("a third line") from second
+    assert raised.value is fenced
     with pytest.raises(SystemError), incarnation.client_errors():
         raise SystemError("something else")
+
+
+class Fenced(Full):
+    """A client that finds while it waits for room that it was fenced, and logs that in the same call."""
+
+    def poll(self, _timeout_s: float) -> int:
+        raise SystemError("returned a result with an exception set") from KafkaException(KafkaError(KafkaError._FENCED))
+
+
+def test_writer_that_is_fenced_while_it_waits_for_room_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Full()
+    clients = iter([Fenced(), client])
+    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: next(clients))
+    monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
+    TransactionalWriter({}, "id", "positions", "key").write([Output("a", None, b"", [])], BEFORE, AFTER)
+    assert client.committed
+
+
+ACQUIRED = ("%s [%s] %s", "GETPID", "name", "Acquired PID{Id:7,Epoch:3} (InitProducerId)")
+
+
+@pytest.mark.parametrize(("debugging", "written"), [(False, 0), (True, 1)])
+def test_debug_lines_of_a_client_are_written_where_the_user_asked_for_them(
+    debugging: bool, written: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "bascule.test")
+    log = incarnation.IdentityLog(get_log("bascule.test"), debugging=debugging)
+    log.log(logging.DEBUG, *ACQUIRED)
+    assert log.identity == Identity(7, 3)
+    assert len(caplog.records) == written
+
+
+@pytest.mark.parametrize(("kafka", "debug", "debugging"), [({}, "eos", False), ({"debug": "broker,msg"}, "broker,msg,eos", True)])
+def test_debug_contexts_of_the_user_are_kept(kafka: dict[str, str], debug: str, debugging: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, Any]] = []
+
+    def producer(settings: Any, *, logger: Any) -> Full:
+        made.append((settings, logger))
+        return Full()
+
+    monkeypatch.setattr(incarnation, "Producer", producer)
+    clients = incarnation.TransactionalClients(kafka, kafka, "topic", get_log("bascule.test"), "test")
+    run_blocking(clients.init(Attempt()))
+    ((settings, logger),) = made
+    assert (settings["debug"], logger._debugging) == (debug, debugging)
