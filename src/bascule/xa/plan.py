@@ -134,7 +134,7 @@ class _Planner:
             xid = branch(decision.gtrid, resource)
             if resource not in self.view.branches:
                 needed = needed or PlanViolation.UNREACHABLE_IS_COMMITTED not in self.violations
-            elif any(each.gtrid == decision.gtrid for each in self.view.branches[resource]):
+            elif xid in self.view.branches[resource]:  # and not only one of its transaction: two resources may be one database
                 needed = needed or xid in self.view.after.heuristics
             elif xid not in self.view.after.heuristics and PlanViolation.NOT_LISTED_IS_COMMITTED not in self.violations:
                 why = f"the log says commit, by {decision.by}; {resource} does not list it and has to confirm it"
