@@ -33,9 +33,13 @@ async def finish(
     clock: Clock,
     *,
     token: str = "",
+    presumed: bool = False,
     violations: Collection[enum.StrEnum] = frozenset(),
 ) -> Heuristic | None:
     """Tell a branch its outcome. Returns, and records, the heuristic outcome of a branch that has ended without its manager.
+
+    ``presumed``: ROLLBACK stands only because recovery has found no decision. Then a branch that has been committed and is not listed any
+    more ended with a COMMIT that was stored, carried out and forgotten since the branch was listed.
 
     A branch that the resource does not know has been told before, unless the resource says otherwise: ``token`` is what it needs for that.
     Raises XaError, and Unavailable of the log: then the branch has to be told again.
@@ -55,6 +59,8 @@ async def finish(
             return None
         heuristic = Heuristic(xid, Code.XA_HEURRB, outcome, str(error), clock.now_ms())
     except BranchHeuristic as error:
+        if presumed and error.xa_code is Code.XA_HEURCOM and xid not in await participant.recover():
+            return None
         heuristic = Heuristic(xid, error.xa_code, outcome, str(error), clock.now_ms())
     else:
         return None

@@ -119,8 +119,17 @@ class RecoveryProtocol:
             if outcome is Outcome.ROLLBACK:
                 outcome = await self._stands(step.xid.gtrid)
             _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
-            participant = self._participants[step.resource]
-            await finish(participant, step.xid, outcome, self._log, self._clock, token=step.token, violations=self._violations)
+            participant, presumed = self._participants[step.resource], outcome is Outcome.ROLLBACK
+            await finish(
+                participant,
+                step.xid,
+                outcome,
+                self._log,
+                self._clock,
+                token=step.token,
+                presumed=presumed,
+                violations=self._violations,
+            )
 
     async def _stands(self, gtrid: bytes) -> Outcome:
         """Ask the log for ROLLBACK, and return what stands: the application may have been only slow."""

@@ -11,7 +11,7 @@ import pytest
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa.blocking import now_ms
-from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, UnknownXid
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, View, plan
 from bascule.xa.recovery import Recoverer
@@ -84,6 +84,42 @@ def test_commit_is_confirmed_by_each_resource_that_does_not_list_it_before_it_is
     assert actions(plan("shop", view({"db": []}, committed), patient=False)) == [(Action.CONFIRM, "db")]  # kafka does not answer
     made = plan("shop", view({"db": [], "kafka": [branch(gtrid, "kafka")]}, committed), patient=False)
     assert actions(made) == [(Action.COMMIT, "kafka"), (Action.CONFIRM, "db"), (Action.FORGET, "")]
+
+
+def test_branch_of_another_resource_on_the_same_database_confirms_nothing() -> None:
+    gtrid = new_gtrid("shop", LATER_MS)
+    listed = [branch(gtrid, "orm")]
+    made = plan("shop", view({"db": listed, "orm": listed}, decision(gtrid, resources=("db", "orm"))), patient=False)
+    assert actions(made) == [(Action.COMMIT, "orm"), (Action.CONFIRM, "db"), (Action.FORGET, "")]
+
+
+def test_commit_that_was_forgotten_since_the_branch_was_listed_is_no_heuristic_outcome(durable: DurableBranches) -> None:
+    """As the broker answers: it still knows that the branch has been committed."""
+    gtrid = new_gtrid("shop", 0)
+    xid = branch(gtrid, "db")
+    durable.prepared[xid] = ["work"]
+    log = ModelLog()
+
+    def act(point: str) -> None:
+        if point == "db.recover.after" and xid in durable.prepared:
+            log.decide(decision(gtrid))
+            durable.prepared.pop(xid)
+            log.forget([gtrid])
+        elif point == "db.rollback.before":
+            raise BranchHeuristic(f"{xid} has been committed", Code.XA_HEURCOM)
+
+    resource = ModelResource("db", durable, watch=act)
+    listed = resource.recover
+
+    def list_first() -> list[Xid]:
+        found = list(durable.prepared)
+        listed()
+        return found
+
+    resource.recover = list_first  # type: ignore[method-assign]
+    done = recoverer(log, resource).run()
+    assert actions(done.steps) == [(Action.ROLLBACK, "db")]
+    assert (done.failed, log.durable.heuristics) == ({}, {})
 
 
 def test_branch_that_a_resource_does_not_list_is_committed_before_the_decision_is_forgotten(durable: DurableBranches) -> None:
