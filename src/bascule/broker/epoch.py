@@ -213,6 +213,8 @@ class EpochProtocol:
 
         Raises Unavailable, JournalUnavailable (AppendOffsetUnknown), RecordError, SteppedDown.
         """
+        if self.ended:  # while it was asked what the journal has room for
+            raise SteppedDown(f"the epoch of journal {self._topic} has ended before its start record was written")
         self._move(EpochEvent.ELECTED)
         crash.point("epoch.start.before")
         names = {"exclusive": [divert.name for divert in self._diverts.exclusive], "diverts": self._diverts.names}

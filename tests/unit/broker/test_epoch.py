@@ -189,6 +189,12 @@ def test_start_record_that_is_not_known_to_be_stored_ends_the_epoch_at_once(
     assert [type(each) for each in around.ends] == [error]
 
 
+def test_election_lost_before_the_start_fails_it_and_writes_nothing(around: Surroundings) -> None:
+    around.make().lose_election()
+    assert isinstance(around.begin(), SteppedDown)
+    assert around.appended == []
+
+
 def test_election_lost_before_the_state_is_loaded_ends_the_start(around: Surroundings) -> None:
     epoch = around.make()
     started = around.process.spawn(epoch.start({}))
