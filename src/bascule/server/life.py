@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ class BrokerLife(LoopEffects):
 
     def _on_loop(self, action: Callable[[Any], None], argument: Any) -> None:
         """Called by the election's thread."""
-        self._loop.call_soon_threadsafe(action, argument)
+        with suppress(RuntimeError):  # the loop is closed: an election that Kafka does not end in time outlives it
+            self._loop.call_soon_threadsafe(action, argument)
 
     def _election_changed(self, elected: bool) -> None:
         if elected:
@@ -162,7 +164,7 @@ class BrokerLife(LoopEffects):
             retention_s=journal.retention_s,
             pinned_bytes_max=int(journal.pinned_bytes),
         )
-        self._ended, self._room = ended, None
+        self._ended, self._room, self._epoch = ended, None, None
         self._epoch = self._node.begin(place, ended.set_result, self.protocol.stalled)
 
     @property

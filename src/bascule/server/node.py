@@ -128,6 +128,9 @@ class Node:
     def begin(self, place: JournalPlace, on_ended: Callable[[BasculeError], None], on_stalled: Callable[[BasculeError], None]) -> Epoch:
         """Make the next epoch, which follows the journal from now on."""
         self._earlier = self.counters
+        if self.loaded_engine is not None:
+            self._epoch = None
+            free_what_ended()
         self.close_spill()
         self._spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill")
         self._epoch = Epoch(
@@ -210,6 +213,12 @@ class Node:
     def foreign_records(self) -> int:
         """Records that somebody else wrote into the journal, as far as it was read."""
         return self._epoch.foreign_records if self._epoch is not None else 0
+
+
+def free_what_ended() -> None:
+    """Free the engine of an epoch, which refers to itself: ``gc.freeze`` has hidden it from the collector."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def _return_memory() -> None:

@@ -1,0 +1,36 @@
+"""What outlives an epoch, or the event loop, in a broker process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+from bascule.config import Settings
+from bascule.server.life import BrokerLife
+from bascule.server.node import Node, free_what_ended
+
+
+def test_change_of_an_election_that_outlives_the_loop_is_told_to_nobody() -> None:
+    async def live() -> BrokerLife:
+        return BrokerLife(Node(Settings()), lambda *_: None, lambda *_: None)
+
+    life, told = asyncio.run(live()), list[bool]()
+    life._on_loop(told.append, False)
+    assert told == []
+
+
+class _Ended:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_an_ended_epoch_leaves_behind_is_freed() -> None:
+    ended = _Ended()
+    found = weakref.ref(ended)
+    gc.freeze()
+    del ended
+    gc.collect()
+    assert found() is not None
+    free_what_ended()
+    assert found() is None
