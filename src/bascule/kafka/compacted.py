@@ -199,15 +199,18 @@ class TableReader:
         *,
         begin: Callable[[], None] = lambda: None,
         committed: bool = True,
+        barrier_key: bytes = BARRIER_KEY,
     ) -> None:
         """``follow`` is told each record that is read, in the order of the offsets of its partition; ``begin``, that it begins (anew).
 
-        ``committed=False`` reads what open transactions have written, too, and waits for none.
+        ``committed=False`` reads what open transactions have written, too, and waits for none. ``barrier_key`` is for a table whose
+        readers refuse keys that they do not know.
         """
         self._follow = follow
         self._begun = begin
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._kafka = dict(kafka)
+        self._barrier_key = barrier_key
         self._barriers: Appender | None = None
         self._closed = False
         self._offsets = PartitionOffsets(kafka, self._at)
@@ -260,7 +263,7 @@ class TableReader:
                 raise Unavailable(f"{topic}: the reader was closed")
             if self._barriers is None:
                 self._barriers = Appender(self._kafka)
-            sent = {each: self._barriers.append(Outgoing(topic, BARRIER_KEY, None, partition=each)) for each in partitions}
+            sent = {each: self._barriers.append(Outgoing(topic, self._barrier_key, None, partition=each)) for each in partitions}
         found: dict[int, int | None] = {}
         for partition, future in sent.items():
             try:

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: The key of barrier records.
+#: The key of barrier records, unless a table's reader is given another one.
 BARRIER_KEY: Final = b"barrier"
 
 

@@ -13,7 +13,7 @@ from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record,
 from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
 from bascule.adapter.inbound.log_protocol import Superseded, refusal
-from bascule.adapter.inbound.log_topic import LogClients, LogTopic
+from bascule.adapter.inbound.log_topic import BARRIER_ENTRY, LogClients, LogTopic
 from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, LogFold, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
@@ -404,3 +404,32 @@ def test_owner_and_claim_stored_at_unknown_offsets_count_as_the_log_says() -> No
         case.log.prepare(SECOND)
     case.log.commit(FIRST)
     assert case.log.all_flights() == {}
+
+
+class Acknowledging:
+    """Stores what it is given."""
+
+    def __init__(self, stored: list[Outgoing]) -> None:
+        self._stored = stored
+
+    def append(self, record: Outgoing) -> Future[int]:
+        self._stored.append(record)
+        future: Future[int] = Future()
+        future.set_result(len(self._stored) - 1)
+        return future
+
+    def close(self) -> None: ...
+
+
+def test_barrier_record_of_the_log_is_an_entry_that_says_nothing_also_to_earlier_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[Outgoing] = []
+    monkeypatch.setattr("bascule.kafka.compacted.Appender", lambda _: Acknowledging(stored))
+    reader = LogTopic({"bootstrap.servers": "127.0.0.1:9"}, "shop.inbound")._reader()
+    try:
+        assert reader.write_barriers([3]) == {3: 0}
+    finally:
+        reader.close()
+    assert [(each.key, each.value, each.partition) for each in stored] == [(BARRIER_ENTRY, None, 3)]
+    fold = LogFold()
+    fold.apply(BARRIER_ENTRY, None)
+    assert not any(state.owners or state.flights or state.claims for state in fold.places.values())

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-from bascule.adapter.inbound.state import LogFold, Place, PlaceState
+from bascule.adapter.inbound.state import NOBODY, OWNER, LogFold, Place, PlaceState, Ref, key_of
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import (
@@ -23,7 +23,6 @@ from bascule.kafka.compacted import (
     trim,
 )
 from bascule.kafka.guards import Role, ensure
-from bascule.writer.reading import BARRIER_KEY
 
 #: Source partitions are spread over so many partitions of the log: entries of one are in order, and do not wait for those of others.
 PARTITIONS = 8
@@ -42,6 +41,8 @@ LOG_CONFIG: Mapping[str, str] = {
 }
 #: Entries that come in numbers wait this long for one another: a request to Kafka costs more than an entry.
 LINGER_MS = 5
+#: The key of barrier records in this topic. Earlier releases refuse a key that is no entry; this one is the owner of no partition.
+BARRIER_ENTRY = key_of(OWNER, Ref(Place("", 0), NOBODY, -1))
 #: Less than this is not worth a request to delete it.
 TRIM_RECORDS_MIN = 10_000
 
@@ -180,13 +181,13 @@ class LogTopic:
             raise
 
     def _reader(self) -> TableReader:
-        return TableReader(self._kafka, self.topic, range(PARTITIONS), self._follow, begin=self._begin)
+        return TableReader(self._kafka, self.topic, range(PARTITIONS), self._follow, begin=self._begin, barrier_key=BARRIER_ENTRY)
 
     def _begin(self) -> None:
         self._fold = LogFold()
 
     def _follow(self, key: bytes, value: bytes | None) -> None:
-        if key != BARRIER_KEY:
+        if key != BARRIER_ENTRY:
             self._fold.apply(key, value)
 
     def _connected(self, _follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> LogClients:
