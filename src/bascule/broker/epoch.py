@@ -256,8 +256,8 @@ class EpochProtocol:
             self._oldest_since_s = self._effects.now_s()
         try:
             self._effects.append(key, value)
-        except BasculeError as error:
-            self.end(error)
+        except Exception as error:  # the outcome of the next record would be taken for this one's
+            self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
             raise
 
     def _work(self, urgent: bool) -> None:

@@ -47,7 +47,7 @@ class Surroundings:
         self.notes: list[str] = []
         self.rounds = 0
         self.stored_bytes = 0
-        self.refusal: BasculeError | None = None
+        self.refusal: Exception | None = None
         self.load_failure: BasculeError | None = None
 
     def now_s(self) -> float:
@@ -256,6 +256,14 @@ def test_append_that_the_client_refuses_ends_the_epoch(around: Surroundings) -> 
     around.send("a")
     assert around.ends == [around.refusal]
     assert epoch.ended
+
+
+def test_append_that_fails_of_a_fault_ends_the_epoch(around: Surroundings) -> None:
+    around.serving()
+    around.refusal = MemoryError("no room for a record")
+    with pytest.raises(MemoryError):
+        around.send("a")
+    assert around.why == "BrokerFault: journal journal: append failed: MemoryError('no room for a record')"
 
 
 def test_fault_of_an_action_ends_the_epoch(around: Surroundings) -> None:
