@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
             attach(self.client, link)
         except BasculeError as error:
             self.client.links.pop(link, None)
-            link.context = None
+            detached(self.client, link, closed=False)  # what was created for it goes, a temporary queue for example
             link.refuse(error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error)))
 
     def _detached(self, event: events.Detached) -> None:

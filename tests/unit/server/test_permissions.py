@@ -192,6 +192,22 @@ async def test_a_refused_client_has_created_nothing() -> None:
     assert refusals(client) == [UNAUTHORIZED_ACCESS] * 2
 
 
+@pytest.mark.parametrize(("does", "permission"), [(produces(None, dynamic=True), P.SEND), (consumes(None, dynamic=True), P.CONSUME)])
+@run_async
+async def test_temporary_queue_of_refused_link_is_deleted_though_client_is_lost(
+    does: Callable[[Client], None], permission: Permission
+) -> None:
+    served = Served()
+    permissions = served.permissions = Denies(permission, TEMPORARY)
+    client = Client(served)
+    does(client)
+    client.say()
+    client.connection.connection_lost(None)
+    served.broker.settle()
+    assert permission in {asked for _, asked, _ in permissions.asked}
+    assert [name for name in served.engine.addresses.anycast if name.startswith(TEMPORARY_PREFIX)] == []
+
+
 @run_async
 async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_at_its_attach() -> None:
     served = Served()
