@@ -120,7 +120,7 @@ class Dispositioned(Event):
 
 
 @dataclass(slots=True, eq=False)
-class Declared(Event):
+class DeclareReceived(Event):
     """A transaction is asked for: settle with ``performatives.Declared(txn_id)``."""
 
     link: ReceiverLink

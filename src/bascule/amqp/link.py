@@ -19,7 +19,7 @@ from bascule.amqp.errors import (
     LinkFault,
     SessionFault,
 )
-from bascule.amqp.events import Declared, Detached, Discharged, Flowed, Transferred
+from bascule.amqp.events import DeclareReceived, Detached, Discharged, Flowed, Transferred
 from bascule.amqp.hot import TransferTail, TransferTuple
 from bascule.amqp.performatives import (
     UINT_MAX,
@@ -403,6 +403,6 @@ class ReceiverLink(Link):
             self.settle(delivery_id, Rejected(Error.of(error)))
             return
         if isinstance(control, Declare):
-            self.session.emit(Declared(self, delivery_id))
+            self.session.emit(DeclareReceived(self, delivery_id))
         elif isinstance(control, Discharge):
             self.session.emit(Discharged(self, delivery_id, control.txn_id, control.fail))

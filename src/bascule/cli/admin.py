@@ -26,7 +26,7 @@ LOOK_TIMEOUT_S = 10.0
 ACT_TIMEOUT_S = 600.0
 
 
-class Admin:
+class AdminApiClient:
     """A broker's admin server."""
 
     def __init__(self, url: str | None, config: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bascule.cli.admin import Admin, AdminOption
+from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 
@@ -65,13 +65,13 @@ def _done(answer: dict[str, Any], output: Format) -> None:
 @queues.command("list", epilog="Example:  bascule queue list --format json")
 def list_queues(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the queues, and what subscriptions hold."""
-    show_rows(Admin(admin, config).look("queues"), QUEUE_COLUMNS, output)
+    show_rows(AdminApiClient(admin, config).look("queues"), QUEUE_COLUMNS, output)
 
 
 @queues.command("show", epilog="Example:  bascule queue show orders")
 def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show one queue: its state, its consumers, the settings that hold for it (times in ms)."""
-    queue = Admin(admin, config).look("queues", name=name)
+    queue = AdminApiClient(admin, config).look("queues", name=name)
     if output is Format.JSON:
         line(as_json(queue, indent=2))
         return
@@ -85,7 +85,7 @@ def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption 
 @queues.command("create", epilog="Example:  bascule queue create orders")
 def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Make a queue that stays though nobody uses it."""
-    _done(Admin(admin, config).act("queues/create", name=name), output)
+    _done(AdminApiClient(admin, config).act("queues/create", name=name), output)
 
 
 @queues.command("purge", epilog="Example:  bascule queue purge orders --selector \"JMSType = 'test'\"")
@@ -97,7 +97,7 @@ def purge_queue(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Throw away the messages of a queue that no consumer holds."""
-    _done(Admin(admin, config).act("queues/purge", name=name, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector), output)
 
 
 @queues.command("move", epilog='Example:  bascule queue move orders orders.later --selector "priority < 3"')
@@ -110,7 +110,7 @@ def move_queue(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Move the messages that no consumer holds to another queue. Exit code 1 when some had to be left."""
-    _done(Admin(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
 
 
 @queues.command("delete", epilog="Example:  bascule queue delete orders --force")
@@ -118,7 +118,7 @@ def delete_queue(
     name: QueueName, force: ForceOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
 ) -> None:
     """Delete a queue and what it holds."""
-    _done(Admin(admin, config).act("queues/delete", name=name, force=force), output)
+    _done(AdminApiClient(admin, config).act("queues/delete", name=name, force=force), output)
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def list_dead_letters(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show dead letters: where each came from, why, after how many deliveries."""
-    rows = Admin(admin, config).look("dead-letters", queue=queue, count=count)
+    rows = AdminApiClient(admin, config).look("dead-letters", queue=queue, count=count)
     for row in rows:
         row["moved_at"] = _moment(row["moved_at_ms"])
     show_rows(rows, DEAD_LETTER_COLUMNS, output)
@@ -148,7 +148,7 @@ def return_dead_letters(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send dead letters back to the queues and subscriptions they came from. Exit code 1 when some had to be left."""
-    _done(Admin(admin, config).act("dead-letters/return", queue=queue, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("dead-letters/return", queue=queue, selector=selector), output)
 
 
 def _moment(time_ms: int | None) -> str | None:
@@ -164,7 +164,7 @@ def _moment(time_ms: int | None) -> str | None:
 def list_subscriptions(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the subscriptions of topics."""
     columns = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers")
-    show_rows(Admin(admin, config).look("subscriptions"), columns, output)
+    show_rows(AdminApiClient(admin, config).look("subscriptions"), columns, output)
 
 
 @subscriptions.command("delete", epilog="Example:  bascule subscription delete billing.prices --force")
@@ -176,14 +176,14 @@ def delete_subscription(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete a subscription and what it holds, as its client would unsubscribe."""
-    _done(Admin(admin, config).act("subscriptions/delete", name=name, force=force), output)
+    _done(AdminApiClient(admin, config).act("subscriptions/delete", name=name, force=force), output)
 
 
 @connections.command("list", epilog="Example:  bascule connection list")
 def list_connections(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the connections of clients."""
     columns = ("id", "client_id", "user", "producers", "consumers", "transactions")
-    show_rows(Admin(admin, config).look("connections"), columns, output)
+    show_rows(AdminApiClient(admin, config).look("connections"), columns, output)
 
 
 @connections.command("close", epilog="Example:  bascule connection close 127.0.0.1:50312")
@@ -194,7 +194,7 @@ def close_connection(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Close a connection; what it had not settled is delivered again. A client with `failover:` comes back."""
-    _done(Admin(admin, config).act("connections/close", id=id), output)
+    _done(AdminApiClient(admin, config).act("connections/close", id=id), output)
 
 
 # -- branches ----------------------------------------------------------------------------------------------------------
@@ -203,26 +203,26 @@ def close_connection(
 @branches.command("list", epilog="Example:  bascule branch list")
 def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the branches that are prepared, or were ended here and are not forgotten."""
-    found = [{**each, "since": _moment(each["since_ms"])} for each in Admin(admin, config).look("status")["branches"]]
+    found = [{**each, "since": _moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
     show_rows(found, ("xid", "state", "since", "sent", "received", "bytes"), output)
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")
 def commit_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Commit a prepared branch without its manager, which is told so. `bascule xa commit` is the ordinary way."""
-    _done(Admin(admin, config).act("branches/commit", xid=xid), output)
+    _done(AdminApiClient(admin, config).act("branches/commit", xid=xid), output)
 
 
 @branches.command("rollback", epilog="Example:  bascule branch rollback 1111577411:shop/0199...:broker")
 def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Roll a prepared branch back without its manager, which is told so. `bascule xa rollback` is the ordinary way."""
-    _done(Admin(admin, config).act("branches/rollback", xid=xid), output)
+    _done(AdminApiClient(admin, config).act("branches/rollback", xid=xid), output)
 
 
 @branches.command("forget", epilog="Example:  bascule branch forget 1111577411:shop/0199...:broker")
 def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Drop what is remembered of a branch that was ended here; `bascule xa forget` does so, too."""
-    _done(Admin(admin, config).act("branches/forget", xid=xid), output)
+    _done(AdminApiClient(admin, config).act("branches/forget", xid=xid), output)
 
 
 # -- ingresses ---------------------------------------------------------------------------------------------------------
@@ -231,4 +231,4 @@ def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOptio
 @ingresses.command("begin-anew", epilog="Example:  bascule ingress begin-anew")
 def begin_ingress_anew(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Go on with all that `bascule.ingress` has, after it was deleted and created again: what was not taken of the old one is lost."""
-    _done(Admin(admin, config).act("ingress/begin-anew"), output)
+    _done(AdminApiClient(admin, config).act("ingress/begin-anew"), output)

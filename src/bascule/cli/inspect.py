@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bascule.cli.admin import Admin, AdminOption
+from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QUEUE_COLUMNS, show_rows
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, table
@@ -38,7 +38,7 @@ def status(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show how a broker stands: its state, its queues, its counters."""
-    broker = Admin(admin, config)
+    broker = AdminApiClient(admin, config)
     while True:
         answer = broker.look("status")
         if output is Format.JSON:

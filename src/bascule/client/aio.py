@@ -21,7 +21,7 @@ from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.pump import Pump
 from bascule.client.sends import OnDone
-from bascule.client.session import ExceptionListener, SessionState
+from bascule.client.session import ClientSession, ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S
 from bascule.client.url import Plan
@@ -99,7 +99,7 @@ class ConnectionTask:
 class AsyncContext:
     """JMSContext for asyncio: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
 
-    def __init__(self, task: ConnectionTask, session: SessionState, on_exception: ExceptionListener | None) -> None:
+    def __init__(self, task: ConnectionTask, session: ClientSession, on_exception: ExceptionListener | None) -> None:
         """Made by ``connect_async`` and ``create_context``."""
         self._task = task
         self._session = session

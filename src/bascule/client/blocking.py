@@ -20,7 +20,7 @@ from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
 from bascule.client.sends import OnDone
-from bascule.client.session import ExceptionListener, SessionState
+from bascule.client.session import ClientSession, ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import JOIN_TIMEOUT_S, ConnectionThread
 from bascule.core.errors import BasculeError, InvalidInput
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Context:
     """JMSContext: a connection, or a part in one, and a session on it. Closing the last context closes the connection."""
 
-    def __init__(self, thread: ConnectionThread, session: SessionState, on_exception: ExceptionListener | None) -> None:
+    def __init__(self, thread: ConnectionThread, session: ClientSession, on_exception: ExceptionListener | None) -> None:
         """Made by ``connect`` and ``create_context``."""
         self._thread = thread
         self._session = session

@@ -9,7 +9,7 @@ from bascule.amqp.link import Link
 from bascule.amqp.performatives import Coordinator, Declare, Discharge, Source
 from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Symbol
-from bascule.client.links import OUTCOMES, LinkState
+from bascule.client.links import OUTCOMES, ClientLink
 
 if TYPE_CHECKING:
     from bascule.client.session_links import SessionLinks
@@ -32,7 +32,7 @@ class Control:
         self.outcome = state
 
 
-class CoordinatorState(LinkState):
+class CoordinatorState(ClientLink):
     """The link that controls a session's transactions (AMQP 1.0 part 4)."""
 
     def __init__(self, session: SessionLinks, name: str) -> None:

@@ -22,9 +22,9 @@ from bascule.amqp.scram import ScramClient
 from bascule.amqp.types import Symbol
 from bascule.client.destination import Destination
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidClientId, SecurityDenied, TimedOut, of_connection
-from bascule.client.links import Sending
+from bascule.client.links import PendingSend
 from bascule.client.operation import Operation, Wait
-from bascule.client.session import SessionState
+from bascule.client.session import ClientSession
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
 from bascule.core.errors import BasculeError, Unavailable
@@ -41,7 +41,7 @@ _FAILOVER_LIST: Final = Symbol("failover-server-list")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConnectionSettings:
     """What a connection is made with. Times in seconds."""
 
     user: str | None = None
@@ -53,7 +53,7 @@ class Settings:
     own_tls: bool = False  # a TLS context was given, which may hold a certificate
 
 
-def _mechanisms(settings: Settings) -> list[ClientMechanism]:
+def _mechanisms(settings: ConnectionSettings) -> list[ClientMechanism]:
     """How to log in, what is safest first: the server's offer decides."""
     if settings.user:
         password = settings.password or ""
@@ -64,7 +64,7 @@ def _mechanisms(settings: Settings) -> list[ClientMechanism]:
 class Core:
     """One connection of an application."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: ConnectionSettings, clock: Callable[[], float]) -> None:
         """``clock`` is monotonic, in seconds."""
         self.settings = settings
         self.clock = clock
@@ -80,10 +80,10 @@ class Core:
         self.error: BasculeError | None = None
         self.reason: BasculeError = Unavailable("no broker has answered yet")
         self.offered: frozenset[str] = frozenset()
-        self.completed: deque[Sending] = deque()
+        self.completed: deque[PendingSend] = deque()
         self.other_endpoints: list[Endpoint] = []
-        self.own = SessionState(self, Acknowledge.AUTO)  # for temporary destinations, which belong to the connection
-        self.sessions: list[SessionState] = []
+        self.own = ClientSession(self, Acknowledge.AUTO)  # for temporary destinations, which belong to the connection
+        self.sessions: list[ClientSession] = []
         self._message_ids = (f"ID:{prefix}:{number}" for prefix in (uuid.uuid4(),) for number in itertools.count(1))
         self._link_names = itertools.count(1)
 
@@ -189,10 +189,10 @@ class Core:
         """Return when the broker has let us in."""
         yield from self.until(lambda: self.up, "connect", until_s)
 
-    def open_session(self, mode: Acknowledge, until_s: float) -> Operation[SessionState]:
+    def open_session(self, mode: Acknowledge, until_s: float) -> Operation[ClientSession]:
         """A session, begun. One that cannot be begun leaves nothing behind."""
         self.check()
-        session = SessionState(self, mode)
+        session = ClientSession(self, mode)
         if self.opened:
             session.restore()
         self.sessions.append(session)
@@ -237,7 +237,7 @@ class Core:
         self._restored = True
 
     def _begun(self, event: events.SessionBegun) -> None:
-        session: SessionState = event.session.context
+        session: ClientSession = event.session.context
         session.begun = True
         if session is self.own:
             self.up = self.ever_up = True

@@ -10,11 +10,11 @@ from typing import Any
 
 from bascule.client.aio import AsyncContext, ConnectionTask
 from bascule.client.blocking import Context
-from bascule.client.core import Core, Settings
+from bascule.client.core import ConnectionSettings, Core
 from bascule.client.session import ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
-from bascule.client.url import Address, Plan
+from bascule.client.url import BrokerUrl, Plan
 
 TIMEOUT_S = 30.0
 PREFETCH = 1000
@@ -71,10 +71,10 @@ class ConnectionFactory:
         return AsyncContext(task, session, self.on_exception)
 
     def _core(self) -> tuple[Core, Plan]:
-        address = Address.parse(self.url)
+        address = BrokerUrl.parse(self.url)
         timeout_s = self.timeout_s if self.timeout_s is not None else address.timeout_s
         prefetch = self.prefetch if self.prefetch is not None else address.prefetch
-        settings = Settings(
+        settings = ConnectionSettings(
             user=self.user if self.user is not None else address.user,
             password=self.password if self.password is not None else address.password,
             client_id=self.client_id if self.client_id is not None else address.client_id,

@@ -41,7 +41,7 @@ _NO_LOCAL: Final = ULong(0x0000468C00000003)
 _DURABLE: Final = 2  # terminus durability "unsettled-state" (AMQP 1.0 part 3, section 3.5.5)
 
 
-class LinkState:
+class ClientLink:
     """One link. ``link`` is the engine's, None while there is no connection or after the end."""
 
     #: Whether what the link leads to stays when the link is closed: a durable subscription does.
@@ -109,7 +109,7 @@ class LinkState:
         self.error = self.error or error
 
 
-class Transaction:
+class SessionTransaction:
     """A local transaction. It is declared to the broker when the first message is sent or received in it."""
 
     def __init__(self) -> None:
@@ -137,12 +137,12 @@ class Transaction:
 # --- sending ---------------------------------------------------------------------------------------------------------------------
 
 
-class Sending:
+class PendingSend:
     """A message on its way to the broker."""
 
     __slots__ = ("abandoned", "data", "done", "error", "message", "on_done", "sender", "session", "transaction")
 
-    def __init__(self, message: Message, data: bytes, sender: SenderState, transaction: Transaction | None) -> None:
+    def __init__(self, message: Message, data: bytes, sender: SenderState, transaction: SessionTransaction | None) -> None:
         self.message = message
         self.data = data
         self.sender = sender
@@ -180,15 +180,15 @@ def _refusal(state: Any) -> BasculeError | None:
     return MessageRefused(f"message not taken: {type(state).__name__.lower()}")
 
 
-class SenderState(LinkState):
+class SenderState(ClientLink):
     """The link of all messages to one destination. What is unanswered when the connection breaks is sent again, in order."""
 
     def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
         super().__init__(session, name)
         self.destination = destination
         self.key = (destination.kind, destination.name)
-        self.queue: deque[Sending] = deque()
-        self.sent: dict[Sending, None] = {}
+        self.queue: deque[PendingSend] = deque()
+        self.sent: dict[PendingSend, None] = {}
         self.waiting = 0  # tasks that have a message for it once it is attached
 
     def _make(self) -> Link:
@@ -205,7 +205,7 @@ class SenderState(LinkState):
         """Whether nothing is on its way, or is about to be."""
         return not self.queue and not self.sent and not self.waiting
 
-    def put(self, sending: Sending) -> None:
+    def put(self, sending: PendingSend) -> None:
         """Send a message as soon as credit allows."""
         self.session.unanswered += 1
         if sending.transaction is not None:
@@ -213,7 +213,7 @@ class SenderState(LinkState):
         self.queue.append(sending)
         self.flowed()
 
-    def withdraw(self, sending: Sending, error: BasculeError | None = None) -> bool:
+    def withdraw(self, sending: PendingSend, error: BasculeError | None = None) -> bool:
         """Forget about a message; whether it has certainly not been sent. ``error`` is for who wants to be told."""
         sending.abandoned = True
         if sending in self.queue:
@@ -269,7 +269,7 @@ class SenderState(LinkState):
         self.queue.clear()
 
 
-class TemporaryState(LinkState):
+class TemporaryState(ClientLink):
     """What keeps a temporary destination: it goes with this link, and is made anew after a reconnect, under another name."""
 
     def __init__(self, session: SessionLinks, destination: Destination, name: str) -> None:
@@ -314,7 +314,7 @@ class Subscription(NamedTuple):
     browse: bool = False
 
 
-class ConsumerState(LinkState):
+class ConsumerState(ClientLink):
     """A consumer, or a browser. ``prefetch`` messages are asked for ahead; with 0 each is asked for when it is waited for."""
 
     def __init__(self, session: SessionLinks, subscription: Subscription, name: str, prefetch: int) -> None:
@@ -438,7 +438,7 @@ class ConsumerState(LinkState):
         self.lazy.clear()
 
 
-class UnsubscribingState(LinkState):
+class UnsubscribingState(ClientLink):
     """Looks a durable subscription up by its name; closing this link deletes it."""
 
     def _make(self) -> Link:

@@ -41,7 +41,7 @@ class Pump:
         self.changed = changed
         self._plan = plan
         self._tls = tls
-        self._wire: Wire | None = None
+        self._wire: ClientSocket | None = None
 
     async def run(self) -> None:
         """Keep the core connected until it ends, or is not to be connected again. Whatever ends this ends the core."""
@@ -76,7 +76,7 @@ class Pump:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 tls = (self._tls or ssl.create_default_context()) if endpoint.tls else None
-                transport, wire = await loop.create_connection(lambda: Wire(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
+                transport, wire = await loop.create_connection(lambda: ClientSocket(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
         # TimeoutError and ssl.SSLError are kinds of the first; the others say that this can be no host, or no port.
         except (OSError, ValueError, OverflowError) as error:
             with self.lock:
@@ -122,7 +122,7 @@ def _cause(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-class Wire(asyncio.Protocol):
+class ClientSocket(asyncio.Protocol):
     """One socket."""
 
     def __init__(self, pump: Pump, endpoint: Endpoint) -> None:

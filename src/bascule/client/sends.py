@@ -8,7 +8,7 @@ from typing import Final
 
 from bascule.client.destination import Destination
 from bascule.client.errors import MessageRefused, TimedOut
-from bascule.client.links import SenderState, Sending
+from bascule.client.links import PendingSend, SenderState
 from bascule.client.message import Body, Message, SendOptions, encode, stamp
 from bascule.client.operation import Operation
 from bascule.client.transactions import Transactions
@@ -58,14 +58,14 @@ class Sends(Transactions):
             raise type(sender.error)(*sender.error.args)
         if transaction is not None:
             transaction.check()
-        sending = Sending(message, data, sender, transaction)
+        sending = PendingSend(message, data, sender, transaction)
         sending.on_done = on_done
         sender.put(sending)
         if wait and transaction is None:
             yield from self._await_answer(sending, until_s)
         return message
 
-    def _await_answer(self, sending: Sending, until_s: float) -> Operation[None]:
+    def _await_answer(self, sending: PendingSend, until_s: float) -> Operation[None]:
         message_id = sending.message.message_id
         try:
             yield from self.core.until(lambda: sending.done, f"send {message_id}", until_s)
@@ -105,7 +105,7 @@ class Sends(Transactions):
             sender.close()
             self.forget(sender)
 
-    def _withdrawn(self, sending: Sending) -> bool:
+    def _withdrawn(self, sending: PendingSend) -> bool:
         """Forget about a message; whether it has certainly not been sent."""
         withdrawn = sending.sender.withdraw(sending)
         self._drop_unused(sending.sender)

@@ -45,7 +45,7 @@ class Asked:
         self.answer: Message | None = None
 
 
-class SessionState(Sends):
+class ClientSession(Sends):
     """One session: what a context sends, receives and acknowledges.
 
     ``acknowledging`` is how a message's own ``acknowledge`` gets here, through the face's lock.

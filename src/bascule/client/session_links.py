@@ -12,12 +12,12 @@ from bascule.client.destination import Destination, TemporaryQueue, TemporaryTop
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidDestination, Refused, TimedOut
 from bascule.client.links import (
     Arrived,
+    ClientLink,
     ConsumerState,
-    LinkState,
     SenderState,
+    SessionTransaction,
     Subscription,
     TemporaryState,
-    Transaction,
     UnsubscribingState,
 )
 from bascule.client.operation import Operation
@@ -55,9 +55,9 @@ class SessionLinks:
         self.error: BasculeError | None = None
         self.senders: dict[tuple[str, str], SenderState] = {}
         self.consumers: list[ConsumerState] = []
-        self.others: list[LinkState] = []  # temporary destinations, a subscription being deleted
+        self.others: list[ClientLink] = []  # temporary destinations, a subscription being deleted
         self.coordinator: CoordinatorState | None = None
-        self.transaction = Transaction() if mode is Acknowledge.TRANSACTED else None
+        self.transaction = SessionTransaction() if mode is Acknowledge.TRANSACTED else None
         self.unacknowledged: dict[Arrived, ConsumerState] = {}
         self.untold: deque[BasculeError] = deque()  # why the broker has ended consumers with listeners
 
@@ -80,7 +80,7 @@ class SessionLinks:
             if consumer.subscription.destination is destination and consumer.link is None and consumer.error is None:
                 consumer.attach()
 
-    def _unnamed(self, link: LinkState) -> bool:
+    def _unnamed(self, link: ClientLink) -> bool:
         """Whether a link leads to a temporary destination that the broker has not made (again) yet."""
         if not isinstance(link, ConsumerState):
             return False
@@ -113,7 +113,7 @@ class SessionLinks:
             self.error = error
         self.failed(error)
 
-    def forget(self, link: LinkState) -> None:
+    def forget(self, link: ClientLink) -> None:
         """A link is detached."""
         if isinstance(link, SenderState):
             if self.senders.get(link.key) is link:
@@ -133,7 +133,7 @@ class SessionLinks:
         for sender in list(self.senders.values()):
             sender.flowed()
 
-    def _links(self) -> list[LinkState]:
+    def _links(self) -> list[ClientLink]:
         coordinator = () if self.coordinator is None else (self.coordinator,)
         return [*coordinator, *self.others, *self.senders.values(), *self.consumers]
 
@@ -152,7 +152,7 @@ class SessionLinks:
         if self.error is not None:
             raise type(self.error)(*self.error.args)
 
-    def _attach(self, link: LinkState, what: str, until_s: float) -> Operation[None]:
+    def _attach(self, link: ClientLink, what: str, until_s: float) -> Operation[None]:
         if self.core.opened and not self._unnamed(link):
             link.attach()
         try:
@@ -166,7 +166,7 @@ class SessionLinks:
             self.forget(link)
             raise link.error
 
-    def _detach(self, link: LinkState, until_s: float) -> Operation[None]:
+    def _detach(self, link: ClientLink, until_s: float) -> Operation[None]:
         link.close()
         yield from self.core.until(lambda: link.gone or not self.begun, f"close {link.name}", until_s)
         self.forget(link)

@@ -8,7 +8,7 @@ from typing import Any
 from bascule.amqp.performatives import Accepted, Declare, Declared, Discharge, Rejected
 from bascule.client.coordinator import Control, CoordinatorState
 from bascule.client.errors import IllegalState, Refused, TimedOut, TransactionInDoubt, TransactionRolledBack
-from bascule.client.links import ConsumerState, Transaction
+from bascule.client.links import ConsumerState, SessionTransaction
 from bascule.client.operation import Operation
 from bascule.client.session_links import Acknowledge, SessionLinks
 from bascule.core.errors import BasculeError
@@ -24,7 +24,7 @@ class Transactions(SessionLinks):
             raise IllegalState("transactions do not nest: this context has one open; another context can have its own")
         self.in_block = True
         if self.transaction is None:
-            self.transaction = Transaction()
+            self.transaction = SessionTransaction()
 
     def end(self, until_s: float, *, failed: bool) -> Operation[None]:
         """The end of a block: commit, or roll back where it failed. Raises TransactionRolledBack, TransactionInDoubt."""
@@ -51,14 +51,14 @@ class Transactions(SessionLinks):
         if self.coordinator is not None:
             self.coordinator.close()
 
-    def _withdraw(self, transaction: Transaction) -> None:
+    def _withdraw(self, transaction: SessionTransaction) -> None:
         """What of it waits for credit is not sent any more."""
         for sender in self.senders.values():
             for sending in [each for each in sender.queue if each.transaction is transaction]:
                 sender.withdraw(sending, TransactionRolledBack("its transaction was rolled back before it was sent"))
 
     def _next_transaction(self) -> None:
-        self.transaction = Transaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
+        self.transaction = SessionTransaction() if self.in_block or self.mode is Acknowledge.TRANSACTED else None
 
     def commit(self, until_s: float) -> Operation[None]:
         """Commit. Raises TransactionRolledBack, TransactionInDoubt; TimedOut where nothing is decided and a rollback is possible."""
@@ -98,7 +98,7 @@ class Transactions(SessionLinks):
         self.engine.flush_settled()
         return transaction.id
 
-    def _taken(self, transaction: Transaction, what: str, until_s: float) -> Operation[None]:
+    def _taken(self, transaction: SessionTransaction, what: str, until_s: float) -> Operation[None]:
         """Return when the broker has all messages of the transaction. Raises TransactionRolledBack, TimedOut."""
         yield from self.core.until(lambda: not transaction.unanswered or transaction.lost, what, until_s)
         if transaction.refused is not None and not transaction.lost:
@@ -136,12 +136,12 @@ class Transactions(SessionLinks):
             self._next_transaction()
             self._resume(consumers)
 
-    def _open_transaction(self) -> Transaction:
+    def _open_transaction(self) -> SessionTransaction:
         if self.transaction is None:
             raise IllegalState("no transaction: connect(..., acknowledge=Acknowledge.TRANSACTED), or context.transaction()")
         return self.transaction
 
-    def _declare(self, transaction: Transaction, until_s: float) -> Operation[None]:
+    def _declare(self, transaction: SessionTransaction, until_s: float) -> Operation[None]:
         """Make the transaction known to the broker, if it is not."""
         if transaction.declaring:  # by another task
             yield from self.core.until(lambda: not transaction.declaring, "begin a transaction", until_s)
@@ -181,7 +181,7 @@ class Transactions(SessionLinks):
     def _coordinator_settled(self, coordinator: CoordinatorState) -> bool:
         return coordinator.usable or coordinator.error is not None or self.coordinator is not coordinator
 
-    def _discharge(self, transaction: Transaction, until_s: float, *, fail: bool) -> Operation[Control]:
+    def _discharge(self, transaction: SessionTransaction, until_s: float, *, fail: bool) -> Operation[Control]:
         coordinator = yield from self._coordinator(until_s)
         transaction.check()
         if transaction.id is None:

@@ -40,7 +40,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BrokerUrl:
     """What a URL says. ``reconnect`` is None for one broker that is not to be connected to again; None: the URL does not say."""
 
     endpoints: tuple[Endpoint, ...]
@@ -52,7 +52,7 @@ class Address:
     timeout_s: float | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> BrokerUrl:
         """Of a URL. Raises InvalidInput, which names what is wrong."""
         failover = re.fullmatch(r"failover:(?://)?\((?P<urls>[^()]*)\)(?:\?(?P<query>.*))?", url)
         if failover is None:
@@ -62,7 +62,7 @@ class Address:
         return _with_options(replace(addresses[0], endpoints=endpoints, reconnect=Reconnect()), failover["query"] or "")
 
 
-def _single(url: str) -> Address:
+def _single(url: str) -> BrokerUrl:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
@@ -71,7 +71,7 @@ def _single(url: str) -> Address:
     if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/"):
         raise InvalidInput(f"{url!r}: {_FORM}")
     user, password = (urllib.parse.unquote(part) if part else None for part in (parts.username, parts.password))
-    return _with_options(Address((Endpoint(parts.hostname, port, parts.scheme == "amqps"),), None, user, password), parts.query)
+    return _with_options(BrokerUrl((Endpoint(parts.hostname, port, parts.scheme == "amqps"),), None, user, password), parts.query)
 
 
 def _milliseconds(text: str) -> float:
@@ -103,7 +103,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
 }
 
 
-def _with_options(address: Address, query: str) -> Address:
+def _with_options(address: BrokerUrl, query: str) -> BrokerUrl:
     for name, text in urllib.parse.parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
             raise InvalidInput(f"URL option {name!r} is not known; there are {', '.join(_OPTIONS)}")

@@ -12,7 +12,7 @@ from bascule.core.kafka_records import KafkaRecord
 from bascule.core.log import get_log
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.history import TopicHistory, content_of, known_offset, passing
-from bascule.kafka.instance import Fence, fenced
+from bascule.kafka.instance import InstanceFence, fenced
 
 #: Offsets further apart than this are fetched one by one when records are read again.
 GAP_MAX = 1000
@@ -59,7 +59,7 @@ class GroupConsumer:
         self._failure: KafkaError | None = None
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._held: set[tuple[str, int]] = set()
-        self._fence = Fence()
+        self._fence = InstanceFence()
         self._consumer = self._joined()
 
     def poll(self, count: int, timeout_s: float) -> list[KafkaRecord]:

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.core.log import get_log
-from bascule.kafka.instance import Fence, SameInstance, fenced
+from bascule.kafka.instance import InstanceFence, SameInstance, fenced
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -85,7 +85,7 @@ class Election:
         }
         self._consumer = Consumer(self._settings)
         self._session_timeout_s = session_timeout_s
-        self._fence = Fence()
+        self._fence = InstanceFence()
         self._group = group
         self._instance = instance
         self._topic = topic

@@ -26,7 +26,7 @@ def fenced(error: KafkaError) -> bool:
     return error.code() in _FENCED
 
 
-class Fence:
+class InstanceFence:
     """For one thread, over all clients that it makes under the name."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 Needs = list[tuple[Permission, str]]
 
 
-class Action(NamedTuple):
+class AdminAction(NamedTuple):
     """``run(node, **arguments)``; ``needs(node, **arguments)`` are the permissions for it.
 
     ``optional`` gives the types and the values of arguments that may be left out.
@@ -238,16 +238,16 @@ def _to_manage(_node: Node, **_: Any) -> Needs:
 
 
 #: By path of the request.
-ACTIONS: dict[str, Action] = {
-    "queues/create": Action(_create, _to_create, ("name",)),
-    "queues/delete": Action(_delete, _to_delete, ("name",), {"force": False}),
-    "queues/purge": Action(_purge, _to_edit, ("name",), {"selector": ""}),
-    "queues/move": Action(_move, _to_move, ("name", "to"), {"selector": ""}),
-    "dead-letters/return": Action(_return, _to_return, (), {"queue": "", "selector": ""}),
-    "subscriptions/delete": Action(_unsubscribe, _to_delete, ("name",), {"force": False}),
-    "connections/close": Action(_close, _to_manage, ("id",)),
-    "branches/commit": Action(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, ("xid",)),
-    "branches/rollback": Action(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, ("xid",)),
-    "branches/forget": Action(_forget, _to_manage, ("xid",)),
-    "ingress/begin-anew": Action(_begin_ingress_anew, _to_manage),
+ACTIONS: dict[str, AdminAction] = {
+    "queues/create": AdminAction(_create, _to_create, ("name",)),
+    "queues/delete": AdminAction(_delete, _to_delete, ("name",), {"force": False}),
+    "queues/purge": AdminAction(_purge, _to_edit, ("name",), {"selector": ""}),
+    "queues/move": AdminAction(_move, _to_move, ("name", "to"), {"selector": ""}),
+    "dead-letters/return": AdminAction(_return, _to_return, (), {"queue": "", "selector": ""}),
+    "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, ("name",), {"force": False}),
+    "connections/close": AdminAction(_close, _to_manage, ("id",)),
+    "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, ("xid",)),
+    "branches/rollback": AdminAction(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, ("xid",)),
+    "branches/forget": AdminAction(_forget, _to_manage, ("xid",)),
+    "ingress/begin-anew": AdminAction(_begin_ingress_anew, _to_manage),
 }

@@ -54,7 +54,7 @@ DEAD_LETTERS = 100
 log = get_log(__name__)
 
 
-class Broker(Protocol):
+class AdministeredBroker(Protocol):
     """A broker, as the admin server sees it. All is called on the event loop; only ``act`` may wait."""
 
     def authorize(self, permission: Permission, address: str) -> None:
@@ -100,7 +100,7 @@ PIN_METRICS = (
 class _StatusCollector(Collector):
     """Turns a status into metrics when it is asked."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: AdministeredBroker) -> None:
         self._broker = broker
 
     def collect(self) -> Iterator[Metric]:
@@ -171,7 +171,7 @@ def _count(text: str) -> int:
 class _Pages:
     """The answers over one broker."""
 
-    def __init__(self, broker: Broker, token: str | None) -> None:
+    def __init__(self, broker: AdministeredBroker, token: str | None) -> None:
         self._broker = broker
         self._token = token
         self._registry = CollectorRegistry(auto_describe=False)
@@ -250,7 +250,7 @@ LOOKS: dict[str, Callable[[_Pages, Request], object]] = {
 }
 
 
-def admin_app(broker: Broker, token: str | None = None) -> Starlette:
+def admin_app(broker: AdministeredBroker, token: str | None = None) -> Starlette:
     """The routes over one broker."""
     pages = _Pages(broker, token)
     return Starlette(
@@ -274,7 +274,9 @@ class _Server(uvicorn.Server):
 class AdminServer:
     """The admin server on the event loop of its broker."""
 
-    def __init__(self, broker: Broker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, broker: AdministeredBroker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         """Takes the port at once (0 = any free one). Raises PortInUse."""
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -37,7 +37,7 @@ ROUTING_OF_CAPABILITY = {
 NAME_DELIMITER = "|"
 
 
-class Place(NamedTuple):
+class RoutedAddress(NamedTuple):
     """An address, and the routing that a peer asked for (None: it did not say)."""
 
     address: str
@@ -48,7 +48,7 @@ def _routing_asked_for(capabilities: tuple[str, ...]) -> Routing | None:
     return next((ROUTING_OF_CAPABILITY[name] for name in capabilities if name in ROUTING_OF_CAPABILITY), None)
 
 
-def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
+def place_of(address: object, capabilities: tuple[str, ...]) -> RoutedAddress:
     """The destination that a terminus names. Raises AmqpError for an address that is no string, empty or too long."""
     if not isinstance(address, str) or not address:
         raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string that is not empty")
@@ -57,18 +57,18 @@ def place_of(address: object, capabilities: tuple[str, ...]) -> Place:
     routing = _routing_asked_for(capabilities)
     for prefix, prefixed in PREFIXES.items():
         if address.startswith(prefix):
-            return Place(address[len(prefix) :], routing if routing is not None else prefixed)
-    return Place(address, routing)
+            return RoutedAddress(address[len(prefix) :], routing if routing is not None else prefixed)
+    return RoutedAddress(address, routing)
 
 
-def place_of_message(to: object, body: bytes) -> Place:
+def place_of_message(to: object, body: bytes) -> RoutedAddress:
     """The destination that a message names itself, on a link that names none. Raises AmqpError, MalformedMessage."""
     kind = message_annotation(body, "x-opt-jms-dest")
     known = isinstance(kind, int) and 0 <= kind < len(DESTINATION_KINDS)
     return place_of(to, (DESTINATION_KINDS[kind],) if known else ())
 
 
-def routing_at(client: Client, place: Place) -> Routing:
+def routing_at(client: Client, place: RoutedAddress) -> Routing:
     """The routing of a place where the peer did not say: what is there, or a queue."""
     if place.routing is not None:
         return place.routing

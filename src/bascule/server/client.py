@@ -41,7 +41,7 @@ CONNECTION_RESET = AmqpError(
 _transaction_ids = itertools.count(1)
 
 
-class Wire(Protocol):
+class ClientTransport(Protocol):
     """The connection of a client, as its server side sees it."""
 
     peer: str
@@ -65,7 +65,7 @@ class Client:
     ``engine`` is the engine of the epoch in which the client opened its connection; it does not outlive that epoch.
     """
 
-    def __init__(self, server: Node, wire: Wire) -> None:
+    def __init__(self, server: Node, wire: ClientTransport) -> None:
         self._server = server
         self._permissions = server.permissions
         self._wire = wire

@@ -317,7 +317,7 @@ class ClientConnection(asyncio.Protocol):
             context.granted()
         self.client.wake(event.link)
 
-    def _declared(self, event: events.Declared) -> None:
+    def _declared(self, event: events.DeclareReceived) -> None:
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.declare(event.delivery_id)
 
@@ -374,7 +374,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
     events.Transferred: ClientConnection._transferred,
     events.Dispositioned: ClientConnection._dispositioned,
     events.Flowed: ClientConnection._flowed,
-    events.Declared: ClientConnection._declared,
+    events.DeclareReceived: ClientConnection._declared,
     events.Discharged: ClientConnection._discharged,
 }
 #: What clients are told when the broker goes: a failover client turns to another one.

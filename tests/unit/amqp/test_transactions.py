@@ -3,7 +3,7 @@ import pytest
 from bascule.amqp import performatives as p
 from bascule.amqp.codec import encode
 from bascule.amqp.errors import DECODE_ERROR, TRANSACTION_UNKNOWN_ID, DecodeError
-from bascule.amqp.events import Declared, Discharged, Dispositioned, Transferred
+from bascule.amqp.events import DeclareReceived, Discharged, Dispositioned, Transferred
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Discharge, Error, Rejected, TransactionalState
 from bascule.amqp.transactions import decode_control, encode_control
 from bascule.amqp.types import Described, ULong
@@ -16,7 +16,7 @@ def test_a_transaction_is_declared_used_and_discharged() -> None:
     control, coordinator = pair.producer(session, Coordinator(("amqp:local-transactions",)))
     assert coordinator.is_coordinator
     control.send(encode_control(Declare()))
-    [declared] = of(Declared, pair.run().at_server)
+    [declared] = of(DeclareReceived, pair.run().at_server)
     coordinator.settle(declared.delivery_id, p.Declared(b"txn-1"))
     [told] = of(Dispositioned, pair.run().at_client)
     assert told.state == p.Declared(b"txn-1")
@@ -41,7 +41,7 @@ def test_a_transaction_is_declared_used_and_discharged() -> None:
     first, second = pair.run().at_server
     assert isinstance(first, Discharged)
     assert (first.txn_id, first.fail) == (b"txn-1", True)
-    assert isinstance(second, Declared)
+    assert isinstance(second, DeclareReceived)
     coordinator.settle(first.delivery_id, Rejected(Error(TRANSACTION_UNKNOWN_ID)))
     coordinator.settle(second.delivery_id, p.Declared(b"txn-2"))
     assert [type(event.state) for event in of(Dispositioned, pair.run().at_client)] == [Rejected, p.Declared]

@@ -13,7 +13,7 @@ from typing import Any
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.events import Attached, Flowed, Opened, Transferred
-from bascule.amqp.events import Declared as DeclareAsked
+from bascule.amqp.events import DeclareReceived as DeclareAsked
 from bascule.amqp.events import Discharged as DischargeAsked
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Role, TransactionalState

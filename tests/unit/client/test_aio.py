@@ -14,7 +14,7 @@ import pytest
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Detached, Discharged, Dispositioned, Flowed, Transferred
-from bascule.amqp.events import Declared as DeclareAsked
+from bascule.amqp.events import DeclareReceived as DeclareAsked
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Modified, TransactionalState
 from bascule.client import (

@@ -13,7 +13,7 @@ import pytest
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import INVALID_FIELD, NOT_FOUND, AmqpError
-from bascule.amqp.events import Attached, Declared, Discharged, Dispositioned, Event, Flowed, Opened, Transferred
+from bascule.amqp.events import Attached, DeclareReceived, Discharged, Dispositioned, Event, Flowed, Opened, Transferred
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Modified, Rejected, Released
 from bascule.amqp.types import Symbol
@@ -40,7 +40,7 @@ from bascule.client import (
 )
 from bascule.client.message import encode
 from bascule.client.thread import ConnectionThread
-from bascule.client.url import Address, Endpoint, Plan, Reconnect
+from bascule.client.url import BrokerUrl, Endpoint, Plan, Reconnect
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.message import JmsMessage
 from bascule.jms.sections import SEQUENCE, VALUE, section_bytes
@@ -536,7 +536,7 @@ def test_listeners_go_on_after_a_transaction_that_could_not_begin(caplog: pytest
     asked: list[Any] = []
 
     def react(connection: Connection, event: Any) -> None:
-        if isinstance(event, Declared):
+        if isinstance(event, DeclareReceived):
             asked.append(event)
             if len(asked) == 1:
                 if answers:
@@ -715,8 +715,8 @@ def test_nobody_there_is_told_at_once_or_when_time_is_up() -> None:
 )
 def test_an_address_that_leads_nowhere_is_one_attempt_and_the_next_is_tried(bad: Endpoint) -> None:
     with server(obliging) as url:
-        client = core.Core(core.Settings(), time.monotonic)
-        thread = ConnectionThread(client, Plan([bad, *Address.parse(url).endpoints], Reconnect(startup_attempts_max=0)), None)
+        client = core.Core(core.ConnectionSettings(), time.monotonic)
+        thread = ConnectionThread(client, Plan([bad, *BrokerUrl.parse(url).endpoints], Reconnect(startup_attempts_max=0)), None)
         try:
             thread.run(client.connected(time.monotonic() + 10))
         finally:

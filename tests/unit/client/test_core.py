@@ -13,11 +13,11 @@ from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
 from bascule.client import ConnectionLost, Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
-from bascule.client.core import Core, Settings
+from bascule.client.core import ConnectionSettings, Core
 from bascule.client.links import Subscription
 from bascule.client.message import SendOptions
 from bascule.client.operation import Operation, Wait
-from bascule.client.session import SessionState
+from bascule.client.session import ClientSession
 from bascule.client.session_links import Acknowledge
 from bascule.client.url import Endpoint
 from bascule.jms.message import decode_message
@@ -31,7 +31,7 @@ class Wired:
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
-        self.core = Core(Settings(reconnects=True), lambda: 0.0)
+        self.core = Core(ConnectionSettings(reconnects=True), lambda: 0.0)
         self.broker = Connection(Role.SERVER, container_id="server", sasl=SaslServer({"ANONYMOUS": AnonymousServer}))
 
     def connect(self) -> None:
@@ -59,20 +59,20 @@ class Wired:
             self.core.receive(self.broker.data_to_send(), 0.0)
         return self.bodies
 
-    def open_session(self) -> SessionState:
+    def open_session(self) -> ClientSession:
         opening = self.core.open_session(Acknowledge.AUTO, 0.0)
         wait = next(opening)
         try:
             while True:
                 wait = opening.send(wait.condition())
         except StopIteration as stop:
-            session: SessionState = stop.value
+            session: ClientSession = stop.value
             return session
 
 
 def test_a_session_that_timed_out_while_the_broker_was_away_is_not_begun_when_it_is_back() -> None:
     wired = Wired()
-    first = SessionState(wired.core, Acknowledge.AUTO)
+    first = ClientSession(wired.core, Acknowledge.AUTO)
     wired.core.sessions.append(first)
     for _ in range(1100):  # more than a broker takes
         with pytest.raises(TimedOut):
@@ -84,7 +84,7 @@ def test_a_session_that_timed_out_while_the_broker_was_away_is_not_begun_when_it
 
 def test_a_session_that_timed_out_before_its_begin_was_answered_is_ended() -> None:
     wired = Wired()
-    wired.core.sessions.append(SessionState(wired.core, Acknowledge.AUTO))
+    wired.core.sessions.append(ClientSession(wired.core, Acknowledge.AUTO))
     wired.connect()
     with pytest.raises(TimedOut):
         wired.open_session()
@@ -95,7 +95,7 @@ def test_a_session_that_timed_out_before_its_begin_was_answered_is_ended() -> No
 
 def test_a_context_that_is_closed_before_its_begin_was_answered_again_is_ended() -> None:
     wired = Wired()
-    first, second = (SessionState(wired.core, Acknowledge.AUTO) for _ in range(2))
+    first, second = (ClientSession(wired.core, Acknowledge.AUTO) for _ in range(2))
     wired.core.sessions += [first, second]
     wired.core.begin(Endpoint("host", 5672, False))
     while not wired.core.opened:
@@ -134,15 +134,15 @@ def finish(operation: Operation[T], wait: Wait) -> T:
         return result
 
 
-def session_of(wired: Wired) -> SessionState:
-    session = SessionState(wired.core, Acknowledge.AUTO)
+def session_of(wired: Wired) -> ClientSession:
+    session = ClientSession(wired.core, Acknowledge.AUTO)
     wired.core.sessions.append(session)
     wired.connect()
     wired.serve()
     return session
 
 
-def send(session: SessionState, body: str) -> tuple[Operation[Message], Wait]:
+def send(session: ClientSession, body: str) -> tuple[Operation[Message], Wait]:
     sending = session.send(Queue("q"), body, SendOptions(), 5.0)
     return sending, next(sending)
 
@@ -205,11 +205,11 @@ def test_a_link_to_a_temporary_queue_that_a_task_waits_for_is_asked_for_again_af
     assert finish(sending, wait).body == "one"
 
 
-def _send(session: SessionState) -> Operation[Any]:
+def _send(session: ClientSession) -> Operation[Any]:
     return session.send(Queue("other"), "one", SendOptions(), 5.0)
 
 
-def _send_in_a_transaction(session: SessionState) -> Operation[Any]:
+def _send_in_a_transaction(session: ClientSession) -> Operation[Any]:
     session.begin()
     return _send(session)
 
@@ -226,7 +226,7 @@ def _send_in_a_transaction(session: SessionState) -> Operation[Any]:
     ids=["send", "send in a transaction", "temporary", "consumer", "session"],
 )
 def test_what_is_asked_for_between_the_brokers_close_and_the_end_of_the_socket_is_done_on_the_next_connection(
-    ask: Callable[[SessionState], Operation[Any]],
+    ask: Callable[[ClientSession], Operation[Any]],
 ) -> None:
     wired = Wired()
     session = session_of(wired)

@@ -7,28 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from bascule.client.url import Address, Endpoint, Plan, Reconnect
+from bascule.client.url import BrokerUrl, Endpoint, Plan, Reconnect
 from bascule.core.errors import InvalidInput
 
 A, B = Endpoint("a", 5672), Endpoint("b", 1234)
 
 
 def test_one_broker_with_its_user() -> None:
-    assert Address.parse("amqp://ann:h%40sh@broker:1234") == Address((Endpoint("broker", 1234),), None, "ann", "h@sh")
-    assert Address.parse("amqp://[::1]").endpoints == (Endpoint("::1", 5672),)
-    assert Address.parse("amqps://broker").endpoints == (Endpoint("broker", 5671, tls=True),)
+    assert BrokerUrl.parse("amqp://ann:h%40sh@broker:1234") == BrokerUrl((Endpoint("broker", 1234),), None, "ann", "h@sh")
+    assert BrokerUrl.parse("amqp://[::1]").endpoints == (Endpoint("::1", 5672),)
+    assert BrokerUrl.parse("amqps://broker").endpoints == (Endpoint("broker", 5671, tls=True),)
 
 
 def test_options_of_qpid_jms_are_understood_inside_and_behind_failover() -> None:
-    address = Address.parse(
+    address = BrokerUrl.parse(
         "failover:(amqp://a,amqp://b:1234)?jms.clientID=billing&failover.reconnectDelay=20&failover.maxReconnectDelay=200"
         "&failover.maxReconnectAttempts=3&failover.randomize=true&jms.prefetchPolicy.all=5&jms.requestTimeout=1500"
     )
     assert address.endpoints == (A, B)
     assert address.reconnect == Reconnect(delay_s=0.02, delay_max_s=0.2, attempts_max=3, randomize=True)
     assert (address.client_id, address.prefetch, address.timeout_s) == ("billing", 5, 1.5)
-    assert Address.parse("failover:(amqp://a?jms.username=ann&jms.password=x,amqp://b:1234)").user == "ann"
-    assert Address.parse("amqp://a?jms.requestTimeout=-1").timeout_s is None
+    assert BrokerUrl.parse("failover:(amqp://a?jms.username=ann&jms.password=x,amqp://b:1234)").user == "ann"
+    assert BrokerUrl.parse("amqp://a?jms.requestTimeout=-1").timeout_s is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_options_of_qpid_jms_are_understood_inside_and_behind_failover() -> None
 )
 def test_what_is_wrong_is_named(url: str, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
-        Address.parse(url)
+        BrokerUrl.parse(url)
 
 
 def steps(plan: Plan, count: int) -> list[tuple[str, float] | None]:

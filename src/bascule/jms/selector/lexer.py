@@ -15,7 +15,7 @@ TEXT_MAX = 65_536
 KEYWORDS = frozenset({"NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"})
 
 
-class Kind(enum.Enum):
+class TokenKind(enum.Enum):
     """What a token is."""
 
     IDENTIFIER = "an identifier"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 class Token(NamedTuple):
     """A token: its text (a keyword in upper case, a string without its quotes) and its ``position`` (from 0) in the selector."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     position: int
 
@@ -67,7 +67,7 @@ def tokens(text: str) -> list[Token]:
         if match.lastgroup != "space":
             found.append(_token(match))
         position = match.end()
-    found.append(Token(Kind.END, "", len(text)))
+    found.append(Token(TokenKind.END, "", len(text)))
     return found
 
 
@@ -75,12 +75,12 @@ def _token(match: re.Match[str]) -> Token:
     kind, word, position = match.lastgroup, match.group(), match.start()
     if kind == "name":
         upper = word.upper()
-        return Token(Kind.SYMBOL, upper, position) if upper in KEYWORDS else Token(Kind.IDENTIFIER, word, position)
+        return Token(TokenKind.SYMBOL, upper, position) if upper in KEYWORDS else Token(TokenKind.IDENTIFIER, word, position)
     if kind == "symbol":
-        return Token(Kind.SYMBOL, word, position)
+        return Token(TokenKind.SYMBOL, word, position)
     if kind == "string":
-        return Token(Kind.STRING, word[1:-1].replace("''", "'"), position)
-    return Token(Kind.NUMBER, word, position)
+        return Token(TokenKind.STRING, word[1:-1].replace("''", "'"), position)
+    return Token(TokenKind.NUMBER, word, position)
 
 
 def _complaint(character: str) -> str:

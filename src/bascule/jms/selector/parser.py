@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bascule.jms.selector.errors import SelectorError
-from bascule.jms.selector.lexer import Kind, Token, tokens
+from bascule.jms.selector.lexer import Token, TokenKind, tokens
 from bascule.jms.selector.like import like
 from bascule.jms.selector.nodes import (
     CONDITIONS,
@@ -47,7 +47,7 @@ def parse(text: str) -> Node:
     """The syntax tree of a selector that is not blank. Raises SelectorError."""
     parser = _Parser(text)
     tree = parser.condition(parser.expression(0), 0)
-    if parser.token.kind is not Kind.END:
+    if parser.token.kind is not TokenKind.END:
         raise parser.error(f"expected an operator or the end, found {_shown(parser.token)}")
     if _deeper_than(tree, DEPTH_MAX):
         raise parser.error(f"nested more than {DEPTH_MAX} deep", 0)
@@ -66,7 +66,7 @@ def _deeper_than(tree: Node, limit: int) -> bool:
 
 
 def _shown(token: Token) -> str:
-    return {Kind.END: "the end", Kind.STRING: f"'{token.text}'"}.get(token.kind, token.text)
+    return {TokenKind.END: "the end", TokenKind.STRING: f"'{token.text}'"}.get(token.kind, token.text)
 
 
 class _Parser:
@@ -91,7 +91,7 @@ class _Parser:
         return token
 
     def accept(self, symbol: str) -> bool:
-        if self.token.kind is Kind.SYMBOL and self.token.text == symbol:
+        if self.token.kind is TokenKind.SYMBOL and self.token.text == symbol:
             self.index += 1
             return True
         return False
@@ -101,7 +101,7 @@ class _Parser:
             raise self.error(f"expected {symbol}, found {_shown(self.token)}")
 
     def string(self, what: str) -> str:
-        if self.token.kind is not Kind.STRING:
+        if self.token.kind is not TokenKind.STRING:
             raise self.error(f"expected {what}, a string in single quotes, found {_shown(self.token)}")
         return self.advance().text
 
@@ -131,7 +131,7 @@ class _Parser:
             raise self.error(f"nested more than {DEPTH_MAX} deep")
         start = self.token.position
         left = self.prefix()
-        while self.token.kind is Kind.SYMBOL and (binds := _POWER.get(self.token.text, 0)) > power:
+        while self.token.kind is TokenKind.SYMBOL and (binds := _POWER.get(self.token.text, 0)) > power:
             left = self.infix(left, start, binds)
         self.depth -= 1
         return left
@@ -139,16 +139,16 @@ class _Parser:
     def prefix(self) -> Node:
         """What an expression begins with."""
         token = self.advance()
-        if token.kind is Kind.NUMBER:
+        if token.kind is TokenKind.NUMBER:
             return self.literal(token)
-        if token.kind is Kind.STRING:
+        if token.kind is TokenKind.STRING:
             return Literal(token.text)
-        if token.kind is Kind.IDENTIFIER:
+        if token.kind is TokenKind.IDENTIFIER:
             if token.text in _HEADERS_REFUSED:
                 allowed = ", ".join(sorted(HEADERS))
                 raise self.error(f"{token.text} cannot stand in a selector; of the header fields {allowed} can", token.position)
             return Identifier(token.text)
-        rule = _PREFIX.get(token.text) if token.kind is Kind.SYMBOL else None
+        rule = _PREFIX.get(token.text) if token.kind is TokenKind.SYMBOL else None
         if rule is None:
             raise self.error(f"expected a value, found {_shown(token)}", token.position)
         return rule(self)
@@ -165,7 +165,7 @@ class _Parser:
         return inner
 
     def negation(self) -> Node:
-        if self.token.kind is Kind.NUMBER:
+        if self.token.kind is TokenKind.NUMBER:
             return self.literal(self.advance(), negative=True)
         return Negation(self.signed())
 
@@ -206,9 +206,9 @@ class _Parser:
     def negated(self, left: Node, start: int) -> Node:
         """What follows ``left NOT``."""
         operator = self.advance()
-        if operator.kind is Kind.SYMBOL and operator.text == "BETWEEN":
+        if operator.kind is TokenKind.SYMBOL and operator.text == "BETWEEN":
             return self.between(left, start, inside=False)
-        if operator.kind is Kind.SYMBOL and operator.text in ("IN", "LIKE"):
+        if operator.kind is TokenKind.SYMBOL and operator.text in ("IN", "LIKE"):
             return Not(_INFIX[operator.text](self, left, start))
         raise self.error(f"expected BETWEEN, IN or LIKE after NOT, found {_shown(operator)}", operator.position)
 
