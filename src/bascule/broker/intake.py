@@ -70,7 +70,11 @@ class Intake:
             self._take_in(send, keep, now_ms)
         self.journaling.add(ingress_entry(partition, next_offset))
         self.journaling.part()
-        self.journaling.then(self.confirmed.__setitem__, partition, next_offset)
+        self.journaling.then(self._taken, partition, next_offset)
+
+    def _taken(self, partition: int, next_offset: int) -> None:
+        # ``confirmed`` is looked up only now: confirming the start of the topic replaces it.
+        self.confirmed[partition] = next_offset
 
     def begin_topic(self, topic_id: str, positions: dict[int, int]) -> None:
         """``bascule.ingress`` is the topic with this id from now on, of which all before these positions has been taken."""

@@ -123,6 +123,14 @@ def test_of_which_topic_the_positions_are_is_known_after_a_crash_and_from_a_snap
     assert bench.waiting(bench.queue()) == ["a", "b"]
 
 
+def test_a_snapshot_has_a_position_that_was_taken_before_its_topic_was_stored(bench: Bench) -> None:
+    bench.engine.ingress_is("first", dict(bench.engine.ingress_positions))
+    bench.broker.flush()
+    bench.engine.take_in(0, 2, [(taken(bench, "from Kafka"), KEEP)])
+    bench.broker.settle()
+    assert snapshots.take(bench.engine, bench.broker.offsets).ingress == {0: 2}
+
+
 def test_a_snapshot_of_before_says_nothing_of_which_topic_the_positions_are(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.broker.settle()
