@@ -45,8 +45,8 @@ def decoded(value: bytes) -> Position:
 
 
 def committed_offset(kafka: Kafka, key: str) -> int:
-    """Where a position is now, for who sees everything: 0 before there is one."""
-    records, _ = position_partition(kafka, key).read(0, committed=True)
+    """Where a position is now, for who sees everything, whatever a new leader knows of it yet: 0 before there is one."""
+    records = position_partition(kafka, key).all_committed()
     found = [decoded(record.value or b"").offset for record in records if record.key == key.encode()]
     return found[-1] if found else 0
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.writer.position import Position
 from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite, Weather
 from tests.sim.world import Process, Promise, World
+from tests.sim.writer import committed_offset, position_partition
 
 
 class Stage:
@@ -114,6 +116,22 @@ def test_former_leader_answers_with_its_old_end_until_it_is_back() -> None:
         assert stage.output.former is None
         assert stage.run(stage.end()) == 2
     assert ends == {1, 2}
+
+
+def test_judge_sees_a_committed_position_that_a_new_leader_does_not_announce_yet(stage: Stage) -> None:
+    at = position_partition(stage.kafka, "diverts")
+    position = Position("journal", "id", 0, 5)
+
+    async def move() -> None:
+        producer = await stage.producer()
+        producer.begin()
+        await producer.produce(at, [ToWrite(b"diverts", position.encode())])
+        await producer.end(commit=True)
+
+    stage.run(move())
+    at.known_end = 0  # as an election leaves it until the followers have fetched
+    assert at.read(0, committed=True) == ([], 0)
+    assert committed_offset(stage.kafka, "diverts") == 5
 
 
 def test_former_leader_never_acknowledges_an_append(stage: Stage) -> None:
