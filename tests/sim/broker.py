@@ -54,6 +54,7 @@ class Broker:
         self.on_delivery: Callable[[int, int, int, int], None] = lambda *_: None  # epoch, queue, mid, delivery count
         self.on_stale_delivery: Callable[[int], None] = lambda _: None  # mid
         self.stands_by = False  # from the beginning of a run
+        self.elected_unawares = True  # a process that starts again is elected, whoever has been elected meanwhile
         self.slowness = 0.0  # how often it takes its time over a load
         self.hesitates = False  # over the next one it takes its time for sure
         self.elected: Promise[None] = Promise()
@@ -85,7 +86,7 @@ class Broker:
     def _launch_again(self, process: Process) -> None:
         if self.process is process and process.alive:
             self.kill()
-            self.launch()
+            self.launch(elected=self.elected_unawares or not self.superseded)
 
     def kill(self) -> None:
         """kill -9."""

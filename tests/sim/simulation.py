@@ -207,6 +207,7 @@ class Simulation:
         self.stage.nap_ms = 0.0
         for broker in self.brokers:
             broker.slowness = self.nemesis.frailty = 0.0
+            broker.elected_unawares = False
         drivers = self.pipelines.drivers
         managers = self.office.processes
         for process in (
