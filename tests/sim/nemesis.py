@@ -41,7 +41,7 @@ class Nemesis:
     def draw(self) -> None:
         """What this seed has."""
         pick = self.random
-        self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5 and name not in AWAITED}
+        self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.5}
         self.pause_ms = pick.choice((15.0, 60.0, 200.0))
 
     def begin(self) -> None:
@@ -285,5 +285,3 @@ TROUBLES: Final[dict[str, Callable[[Nemesis], None]]] = {
     "delete old input": Nemesis.delete_old_input,
     "compact": Nemesis.compact,
 }
-#: Troubles that the drivers do not withstand yet: their reads that decide may be answered by a former leader.
-AWAITED: Final = ("cut off node",)

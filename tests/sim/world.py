@@ -100,6 +100,8 @@ TROUBLE: Final[Mapping[str, str]] = {
 }
 
 
+#: When a run begins: no wall clock jumps to before 1970.
+START_MS: Final = 4_000_000.0
 #: Two sums of the same times differ by less.
 ROUNDING_MS: Final = 1e-6
 
@@ -165,7 +167,7 @@ class World:
     def __init__(self, seed: int, violations: Collection[enum.StrEnum] = ()) -> None:
         self.random = random.Random(seed)
         self.violations = frozenset(violations)
-        self.now_ms = 1_000.0
+        self.now_ms = START_MS
         self.stopped = False
         self.offsets_ms: dict[str, float] = {}  # of a machine's wall clock: a clock that has jumped
         self.trace: list[str] | None = None
