@@ -129,7 +129,6 @@ PLANTED: Final = (
         ("xa-split", "xa-told"),
         managers_stand_still,
     ),
-    Planted(RecoveryViolation.DECISION_IGNORED, "recovery ignores the answer of the log to its ROLLBACK", ("xa-split",), managers_die),
     Planted(RecoveryViolation.ROLLBACK_UNDECIDED, "recovery rolls a branch back without asking the log", ("xa-split",), managers_die),
     Planted(RecoveryViolation.NOTHING_DONE, "recovery finishes nothing", ("xa-stuck",)),
     Planted(
@@ -150,12 +149,6 @@ PLANTED: Final = (
         RequestViolation.TRANSACTION_STAYS,
         "a prepared JMS transaction stays its connection's, and is rolled back with it",
         ("duplicated", "ingress-dup", "unexpected"),
-    ),
-    Planted(
-        RequestViolation.LIST_UNSTORED,
-        "a broker lists branches from memory, though another one may have replaced it",
-        ("lost", "unexpected"),
-        brokers_move,
     ),
     Planted(BranchViolation.VOTE_UNSTORED, "a broker answers a prepare before the branch is stored", ("lost",)),
     Planted(BranchViolation.SENDS_AT_PREPARE, "a broker routes the sends of a branch when it is prepared", ("unexpected", "duplicated")),
