@@ -135,7 +135,7 @@ def test_appends_are_stored_once_and_in_order_whatever_the_network_does(stage: S
     appender = Appender(stage.kafka, stage.process, stage.output, lambda offset, _: offsets.append(offset))
     for number in range(30):
         appender.append(ToWrite(None, b"%d" % number))
-    stage.world.run(20_000)
+    stage.world.run(stage.world.now_ms + 20_000)
     assert offsets == list(range(30))
     assert stage.committed() == [b"%d" % number for number in range(30)]
 
@@ -147,7 +147,7 @@ def told_and_stored(stage: Stage) -> tuple[list[str | None], int]:
     appender = Appender(stage.kafka, stage.process, stage.output, lambda _, error: outcomes.append(error))
     for number in range(30):
         appender.append(ToWrite(None, b"%d" % number))
-    stage.world.run(3_000)
+    stage.world.run(stage.world.now_ms + 3_000)
     appender.close()
     stored = stage.committed()
     assert stored == [b"%d" % number for number in range(len(stored))]
