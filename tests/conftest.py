@@ -72,8 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
             marker = item.get_closest_marker("timeout")
-            # One that hangs ends within five minutes; the slow ones take longer than that.
-            if marker is None or (marker.args[0] > SERVICE_TIMEOUT_S and item.get_closest_marker("slow") is None):
+            # One that hangs ends within five minutes. The slow ones and the soak take longer than that.
+            lasting = _directory(item) == "chaos" or item.get_closest_marker("slow") is not None
+            if marker is None or (marker.args[0] > SERVICE_TIMEOUT_S and not lasting):
                 item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S), append=False)
 
 
