@@ -24,7 +24,7 @@ from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
 from bascule.pipelines.tasks import DivertTask
-from bascule.server.pins import PipelinePins
+from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import wait_for
@@ -167,12 +167,12 @@ class Bridge:
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()
 
-    def keepers(self) -> PipelinePins:
+    def keepers(self) -> PipelineHolds:
         """A broker's look at what it keeps the journal for."""
         place: Any = SimpleNamespace(
             kafka=self.pipelines.kafka, topics=self.pipelines.topics, bridge=self.pipelines.bridge_id, pinned_bytes_max=0,
         )  # fmt: skip
-        return PipelinePins(place)
+        return PipelineHolds(place)
 
     def pins(self) -> dict[str, int]:
         """What a broker that has just started keeps of the journal, and for which pipeline."""

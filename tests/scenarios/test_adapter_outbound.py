@@ -45,7 +45,7 @@ def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic:
             factory.connection()
         with pytest.raises(OutOfOrder, match="no transactions"), connection.transaction():
             pass
-    assert factory.taken() == []
+    assert factory.leases() == []
     with pytest.raises(OutOfOrder, match="given back"):
         connection.send(topic, b"late")
     assert watcher.wait(1) == ["one"]

@@ -32,7 +32,7 @@ from bascule.xa.log import DecisionLog
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.recovery import Recoverer
 from bascule.xa.resource import Resource
-from bascule.xa.transaction import Surroundings, Transaction
+from bascule.xa.transaction import Transaction, TransactionEnvironment
 
 TIMEOUT_S = 60.0
 MESSAGES = 2
@@ -120,8 +120,8 @@ def run(case: Case, where: Where, points: Any) -> str:
     if case.recovery:
         Recoverer(manager(case.log), log, list(resources.values()), by="victim", patient=False).run()
         return "recovered"
-    around = Surroundings(manager(case.log), log, "victim", lambda _: True, lambda _: lambda: None, lambda *_: None)
-    transaction = Transaction(around, TIMEOUT_S)
+    environment = TransactionEnvironment(manager(case.log), log, "victim", lambda _: True, lambda _: lambda: None, lambda *_: None)
+    transaction = Transaction(environment, TIMEOUT_S)
     try:
         with transaction:
             for name in case.parts:

@@ -22,8 +22,8 @@ from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, Kind, RecordError
 from tests.sim.connections import Connection
 from tests.sim.effects import ProcessEffects, answered
+from tests.sim.housekeeping import FETCH_MAX, INGRESS_ID, Following, Housekeeping
 from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, ToWrite
-from tests.sim.keeping import FETCH_MAX, INGRESS_ID, Following, Housekeeping
 from tests.sim.world import Process, Promise, World
 
 #: As the real limits, in small.

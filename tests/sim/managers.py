@@ -27,8 +27,8 @@ from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.clients import Stage, Transacted, id_of
 from tests.sim.connections import Connection, ConnectionLost
-from tests.sim.ledger import Ledger, Log, Mishaps
 from tests.sim.world import Process
+from tests.sim.xa_resources import Database, Log, Mishaps
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said
 from tests.support.operations import Outcome, Place
 
@@ -75,12 +75,12 @@ class Work:
 
 
 @dataclass(slots=True)
-class Books:
+class XaState:
     """What outlives every process of the managers."""
 
     stage: Stage
     log: Log
-    ledgers: dict[str, Ledger]
+    databases: dict[str, Database]
     mishaps: Mishaps
     left: int  # transactions to begin
     pause_ms: float
@@ -128,9 +128,9 @@ class Clock:
 class Manager(Transacted):
     """One process of a manager."""
 
-    def __init__(self, books: Books, manager: str, name: str, workers: int) -> None:
-        super().__init__(books.stage, name)
-        self.books = books
+    def __init__(self, state: XaState, manager: str, name: str, workers: int) -> None:
+        super().__init__(state.stage, name)
+        self.state = state
         self.manager = manager
         self.live: dict[bytes, None] = {}
         self.patient = self.world.chance(0.5)
@@ -139,7 +139,7 @@ class Manager(Transacted):
         self._connections: dict[Connection, None] = {}
         parts: list[Participant] = [BrokerPart(self), DatabasePart(self)]
         self._recovery = RecoveryProtocol(
-            manager, books.log, {part.name: part for part in parts}, self.clock, name, violations=self.world.violations
+            manager, state.log, {part.name: part for part in parts}, self.clock, name, violations=self.world.violations
         )
         for coroutine in (*(self._work() for _ in range(workers)), self._recover()):
             running = self.process.spawn(coroutine)
@@ -164,7 +164,7 @@ class Manager(Transacted):
                 return connection
             del self._connections[connection]
         connection = await self.connect()
-        connection.slowness = self.books.mishaps.slowness
+        connection.slowness = self.state.mishaps.slowness
         self._connections[connection] = None
         return connection
 
@@ -177,10 +177,10 @@ class Manager(Transacted):
 
     async def _work(self) -> None:
         while True:
-            await self.process.sleep(self.world.random.random() * self.books.pause_ms)
-            if not self.books.left:
+            await self.process.sleep(self.world.random.random() * self.state.pause_ms)
+            if not self.state.left:
                 return
-            work = self.books.begin(self.manager, self.name)
+            work = self.state.begin(self.manager, self.name)
             self.live[work.xid.gtrid] = None
             try:
                 await self._transaction(work)
@@ -190,7 +190,7 @@ class Manager(Transacted):
     async def _transaction(self, work: Work) -> None:
         pick, violations = self.world.random, self.world.violations
         timeout_s = pick.choice(TIMEOUTS_S)
-        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.books.log, self.clock, self.name, violations=violations)
+        transaction = TwoPhase(work.xid.gtrid, timeout_s, self.state.log, self.clock, self.name, violations=violations)
         connection = await self.connected()
         work.alone = pick.random() < 0.33
         parts: list[Participant] = [BrokerPart(self, connection, work), *([] if work.alone else [DatabasePart(self)])]
@@ -220,7 +220,7 @@ class Manager(Transacted):
         if transaction.pending:
             self._pending = True
         if work.alone and work.told != "in doubt":
-            self.books.over(work)
+            self.state.over(work)
 
     async def _fill(self, connection: Connection, work: Work) -> None:
         """Takes and sends."""
@@ -279,46 +279,46 @@ class DatabasePart:
 
     def __init__(self, process: Manager) -> None:
         self._process = process
-        self._ledger = process.books.ledgers[process.manager]
+        self._database = process.state.databases[process.manager]
 
     async def start(self, xid: Xid, *, timeout_s: float) -> None:
         """See Participant."""
-        await self._ledger.start(xid, timeout_s=timeout_s)
+        await self._database.start(xid, timeout_s=timeout_s)
 
     async def end(self, xid: Xid, *, success: bool) -> None:
         """See Participant."""
-        await self._ledger.end(xid, success=success)
+        await self._database.end(xid, success=success)
 
     async def prepare(self, xid: Xid) -> Vote:
         """See Participant."""
         await self._process.pause()
-        return await self._ledger.prepare(xid)
+        return await self._database.prepare(xid)
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Participant."""
         await self._process.pause()
-        await self._ledger.commit(xid, one_phase=one_phase)
+        await self._database.commit(xid, one_phase=one_phase)
 
     async def rollback(self, xid: Xid) -> None:
         """See Participant."""
         await self._process.pause()
-        await self._ledger.rollback(xid)
+        await self._database.rollback(xid)
 
     async def recover(self) -> Sequence[Xid]:
         """See Participant."""
-        return await self._ledger.recover()
+        return await self._database.recover()
 
     async def forget(self, xid: Xid) -> None:
         """See Participant."""
-        await self._ledger.forget(xid)
+        await self._database.forget(xid)
 
     async def token(self, xid: Xid) -> str:
         """See Participant."""
-        return await self._ledger.token(xid)
+        return await self._database.token(xid)
 
     async def outcome(self, xid: Xid, token: str) -> Decided | None:
         """See Participant."""
-        return await self._ledger.outcome(xid, token)
+        return await self._database.outcome(xid, token)
 
 
 class BrokerPart:
@@ -329,7 +329,7 @@ class BrokerPart:
     def __init__(self, process: Manager, connection: Connection | None = None, work: Work | None = None) -> None:
         self._process = process
         self._world = process.world
-        self._books = process.books
+        self._state = process.state
         self._connection = connection
         self._work = work
         self._on_connection = False  # the branch is a transaction of the connection
@@ -374,7 +374,7 @@ class BrokerPart:
         """See Participant."""
         asked_ms = self._world.now_ms
         found = await broker_protocol.recover(self)
-        self._books.listings.append(Listing(asked_ms, self._world.now_ms, frozenset(map(str, found))))
+        self._state.listings.append(Listing(asked_ms, self._world.now_ms, frozenset(map(str, found))))
         return found
 
     async def forget(self, xid: Xid) -> None:
@@ -399,9 +399,9 @@ class BrokerPart:
         if self._work is None:
             self._world.note("recover branch", self._process.name)
         end = End("commit" if operation == "commit" else "rollback", self._world.now_ms)
-        self._books.works[xid].branch.ends.append(end)
+        self._state.works[xid].branch.ends.append(end)
         reply = await self._lost(connection, operation, xid)
-        self._books.ended(xid, end, requests.said(reply))
+        self._state.ended(xid, end, requests.said(reply))
         return reply
 
     async def hand_over(self, operation: str, xid: Xid) -> Reply | None:

@@ -147,31 +147,31 @@ class Nemesis:
 
     def kill_manager(self) -> None:
         """kill -9 of a process of the transaction manager; where that was the last one, another one starts."""
-        for manager in self.run.office.one():
+        for manager in self.run.xa_workload.one():
             self.world.note("kill manager", manager.name)
             manager.kill()
-            self.world.after(self.random.random() * 60, self.run.office.supervise)
+            self.world.after(self.random.random() * 60, self.run.xa_workload.supervise)
 
     def stop_manager(self) -> None:
         """SIGSTOP for a while, and perhaps another process recovers meanwhile."""
-        for manager in self.run.office.one():
+        for manager in self.run.xa_workload.one():
             self.world.note("stop manager", manager.name)
             self._stop([manager.process])
             self.world.after(self.random.random() * 300, manager.process.go_on)
             if self.random.random() < 0.7:
-                self.run.office.launch(manager.manager)
+                self.run.xa_workload.launch(manager.manager)
 
     def lose_log(self) -> None:
         """The decision log does not answer for a while."""
-        self.run.office.lose("log", self.random.random() * OUTAGE_MS)
+        self.run.xa_workload.lose("log", self.random.random() * OUTAGE_MS)
 
     def lose_database(self) -> None:
         """The databases of the managers do not answer for a while."""
-        self.run.office.lose("database", self.random.random() * OUTAGE_MS)
+        self.run.xa_workload.lose("database", self.random.random() * OUTAGE_MS)
 
     def force_branch(self) -> None:
         """An administrator ends a prepared branch."""
-        self.run.office.administrator.force()
+        self.run.xa_workload.administrator.force()
 
     def kill_driver(self) -> None:
         """kill -9 of the newest driver, or only one more beside it."""
@@ -223,7 +223,7 @@ class Nemesis:
         """The wall clock of a machine jumps, forwards or backwards."""
         processes = (
             *(broker.process for broker in self.run.brokers),
-            *(manager.process for manager in self.run.office.processes),
+            *(manager.process for manager in self.run.xa_workload.processes),
             *(driver.process for driver in self.run.pipelines.drivers),
         )
         machine = self.random.choice(processes).machine

@@ -64,4 +64,4 @@ def _force(connection: Connection, xid: Xid, ending: Ending, answer: Promise[Ans
     try:
         branches.end(engine, xid, ending, partial(say, Answer(200, "OK", XA_OK)))
     except BasculeError as error:
-        engine.journaling.then_anew(say, failure(error))
+        engine.journaling.after_barrier(say, failure(error))

@@ -17,13 +17,13 @@ from bascule.pipelines.spec import Divert, Ingress
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
 from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, Producer, ToWrite, Weather
-from tests.sim.ledger import Mishaps
 from tests.sim.nemesis import Nemesis
-from tests.sim.office import Office
 from tests.sim.pipelines import MakeWriter, Pipelines
 from tests.sim.witness import Witness
 from tests.sim.world import Process, World
 from tests.sim.writer import Writer, committed_offset
+from tests.sim.xa_resources import Mishaps
+from tests.sim.xa_workload import XaWorkload
 from tests.support.history import Divert as Diverted
 from tests.support.history import Tally, check
 from tests.support.history_audit import JournalAudit
@@ -175,7 +175,7 @@ class Simulation:
             Taker(stage, "d2", "topic:news", subscription="some", selector=ODD, naps=True),
             Taker(stage, "undertaker", DEAD_LETTERS),
         ]
-        self.office = Office(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
+        self.xa_workload = XaWorkload(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
 
     async def _feed(self, process: Process, count: int) -> None:
         """A Kafka application writes what the ingress takes in; its aborted records do not count."""
@@ -203,13 +203,13 @@ class Simulation:
         if self.world.chance(LAST_KILL):
             self.world.after(self.random.random() * LAST_KILL_MS, self._kill_newest)
         self.pipelines.reruns = self.pipelines.zombies = 0.0
-        self.office.calm()
+        self.xa_workload.calm()
         self.stage.nap_ms = 0.0
         for broker in self.brokers:
             broker.slowness = self.nemesis.frailty = 0.0
             broker.elected_unawares = False
         drivers = self.pipelines.drivers
-        managers = self.office.processes
+        managers = self.xa_workload.processes
         for process in (
             *(each.process for each in self.brokers),
             *(each.process for each in managers),
@@ -239,7 +239,7 @@ class Simulation:
         up = [broker for broker in self.brokers if broker.process.alive and not broker.standing_by]
         if not any(broker.serving or broker.world.now_ms - self.healed_ms < 500 for broker in up):
             self.nemesis.take_over()
-        self.office.supervise()
+        self.xa_workload.supervise()
         self.world.after(100, self._supervise)
 
     def _look(self) -> None:
@@ -254,7 +254,7 @@ class Simulation:
         since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
         if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
             return False
-        if any(self.office.in_doubt(self._newest())):
+        if any(self.xa_workload.in_doubt(self._newest())):
             return False
         return not self.kafka.unfinished and all(committed_offset(self.kafka, key) >= end for key, end in self._ends())
 
@@ -278,7 +278,7 @@ class Simulation:
             )
             for divert in DIVERTS
         }  # fmt: skip
-        self.office.note()
+        self.xa_workload.note()
         audit = self._audit()
         tally = check(
             self.stage.operations,
@@ -290,7 +290,7 @@ class Simulation:
             healed_ms=self.healed_ms + AFTERMATH_MS,
             clock_ms=0,
         )
-        self.office.judge(tally, self._newest())
+        self.xa_workload.judge(tally, self._newest())
         self.witness.judge(tally, audit.counts)
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
         tally.report("claimed-twice", "tasks worked from a position that another driver run held", self.pipelines.claimed_twice)

@@ -13,8 +13,8 @@ from typing import TypeVar
 from bascule.broker.engine import Engine
 from bascule.journal.records import RecordError
 from bascule.writer.position import position_key
+from tests.sim.housekeeping import Following
 from tests.sim.kafka import GIVE_UP_MS, JOURNAL, STORE, Kafka, KafkaFault, Partition
-from tests.sim.keeping import Following
 from tests.sim.world import Process, Promise, World
 from tests.sim.writer import DIVERTS, committed_offset
 from tests.support.history import Tally

@@ -207,7 +207,7 @@ def _origin(engine: Engine, body: bytes) -> Queue:
 
 def _put_into(engine: Engine, queue: Queue, message: Message, copy: Message, target: Queue) -> None:
     """A copy into one queue, past all routing, as the message leaves its queue: one record."""
-    engine.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
+    engine.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
     engine.put_into(target, Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, ""))
     engine.gone(queue, message)
-    engine.journaling.part()
+    engine.journaling.end_atomic()

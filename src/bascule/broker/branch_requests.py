@@ -70,7 +70,7 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
     try:
         OPERATIONS[request.operation](engine, request, say, violations)
     except BasculeError as error:
-        engine.journaling.then_anew(say, failure(error))  # another broker may have the branch by now
+        engine.journaling.after_barrier(say, failure(error))  # another broker may have the branch by now
 
 
 def done(code: int = XA_OK, text: str | None = None) -> Answer:
@@ -117,7 +117,7 @@ def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[
     if RequestViolation.LIST_UNSTORED in violations:
         listed()
     else:
-        engine.journaling.then_anew(listed)
+        engine.journaling.after_barrier(listed)
 
 
 def _forget(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:

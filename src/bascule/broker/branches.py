@@ -283,7 +283,7 @@ def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
     ended = Ended(xid, Ending.FORGOTTEN, engine.clock())
     if BranchViolation.FORGET_UNJOURNALED in engine.branches.violations:
         engine.branches.over(ended)
-        engine.journaling.then_anew(done)
+        engine.journaling.after_barrier(done)
         return
     engine.journaling.add(ended_entry(*ended))
     engine.journaling.then(engine.branches.over, ended)

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
-from bascule.broker.retention import Keeper, Pin, needed_from, pins_of
+from bascule.broker.retention import Keeper, RetentionHold, holds_of, needed_from
 from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
@@ -93,7 +93,7 @@ class HousekeepingEffects(Protocol):
         """Forget the snapshots that this one replaces."""
         ...
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
         """Where pipelines stand by their committed positions: one that is not committed yet may never be."""
         ...
 
@@ -131,15 +131,15 @@ class HousekeepingProtocol:
         self._tried = (0, 0)  # as many when a snapshot was last begun
         self._kept = (engine.journaling.epoch, 0, 0)  # offset of the last snapshot, and as many when it was taken; before it, of the start
         self._busy = False
-        self._found: list[Pin] = []  # as of the last snapshot
+        self._found: list[RetentionHold] = []  # as of the last snapshot
         self._trouble = ""  # why there was none the last time
 
     @property
-    def pins(self) -> list[Pin]:
+    def retention_holds(self) -> list[RetentionHold]:
         """What the journal is kept for, as of the last snapshot, and what came since."""
         offset, records, size_bytes = self._kept
         reason = self._trouble or "what came since is in no snapshot yet"
-        return [*self._found, Pin(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
+        return [*self._found, RetentionHold(Keeper.SNAPSHOT, "", offset, self._records - records, self._size_bytes - size_bytes, reason)]
 
     def appended(self, size_bytes: int) -> None:
         """A record is stored; when there are enough, a round begins."""
@@ -224,7 +224,7 @@ class HousekeepingProtocol:
         retained = await effects.retained_from(Log.JOURNAL, partition)
         pipelines = await effects.pipelines(taken.next_offset, mean_bytes)
         retention_s = self._limits.retention_s
-        self._found = await effects.computed(partial(pins_of, taken, pipelines, retained, retention_s, held, mean_bytes))
+        self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, retention_s, held, mean_bytes))
         await self._trim_to(Log.JOURNAL, partition, needed_from(taken, self._found, self._violations))
         if not taken.ingress or await effects.ingress_topic_id() != taken.ingress_topic_id:
             return  # nothing has been taken of one that was created again

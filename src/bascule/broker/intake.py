@@ -65,11 +65,11 @@ class Intake:
             raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
         self.positions[partition] = next_offset
         now_ms = self.clock()
-        self.journaling.together(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends))
+        self.journaling.begin_atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends))
         for send, keep in sends:
             self._take_in(send, keep, now_ms)
         self.journaling.add(ingress_entry(partition, next_offset))
-        self.journaling.part()
+        self.journaling.end_atomic()
         self.journaling.then(self._taken, partition, next_offset)
 
     def _taken(self, partition: int, next_offset: int) -> None:

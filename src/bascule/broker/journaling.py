@@ -100,8 +100,8 @@ class Journaling:
             self._wake()
         self.close_if_full()
 
-    def together(self, size_bytes: int, messages: int = 1) -> None:
-        """What follows, up to :meth:`part`, goes into one record; ``size_bytes`` says about how much it is.
+    def begin_atomic(self, size_bytes: int, messages: int = 1) -> None:
+        """What follows, up to :meth:`end_atomic`, goes into one record; ``size_bytes`` says about how much it is.
 
         ``messages`` is how many it has at most, which a record must be able to number. Raises BrokerFault as ``flush`` does.
         """
@@ -111,7 +111,7 @@ class Journaling:
             self.flush()
         self._held = not self._in_pieces
 
-    def part(self) -> None:
+    def end_atomic(self) -> None:
         """The record may be closed again."""
         self._held = False
         self.close_if_full()
@@ -163,7 +163,7 @@ class Journaling:
         else:
             action(*arguments)
 
-    def then_anew(self, action: Callable[..., None], *arguments: Any) -> None:
+    def after_barrier(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do this once a record made after now is stored: a broker that another one has replaced never comes to it."""
         self.add(b"")
         self.then(action, *arguments)

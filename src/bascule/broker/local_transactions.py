@@ -124,7 +124,7 @@ class LocalTransactions:
         """What a transaction has gathered, as one journal record, with an entry that says so; ``done()`` once that is stored."""
         now_ms = self.clock()
         stored: list[tuple[Message, tuple[Queue, ...], int]] = []
-        self.journaling.together(size_bytes, len(drafts))
+        self.journaling.begin_atomic(size_bytes, len(drafts))
         if ended:
             self.journaling.add(ended)
         for draft in drafts:
@@ -134,7 +134,7 @@ class LocalTransactions:
         for queue, message in acks:
             self.counters.acknowledged += 1
             self._deliveries.gone(queue, message)
-        self.journaling.part()
+        self.journaling.end_atomic()
         self.journaling.then(self._carried_out, stored, done)
 
     def _carried_out(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[], None]) -> None:

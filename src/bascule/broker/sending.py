@@ -238,10 +238,10 @@ class Sending:
     def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, due_ms: int = 0) -> None:
         """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
         draft = Draft(copy, address, Routing.ANYCAST, self._deliveries.bodies.read(copy), message.durable, "", (), due_ms)
-        self.journaling.together(copy.size_bytes + SEND_OVERHEAD_BYTES)
+        self.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
         self.put(draft, self.clock())
         self._deliveries.gone(queue, message)
-        self.journaling.part()
+        self.journaling.end_atomic()
 
     def put_into(self, queue: Queue, draft: Draft) -> None:
         """A message into one queue, past all routing."""

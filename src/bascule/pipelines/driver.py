@@ -36,7 +36,7 @@ from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Know
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.claims import Claim
-from bascule.writer.position import APART, COMMON, ENDED, INGRESS, Position, PositionLost, position_key
+from bascule.writer.position import COMMON, DIVERT, ENDED, INGRESS, Position, PositionLost, position_key
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -65,7 +65,7 @@ class Driver:
         self._positions = Positions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._session: SparkSession | None = None
-        self._apart: set[str] = set()
+        self._separate: set[str] = set()
         self._in_doubt: set[str] = set()
         self._known = Known()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
@@ -146,8 +146,8 @@ class Driver:
 
     def _held_keys(self) -> list[str]:
         """The positions that this run's queries move."""
-        apart = [name.removeprefix(APART) for name in self.queries if name.startswith(APART)]
-        diverts = [self._positions.common_key, *map(self._positions.own_key, apart)] if COMMON in self.queries else []
+        separate = [name.removeprefix(DIVERT) for name in self.queries if name.startswith(DIVERT)]
+        diverts = [self._positions.common_key, *map(self._positions.own_key, separate)] if COMMON in self.queries else []
         taken = self._sources.items()
         return diverts + [position_key(f"{INGRESS}{name}", topic, partition) for name, sources in taken for topic, partition in sources]
 
@@ -172,22 +172,22 @@ class Driver:
             return
         if plan is None:
             return
-        self._apart, self._known = set(plan.apart), Known(frozenset(plan.parked), plan.removed, plan.end)
+        self._separate, self._known = set(plan.separate), Known(frozenset(plan.parked), plan.removed, plan.end)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
-        for name in plan.apart:
-            self._add(f"{APART}{name}", lambda name=name: self._frame_apart(name))  # type: ignore[misc]
+        for name in plan.separate:
+            self._add(f"{DIVERT}{name}", lambda name=name: self._separate_frame(name))  # type: ignore[misc]
         for name, loss in plan.lost.items():
-            self._add(f"{APART}{name}", partial(_stopped, loss))
+            self._add(f"{DIVERT}{name}", partial(_stopped, loss))
 
-    def _frame_apart(self, name: str) -> DataStreamWriter | None:
+    def _separate_frame(self, name: str) -> DataStreamWriter | None:
         self._settle_doubts()
-        return self._divert_frame(f"{APART}{name}", self._positions.own_key(name)) if name in self._apart else None
+        return self._divert_frame(f"{DIVERT}{name}", self._positions.own_key(name)) if name in self._separate else None
 
     def _divert_frame(self, pool: str, key: str) -> DataStreamWriter | None:
         position = self._positions.read(key)
         if key == self._positions.common_key:
             self._settle_doubts()
-            if self._diverts and not (position.members or self._apart or self._known.removed):
+            if self._diverts and not (position.members or self._separate or self._known.removed):
                 return None  # all are disabled
         start = {(position.topic, position.partition): position.offset}
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, start, committed=False))
@@ -198,20 +198,20 @@ class Driver:
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
         members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
-        known = replace(self._known, elsewhere=self._known.elsewhere | self._apart)
+        known = replace(self._known, elsewhere=self._known.elsewhere | self._separate)
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:
-        for name in sorted(self._apart):
+        for name in sorted(self._separate):
             # Of a query that does not run, be it stopped or about to start again, nothing is known.
             journal = (self.pipelines.topics.journal, self.pipelines.topics.partition)
-            behind, ahead = (self.queries[query].reached().get(journal) for query in (f"{APART}{name}", COMMON))
+            behind, ahead = (self.queries[query].reached().get(journal) for query in (f"{DIVERT}{name}", COMMON))
             if behind is not None and ahead is not None and abs(ahead - behind) <= JOIN_RECORDS:
                 self._join(name)
 
     def _join(self, name: str) -> None:
         """Stops the divert and the others, brings whoever is behind to the same offset, and makes them one, in one transaction."""
-        query, common = self.queries[f"{APART}{name}"], self.queries[COMMON]
+        query, common = self.queries[f"{DIVERT}{name}"], self.queries[COMMON]
         query.stop()
         common.stop()
         key, common_key = self._positions.own_key(name), self._positions.common_key
@@ -244,8 +244,8 @@ class Driver:
             self._in_doubt.clear()
 
     def _has_joined(self, name: str) -> None:
-        del self.queries[f"{APART}{name}"]
-        self._apart.remove(name)
+        del self.queries[f"{DIVERT}{name}"]
+        self._separate.remove(name)
         self._in_doubt.discard(name)
         log.info("divert has joined", divert=name)
 
@@ -340,7 +340,7 @@ class Driver:
 
     def _tell(self, reasons: Mapping[str, str]) -> None:
         """Why queries of diverts do not run, by name: the broker shows it with what it keeps of the journal for them."""
-        own = {name: self._positions.own_key(name.removeprefix(APART)) for name in reasons if name.startswith(APART)}
+        own = {name: self._positions.own_key(name.removeprefix(DIVERT)) for name in reasons if name.startswith(DIVERT)}
         keys = own | ({COMMON: self._positions.common_key} if COMMON in reasons else {})
         # Of what a successor holds it is the successor who knows.
         if not keys or any(query.superseded for query in self.queries.values()):

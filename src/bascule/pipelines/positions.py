@@ -26,9 +26,9 @@ from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
 from bascule.writer.claims import Claim, Claims
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
-    APART,
     BEGUN,
     COMMON,
+    DIVERT,
     INGRESS,
     POSITION_PARTITIONS,
     Position,
@@ -84,7 +84,7 @@ class _Journal:
 
         One that is not configured any more answers for what is left of the journal: what it took in it nobody knows.
         """
-        losses = {name: loss for name, at in own.items() if (loss := _loss(f"{APART}{name}", at, self.topic_id, self.first)) is not None}
+        losses = {name: loss for name, at in own.items() if (loss := _loss(f"{DIVERT}{name}", at, self.topic_id, self.first)) is not None}
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
             log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
@@ -126,7 +126,7 @@ class Positions:
 
         Who reads what they wrote to, the positions among it, would wait until Kafka does it, which may be after minutes.
         """
-        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", APART, INGRESS)))  # and no sink of a user's job
+        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", DIVERT, INGRESS)))  # and no sink of a user's job
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, keys))
 
     def look_at_transactions(self) -> None:
@@ -165,7 +165,7 @@ class Positions:
             common = self._take(common_writer, self.common_key)
             keys = self._seen_keys()
             kept, begun = (
-                {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (APART, BEGUN)
+                {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (DIVERT, BEGUN)
             )
             own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
             self._check(COMMON, topic, partition, topic_id, common, history)
@@ -183,10 +183,10 @@ class Positions:
             others: dict[str, Position | None] = dict.fromkeys(kept.values())
             others |= dict.fromkeys(key for name, key in begun.items() if name not in configured)
             others |= {self.begun_key(name): position for name, position in plan.new.items()}
-            others |= {self.own_key(name): position for name, position in (plan.apart | plan.parked).items()}
+            others |= {self.own_key(name): position for name, position in (plan.separate | plan.parked).items()}
             crash.point("driver.take.before")
             common_writer.write([], common, plan.common, others)
-            self._claims.hold([self.common_key, *map(self.own_key, plan.apart)])
+            self._claims.hold([self.common_key, *map(self.own_key, plan.separate)])
             crash.point("driver.take.after")
             return None if plan.common.vacant else replace(plan, lost=lost)
 
@@ -200,7 +200,8 @@ class Positions:
             return None
         configured = {divert.name for divert in diverts}
         taken = journal.taken_since(stored)
-        # One that stood apart and is not configured any more still answers for what it took; for all others it is the common position.
+        # A divert with a position of its own that is not configured any more still answers for what it took; the common position does for
+        # all others.
         own = {name: at for name, at in own.items() if name in configured or name in taken or name in journal.taken_since(at)}
         unclaimed = taken.keys() - {*own, *(common.members if common else ())}
         if common is not None:
@@ -217,13 +218,13 @@ class Positions:
         plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
         if plan is None:
             return None
-        if not diverts and not taken and not plan.apart:
+        if not diverts and not taken and not plan.separate:
             # Nothing of earlier diverts is left: there is no more to answer for.
             return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
         owner = self._claims.name(self.common_key)
         return DivertPlan(
             replace(plan.common, owner=owner),
-            {name: replace(position, owner=owner) for name, position in plan.apart.items()},
+            {name: replace(position, owner=owner) for name, position in plan.separate.items()},
             {name: replace(position, owner="") for name, position in plan.parked.items()},
             plan.new,
             frozenset({*own, *taken} - configured),
@@ -307,8 +308,8 @@ class Positions:
         return self._key(COMMON)
 
     def own_key(self, divert: str) -> str:
-        """The key of a divert's position while it stands apart."""
-        return self._key(f"{APART}{divert}")
+        """The key of a divert's position while it has one of its own."""
+        return self._key(f"{DIVERT}{divert}")
 
     def begun_key(self, divert: str) -> str:
         """The key of the position at which a divert once began."""

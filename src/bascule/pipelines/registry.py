@@ -24,13 +24,13 @@ LOOK_AHEAD_RECORDS = 100
 class DivertPlan:
     """What the driver makes of the diverts: ``common`` with its members, and those that stand elsewhere, each by itself.
 
-    ``apart`` are enabled diverts that still have to reach the common position, and removed ones that answer for what they took until they
-    are there; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
+    ``separate`` are enabled diverts that still have to reach the common position, and removed ones that answer until then for what they
+    took; ``parked`` are disabled ones that keep theirs, and ``lost`` says why enabled ones among them cannot go on; ``new`` is where
     those begin that were not known before; ``removed`` took what the common position may have to answer for, before ``end``.
     """
 
     common: Position
-    apart: dict[str, Position]
+    separate: dict[str, Position]
     parked: dict[str, Position]
     new: dict[str, Position]
     removed: frozenset[str] = frozenset()
@@ -74,7 +74,7 @@ def plan_diverts(
     elsewhere = {name: replace(at, members=(name,)) for name, at in (standing | removed).items() if name not in there}
     return DivertPlan(
         common=replace(_best_informed(base, [standing[name] for name in there]), members=there),
-        apart={name: at for name, at in elsewhere.items() if name not in disabled},
+        separate={name: at for name, at in elsewhere.items() if name not in disabled},
         parked={name: at for name, at in elsewhere.items() if name in disabled},
         new=new,
     )

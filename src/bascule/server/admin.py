@@ -90,7 +90,7 @@ QUEUE_METRICS = (
     ("bascule_queue_delayed", "Messages that wait for their time", "delayed"),
     ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
 )
-#: The same of PinStatus.
+#: The same of RetentionHoldStatus.
 PIN_METRICS = (
     ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
     ("bascule_journal_pinned_bytes", "Size of these records", "bytes"),

@@ -19,9 +19,9 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.message import DESTINATION_KINDS
 from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
+from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
-from bascule.server.lost_track import bring_back, comes_late
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -93,7 +93,7 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
     target = link.target
     limit = client.max_message_bytes
     if isinstance(target, Coordinator):
-        if comes_late(client, link) and bring_back(client, link):
+        if attached_late(client, link) and reset_connection(client, link):
             return
         link.context = CoordinatorLink(client, link)
         link.accept(max_message_size=limit)

@@ -21,12 +21,12 @@ from bascule.core.destination import Routing
 from bascule.core.log import get_log
 from bascule.core.permissions import Permission
 from bascule.server.attach import detached
-from bascule.server.interruptions import Past
+from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
-    from bascule.server.lost_track import BeginAnew
+    from bascule.server.connection_reset import ConnectionReset
     from bascule.server.node import Node
 
 _log = get_log(__name__)
@@ -75,8 +75,8 @@ class Client:
         self.mechanism = ""  # of SASL, by which it has logged in
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
-        self.past: Past | None = None  # of a client that may have come back
-        self.anew: BeginAnew | None = None
+        self.history: ConnectionHistory | None = None  # of a client that may have come back
+        self.reset: ConnectionReset | None = None
         self.first_transactions = 0  # of sessions that may have been interrupted
         self.lost = False  # its socket is gone
         self.ended = False  # by the broker
@@ -91,7 +91,7 @@ class Client:
         """The client has opened its connection, as ``user`` and ``container`` say, with these properties."""
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
-        self.past = self._server.interruptions.opened(self.container, properties)
+        self.history = self._server.interruptions.opened(self.container, properties)
 
     # -- the broker, as this client sees it --------------------------------------------------------------------------
 
@@ -198,9 +198,9 @@ class Client:
         """Take back everything that the client holds. ``failed``: its connection broke, perhaps because of a message it was given."""
         if failed:
             self.interrupted()
-        if self.anew is not None:
-            self.anew.drop()
-            self.anew = None
+        if self.reset is not None:
+            self.reset.drop()
+            self.reset = None
         for link in list(self.links):
             if failed and isinstance(link.context, ConsumerLink):
                 link.context.fail_oldest()
@@ -212,19 +212,19 @@ class Client:
 
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""
-        if self.past is not None and not self.ended:
-            self._server.interruptions.lost(self.container, self.past)
+        if self.history is not None and not self.ended:
+            self._server.interruptions.lost(self.container, self.history)
 
-    def begin_anew(self, waiting: frozenset[str]) -> None:
-        """Close the connection of a client that has lost track of its messages (bascule.server.lost_track), so that it reconnects.
+    def close_for_reset(self, waiting: frozenset[str]) -> None:
+        """Close the connection of a client that has lost track of its messages (bascule.server.connection_reset), so that it reconnects.
 
         ``waiting`` are coordinator links whose sessions expect an answer.
         """
-        past = self.past
-        if past is None or self.lost or self.ended:
+        history = self.history
+        if history is None or self.lost or self.ended:
             return
         _log.info("connection %s (%s): %s", self.peer, self.container, CONNECTION_RESET)
-        unheard = past.waited - {link.name for link in self.links}
+        unheard = history.waited - {link.name for link in self.links}
         self._wire.close(CONNECTION_RESET)
-        self._server.interruptions.lost(self.container, past, waiting | unheard)
+        self._server.interruptions.lost(self.container, history, waiting | unheard)
         self._wire.later(self._server.dispatch)  # other clients may have what this one held

@@ -10,8 +10,8 @@ from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected
 from bascule.amqp.session import Session
 from bascule.broker.errors import UnknownTransaction
 from bascule.core.errors import BasculeError
+from bascule.server.connection_reset import consumers_of, reset_connection, rollback_loses_messages
 from bascule.server.links import PRODUCER_CREDIT
-from bascule.server.lost_track import bring_back, consumers_of, loses_track
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -23,7 +23,7 @@ RECOVERED_S: Final = 5.0
 class CoordinatorLink:
     """A client's link to the transaction coordinator."""
 
-    __slots__ = ("_declared", "_first", "_interrupted", "_lost_track", "_waits", "client", "link")
+    __slots__ = ("_declared", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
 
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
@@ -31,12 +31,12 @@ class CoordinatorLink:
         self._declared: set[bytes] = set()  # a connection has a coordinator link for each of its sessions
         # An interruption may have fallen into the first transaction: b"" before it, None behind it.
         self._first: bytes | None = None
-        if client.past is not None:
+        if client.history is not None:
             self._first = b""
             client.first_transactions += 1
         soon = time.monotonic() - client.opened_s < RECOVERED_S
-        self._interrupted = soon and client.past is not None and client.past.interrupted_s is not None
-        self._lost_track = False  # the client, of messages that it has
+        self._interrupted = soon and client.history is not None and client.history.interrupted_s is not None
+        self._reset_due = False  # the client, of messages that it has
         self._waits = False  # for the end of its connection
 
     @property
@@ -46,9 +46,9 @@ class CoordinatorLink:
 
     def declare(self, delivery_id: int) -> None:
         """Begin a transaction."""
-        if self._lost_track:
-            self._lost_track = False
-            self._waits = bring_back(self.client, self.link)
+        if self._reset_due:
+            self._reset_due = False
+            self._waits = reset_connection(self.client, self.link)
         if self._waits:
             return
         self._declared &= self.client.transactions.keys()  # without those that have become branches
@@ -61,17 +61,19 @@ class CoordinatorLink:
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit, or roll back. The answer to a commit comes when it is stored."""
-        if self.client.anew is not None:
+        if self.client.reset is not None:
             self._waits = True
-            self.client.anew.hold(self.link, txn_id)
+            self.client.reset.hold(self.link, txn_id)
             return
         transaction = self.client.transactions.pop(txn_id, None)
         self._declared.discard(txn_id)
         engine = self.client.engine
         if self._first is not None and txn_id == self._first:
             session = self.link.session
-            self._lost_track = (
-                fail and transaction is not None and loses_track(self.client, session, transaction, interrupted=self._interrupted)
+            self._reset_due = (
+                fail
+                and transaction is not None
+                and rollback_loses_messages(self.client, session, transaction, interrupted=self._interrupted)
             )
             self._first_is_over()
             for consumer in consumers_of(self.client, session):

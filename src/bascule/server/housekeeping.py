@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, Log
-from bascule.broker.retention import Pin
+from bascule.broker.retention import RetentionHold
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -16,7 +16,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.effects import LoopEffects
-from bascule.server.pins import PipelinePins
+from bascule.server.pipeline_holds import PipelineHolds
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -88,9 +88,9 @@ class Housekeeping:
         self.protocol = HousekeepingProtocol(_Effects(place, store, running), place.housekeeping_limits, engine, offsets)
 
     @property
-    def pins(self) -> list[Pin]:
+    def retention_holds(self) -> list[RetentionHold]:
         """What the journal is kept for, as of the last snapshot, and what came since."""
-        return self.protocol.pins
+        return self.protocol.retention_holds
 
     async def rounds(self) -> None:
         """Run a round, and another one for what came meanwhile."""
@@ -110,7 +110,7 @@ class _Effects(LoopEffects):
         self._store = store
         self.going_on = running
         self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
-        self._pipelines = PipelinePins(place)
+        self._pipelines = PipelineHolds(place)
 
     async def computed(self, calculation: Callable[[], T]) -> T:
         """Off the loop: the snapshot of a million messages takes a good part of a second. Raises what it raises."""
@@ -132,7 +132,7 @@ class _Effects(LoopEffects):
         """Raises Unavailable."""
         await self.off_loop(self._snapshots.delete_older, snapshot_id)
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
         """Raises Unavailable."""
         return await self.off_loop(self._pipelines.found, end, mean_bytes)
 

@@ -1,7 +1,7 @@
 """Clients that come back after their connection broke, as far as a broker can know it.
 
 Qpid JMS says nothing of it: its ``failover:`` opens a connection like any other. What it does then with the transaction that the
-interruption fell into is in :mod:`bascule.server.lost_track`.
+interruption fell into is in :mod:`bascule.server.connection_reset`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ REMEMBERED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ConnectionHistory:
     """What lies behind a connection of Qpid JMS."""
 
     #: When it was interrupted, by the clock of the broker; None: most likely never.
     interrupted_s: float | None = None
     #: Coordinator links of sessions that were waiting for an answer then.
     waited: frozenset[str] = frozenset()
-    #: How often the broker has made it begin anew since.
-    rounds: int = 0
+    #: How often the broker has reset it since.
+    resets: int = 0
 
 
 class Interruptions:
@@ -41,29 +41,29 @@ class Interruptions:
         """``clock_s`` counts seconds."""
         self._clock_s = clock_s
         self._serves_since_s = clock_s()
-        self._lost: dict[str, Past] = {}
+        self._lost: dict[str, ConnectionHistory] = {}
 
     def serving(self) -> None:
         """The broker begins to serve."""
         self._serves_since_s = self._clock_s()
 
-    def lost(self, container: str, past: Past, waited: frozenset[str] | None = None) -> None:
-        """The connection of a client, with this past, has ended without its asking for it. ``waited``: it was made to begin anew."""
-        told = Past(self._clock_s())
+    def lost(self, container: str, history: ConnectionHistory, waited: frozenset[str] | None = None) -> None:
+        """The connection of a client, with this history, has ended without its asking for it. ``waited``: it was reset."""
+        told = ConnectionHistory(self._clock_s())
         if waited is not None:
-            since_s = told.interrupted_s if past.interrupted_s is None else past.interrupted_s
-            told = Past(since_s, waited, past.rounds + 1)
+            since_s = told.interrupted_s if history.interrupted_s is None else history.interrupted_s
+            told = ConnectionHistory(since_s, waited, history.resets + 1)
         self._lost.pop(container, None)
         self._lost[container] = told
         if len(self._lost) > REMEMBERED_MAX:
             del self._lost[next(iter(self._lost))]
 
-    def opened(self, container: str, properties: Mapping[Any, Any] | None) -> Past | None:
+    def opened(self, container: str, properties: Mapping[Any, Any] | None) -> ConnectionHistory | None:
         """A client opens a connection. None: it is not Qpid JMS."""
         if (properties or {}).get("product") != PRODUCT:
             return None
         now_s = self._clock_s()
-        past = self._lost.pop(container, None)
-        if past is not None and past.interrupted_s is not None and now_s - past.interrupted_s < REMEMBERED_S:
-            return past
-        return Past(now_s if now_s - self._serves_since_s < RETURN_S else None)
+        history = self._lost.pop(container, None)
+        if history is not None and history.interrupted_s is not None and now_s - history.interrupted_s < REMEMBERED_S:
+            return history
+        return ConnectionHistory(now_s if now_s - self._serves_since_s < RETURN_S else None)

@@ -115,7 +115,7 @@ class ConsumerLink:
         self.link = link
         self.settled = settled
         self._keeps_credit = keeps_credit
-        self._kept = 0  # of the credit, see bascule.server.lost_track
+        self._kept = 0  # of the credit, see bascule.server.connection_reset
         #: Whether, where no credit is left, the client has given it back: messages did not use it up, and it has taken nothing since.
         self.gave_back = False
         self.consumer: Consumer | None = None

@@ -20,7 +20,7 @@ from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
-from bascule.broker.retention import Pin
+from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
@@ -199,10 +199,10 @@ class Node:
         return self._earlier if engine is None else sum_of(self._earlier, engine.counters)
 
     @property
-    def pins(self) -> list[Pin]:
+    def retention_holds(self) -> list[RetentionHold]:
         """What the journal is kept for, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None
-        return housekeeping.pins if housekeeping is not None else []
+        return housekeeping.retention_holds if housekeeping is not None else []
 
     @property
     def journal_offset(self) -> int:

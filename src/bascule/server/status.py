@@ -14,7 +14,7 @@ from bascule.broker.queue import Queue
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
-    from bascule.broker.retention import Pin
+    from bascule.broker.retention import RetentionHold
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
 
@@ -103,8 +103,8 @@ class BranchStatus(TypedDict):
     bytes: int  # of what it sends
 
 
-class PinStatus(TypedDict):
-    """One for whom the journal is kept; as of the last snapshot. See Pin."""
+class RetentionHoldStatus(TypedDict):
+    """One for whom the journal is kept; as of the last snapshot. See RetentionHold."""
 
     keeper: str  # pipeline | queue | branch | retention | snapshot
     name: str
@@ -124,7 +124,7 @@ class Status(TypedDict):
     serving: bool
     reason: str  # why it does not serve; empty when it does
     queues: list[QueueStatus]
-    pins: list[PinStatus]
+    pins: list[RetentionHoldStatus]
     branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
     gauges: dict[str, float]
     counters: dict[str, float]
@@ -150,7 +150,7 @@ def status_of(node: Node) -> Status:
         }  # fmt: skip
     return Status(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
-        serving=node.serving, reason=node.trouble, queues=queues, pins=[pin_status(pin) for pin in node.pins],
+        serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         branches=branches, gauges=gauges, counters=_named(node.counters),
     )  # fmt: skip
 
@@ -163,10 +163,16 @@ def branch_status(branch: Listed) -> BranchStatus:
     )  # fmt: skip
 
 
-def pin_status(pin: Pin) -> PinStatus:
+def hold_status(hold: RetentionHold) -> RetentionHoldStatus:
     """One for whom the journal is kept."""
-    return PinStatus(
-        keeper=pin.keeper, name=pin.name, offset=pin.offset, records=pin.records, bytes=pin.bytes, reason=pin.reason, released=pin.released
+    return RetentionHoldStatus(
+        keeper=hold.keeper,
+        name=hold.name,
+        offset=hold.offset,
+        records=hold.records,
+        bytes=hold.bytes,
+        reason=hold.reason,
+        released=hold.released,
     )
 
 

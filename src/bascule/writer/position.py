@@ -17,7 +17,7 @@ from bascule.core.errors import BasculeError, Scope
 VERSION = 1
 #: The pipeline of all diverts that stand at one place; one that stands elsewhere has a position under this and its name.
 COMMON = "diverts"
-APART = "divert:"
+DIVERT = "divert:"
 #: The pipeline of an ingress is this and its name.
 INGRESS = "ingress:"
 #: Keys are spread over this many partitions, so that a writer seldom waits for another one's open transaction.

@@ -31,7 +31,7 @@ from bascule.xa.log import DecisionLog
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.resource import Resource
-from bascule.xa.transaction import HandleT, Surroundings, Transaction
+from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.xid import MANAGER_NAME, RESOURCE_NAME, named
 
 #: Long for a person's patience, short for a database that keeps locks.
@@ -134,8 +134,8 @@ class TransactionManager:
             raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
         if self._failure:
             raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
-        around = Surroundings(self.name, self.log, self._by, self._knows, self._enter, self._leave)
-        transaction = Transaction(around, timeout_s if timeout_s is not None else self._timeout_s)
+        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave)
+        transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction
         return transaction

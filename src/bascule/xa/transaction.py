@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class TransactionEnvironment:
     """What a transaction needs of its manager."""
 
     manager: str
@@ -37,12 +37,12 @@ class Surroundings:
 class Transaction:
     """Made by ``TransactionManager.begin``; ends with its ``with`` block, or by ``commit`` or ``rollback``."""
 
-    def __init__(self, around: Surroundings, timeout_s: float) -> None:
-        self.gtrid = new_gtrid(around.manager, now_ms() + int(timeout_s * 1000))
+    def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
+        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000))
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
-        self._around = around
-        self._protocol = TwoPhase(self.gtrid, timeout_s, BlockingLog(around.log), SystemClock(), around.by)
+        self._environment = environment
+        self._protocol = TwoPhase(self.gtrid, timeout_s, BlockingLog(environment.log), SystemClock(), environment.by)
         self._resources: dict[str, Resource[Any]] = {}
         self._lock = threading.RLock()
         self._leave: Callable[[], None] | None = None
@@ -68,7 +68,7 @@ class Transaction:
         Raises TransactionTimedOut, OutOfOrder when the transaction is over, and what ``start`` of the resource raises.
         """
         with self._lock:
-            if (known := self._resources.get(resource.name, resource)) is not resource or not self._around.known(known):
+            if (known := self._resources.get(resource.name, resource)) is not resource or not self._environment.known(known):
                 raise InvalidInput(f"resource {resource.name!r} is not one that the manager was made with: recovery could not reach it")
             handle: HandleT = run_blocking(self._protocol.enlist(BlockingParticipant(resource)))
             self._resources[resource.name] = resource
@@ -92,7 +92,7 @@ class Transaction:
 
     def __enter__(self) -> Self:
         """It is the current transaction of this thread or task."""
-        self._leave = self._around.entered(self)
+        self._leave = self._environment.entered(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -124,4 +124,4 @@ class Transaction:
                 run_blocking(call())
             finally:
                 if not over and self.status in ENDED:
-                    self._around.left(self, self._protocol.pending)
+                    self._environment.left(self, self._protocol.pending)

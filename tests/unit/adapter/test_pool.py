@@ -116,7 +116,7 @@ def test_one_that_cannot_be_made_takes_no_place() -> None:
 def test_a_leak_is_reported_once_with_its_taker(caplog: pytest.LogCaptureFixture) -> None:
     things, _ = pool(most=3, leak_after_s=0.001)
     things.take()
-    (leak,) = things.taken()
+    (leak,) = things.leases()
     assert leak.by == threading.current_thread().name
     threading.Event().wait(0.002)
     things.take()

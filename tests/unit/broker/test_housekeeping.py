@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
-from bascule.broker.retention import Keeper, Pin
+from bascule.broker.retention import Keeper, RetentionHold
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
 from bascule.server.effects import FutureWaiter
@@ -28,7 +28,7 @@ class Topics:
         self.kept: dict[int, bytes] = {}
         self.first = {Log.JOURNAL: 0, Log.INGRESS: 0}
         self.retained = {Log.JOURNAL: 1 << 40, Log.INGRESS: 1 << 40}
-        self.positions: list[Pin] = []
+        self.positions: list[RetentionHold] = []
         self.ingress_id: str | None = "ingress"
         self.trimmed: list[tuple[Log, int]] = []
         self.faults: list[Exception] = []
@@ -72,7 +72,7 @@ class Topics:
     async def delete_older(self, snapshot_id: str) -> None:
         self.written = {snapshot_id: self.written[snapshot_id]}
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
         self.rounds += 1
         if self.faults:
             raise self.faults.pop()
@@ -122,7 +122,7 @@ def test_announcement_that_is_stored_too_late_disturbs_nobody() -> None:
         keeping = housekeeping(broker, topics, announce_timeout_s=0.01)
         await keeping.rounds()  # its announcement is not stored in time
         assert len(topics.written) == 1
-        assert [(pin.keeper, pin.reason) for pin in keeping.pins] == [
+        assert [(pin.keeper, pin.reason) for pin in keeping.retention_holds] == [
             ("snapshot", "no snapshot this time: its announcement is not stored yet")
         ]
         broker.send("q", message_bytes("x"), sender, "x")
@@ -142,7 +142,7 @@ def test_records_in_no_snapshot_count_on_when_a_snapshot_is_not_stored() -> None
                 keeping.appended(3)
             await asyncio.gather(*topics.running)  # its announcement is not stored in time
         keeping.appended(3)
-        assert [(pin.name, pin.records, pin.bytes) for pin in keeping.pins] == [("", 21, 63)]
+        assert [(pin.name, pin.records, pin.bytes) for pin in keeping.retention_holds] == [("", 21, 63)]
         assert len(topics.running) == 2
 
     asyncio.run(failing())
@@ -156,7 +156,7 @@ def test_fault_of_a_round_is_reported_and_the_next_round_tries_again(fault: Exce
         topics.faults.append(fault)
         for reason in (f"housekeeping: {fault}", "what came since is in no snapshot yet"):
             await finish(broker, keeping.rounds())
-            assert [pin.reason for pin in keeping.pins] == [reason]
+            assert [pin.reason for pin in keeping.retention_holds] == [reason]
         assert topics.notes == [f"housekeeping: {fault}"]
 
     asyncio.run(failing())
@@ -204,7 +204,7 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
     async def trim() -> None:
         broker, topics = BrokerInMemory(), Topics()
         send(broker, 5)
-        topics.positions = [Pin(Keeper.PIPELINE, "p", 3, 0, 0, "")]
+        topics.positions = [RetentionHold(Keeper.PIPELINE, "p", 3, 0, 0, "")]
         keeping = housekeeping(broker, topics)
         await finish(broker, keeping.rounds())
         oldest = broker.offsets.offset_of(1)
@@ -221,7 +221,7 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
         topics.retained[Log.JOURNAL] = 4
         await finish(broker, keeping.rounds())
         assert topics.trimmed[-1] == (Log.JOURNAL, 4)
-        assert [pin.keeper for pin in keeping.pins] == [Keeper.RETENTION, Keeper.SNAPSHOT]
+        assert [pin.keeper for pin in keeping.retention_holds] == [Keeper.RETENTION, Keeper.SNAPSHOT]
 
     asyncio.run(trim())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker import snapshot as snapshots
-from bascule.broker.retention import Keeper, Pin, needed_from, pins_of
+from bascule.broker.retention import Keeper, RetentionHold, holds_of, needed_from
 from bascule.broker.snapshot import Snapshot
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
@@ -23,7 +23,7 @@ def taken() -> Snapshot:
 
 
 def said(taken: Snapshot, retained: int, held: dict[int, str]) -> list[tuple[str, str, int, bool]]:
-    found = pins_of(taken, [], retained, 60.0, held, RECORD_BYTES)
+    found = holds_of(taken, [], retained, 60.0, held, RECORD_BYTES)
     assert all(pin.offset + pin.records == taken.next_offset and pin.bytes == RECORD_BYTES * pin.records for pin in found)
     return [(pin.keeper, pin.name, pin.offset, pin.released) for pin in found]
 
@@ -49,8 +49,8 @@ def test_retention_of_the_owner_keeps_the_journal(taken: Snapshot) -> None:
 def test_farthest_pin_that_is_not_released_decides(taken: Snapshot) -> None:
     end = taken.next_offset
 
-    def pipeline(offset: int, quota_bytes: int = 0) -> Pin:
-        return Pin.up_to(end, Keeper.PIPELINE, "p", offset, RECORD_BYTES, "", quota_bytes)
+    def pipeline(offset: int, quota_bytes: int = 0) -> RetentionHold:
+        return RetentionHold.up_to(end, Keeper.PIPELINE, "p", offset, RECORD_BYTES, "", quota_bytes)
 
     assert needed_from(taken, []) == end
     assert needed_from(taken, [pipeline(end + 5)]) == end

@@ -99,11 +99,11 @@ def test_what_goes_together_is_one_record_however_large(bench: Bench) -> None:
     queue = bench.queue()
     bench.broker.settle()
     journaling = bench.engine.journaling
-    journaling.together(0)
+    journaling.begin_atomic(0)
     for mid in range(RECORD_BYTES_SOFT // 4):
         journaling.add_ack(queue, mid)
     assert bench.broker.in_flight == []
-    journaling.part()
+    journaling.end_atomic()
     ((_, value),) = bench.broker.in_flight
     assert ops_of(value) == ["ACK"]
 

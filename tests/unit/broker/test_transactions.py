@@ -228,7 +228,7 @@ def test_half_of_a_transaction_is_never_stored_whatever_fails_in_its_middle(benc
     monkeypatch.setattr(bench.engine.sending, "decide", fails)
     with pytest.raises(ZeroDivisionError):
         bench.engine.commit(transaction, lambda _: None)
-    for record in (bench.engine.journaling.flush, lambda: bench.engine.journaling.together(1)):  # by what comes next in the same turn
+    for record in (bench.engine.journaling.flush, lambda: bench.engine.journaling.begin_atomic(1)):  # by what comes next in the same turn
         with pytest.raises(BrokerFault, match="half-way"):
             record()
     assert len(bench.broker.log.records) == records

@@ -31,16 +31,16 @@ def test_diverts_that_begin_together_are_members_at_once() -> None:
     plan = plan_diverts([divert("a"), divert("b")], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("a", "b")
-    assert plan.apart == {}
+    assert plan.separate == {}
     assert set(plan.new) == {"a", "b"}
 
 
-def test_a_divert_that_begins_earlier_stands_apart_until_it_has_caught_up() -> None:
+def test_a_divert_that_begins_earlier_has_a_position_of_its_own_until_it_has_caught_up() -> None:
     plan = plan_diverts([divert("now"), divert("past", EARLIEST)], None, {}, starts, {})
     assert plan is not None
     assert plan.common.members == ("now",)
     assert plan.common.offset == 100
-    assert {name: at.offset for name, at in plan.apart.items()} == {"past": 0}
+    assert {name: at.offset for name, at in plan.separate.items()} == {"past": 0}
 
 
 def test_a_new_divert_does_not_move_the_common_position() -> None:
@@ -48,7 +48,7 @@ def test_a_new_divert_does_not_move_the_common_position() -> None:
     plan = plan_diverts([divert("a"), divert("b")], common, {}, starts, {})
     assert plan is not None
     assert (plan.common.offset, plan.common.members) == (50, ("a",))
-    assert plan.apart["b"].offset == 100
+    assert plan.separate["b"].offset == 100
 
 
 def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled() -> None:
@@ -59,7 +59,7 @@ def test_a_disabled_divert_parts_with_its_position_and_catches_up_when_enabled()
     assert plan.parked["b"].offset == 100
     later = plan_diverts([divert("a"), divert("b")], replace(common, offset=500, members=("a",)), plan.parked, starts, {})
     assert later is not None
-    assert later.apart["b"].offset == 100
+    assert later.separate["b"].offset == 100
     assert later.new == {}
 
 
@@ -67,7 +67,7 @@ def test_a_removed_divert_is_forgotten_and_the_others_go_on() -> None:
     plan = plan_diverts([divert("a")], replace(AT, members=("a", "gone")), {}, starts, {})
     assert plan is not None
     assert plan.common == replace(AT, members=("a",))
-    assert plan.apart == plan.parked == {}
+    assert plan.separate == plan.parked == {}
 
 
 def test_a_divert_begins_where_that_begins_which_it_took_though_it_is_disabled_or_removed_by_now() -> None:
@@ -76,17 +76,17 @@ def test_a_divert_begins_where_that_begins_which_it_took_though_it_is_disabled_o
         [divert("a"), divert("b"), divert("c", enabled=False)], common, {}, lambda _: replace(AT, offset=500), dict.fromkeys("bc", taken)
     )
     assert plan is not None
-    assert (plan.apart["b"].offset, plan.parked["c"].offset, set(plan.new)) == (400, 400, {"b", "c"})
+    assert (plan.separate["b"].offset, plan.parked["c"].offset, set(plan.new)) == (400, 400, {"b", "c"})
     first = plan_diverts([divert("a")], None, {}, starts, {"removed": replace(AT, offset=50)})
     assert first is not None
-    assert (first.common.offset, first.apart["removed"].offset, set(first.new)) == (100, 50, {"a"})
+    assert (first.common.offset, first.separate["removed"].offset, set(first.new)) == (100, 50, {"a"})
 
 
-def test_a_removed_divert_stands_apart_until_it_is_where_the_others_are() -> None:
+def test_a_removed_divert_has_a_position_of_its_own_until_it_is_where_the_others_are() -> None:
     common = replace(AT, members=("a",))
     plan = plan_diverts([divert("a")], common, {"gone": replace(AT, offset=50), "there": AT}, starts, {})
     assert plan is not None
-    assert plan.apart == {"gone": replace(AT, offset=50, members=("gone",))}
+    assert plan.separate == {"gone": replace(AT, offset=50, members=("gone",))}
     last = plan_diverts([], common, {}, starts, {})
     assert last is not None
     assert last.common == replace(AT, members=())

@@ -18,7 +18,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
-from bascule.server.status import ConnectionStatus, PinStatus, QueueDetail, QueueStatus, Status, SubscriptionStatus
+from bascule.server.status import ConnectionStatus, QueueDetail, QueueStatus, RetentionHoldStatus, Status, SubscriptionStatus
 from bascule.server.tls import client_context, server_context
 from tests.support.certificates import Authority
 
@@ -26,7 +26,7 @@ QUEUE = QueueStatus(
     name="q", address="a", routing="anycast", messages=3, bytes=30, delivering=1, delayed=0, consumers=2, durable=True
 )  # fmt: skip
 
-PIN = PinStatus(keeper="pipeline", name="divert:idle", offset=7, records=12, bytes=34, reason="disabled", released=False)
+PIN = RetentionHoldStatus(keeper="pipeline", name="divert:idle", offset=7, records=12, bytes=34, reason="disabled", released=False)
 
 
 class Broker:

@@ -31,7 +31,7 @@ class Node(Served):
         self.serving = True
         self.trouble = ""
         self.tail: Any = None
-        self.pins: list[Any] = []
+        self.retention_holds: list[Any] = []
         self.journal_offset = 7
         self.foreign_records = 1
 

@@ -11,7 +11,7 @@ from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, TransactionalState
 from bascule.amqp.transactions import encode_control
 from bascule.server import coordinator
-from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, REMEMBERED_S, RETURN_S, Interruptions, Past
+from bascule.server.interruptions import PRODUCT, REMEMBERED_MAX, REMEMBERED_S, RETURN_S, ConnectionHistory, Interruptions
 from tests.unit.server.served import Client, Served, run_async
 
 PREFETCH = 10
@@ -67,7 +67,7 @@ class Session:
         self.discharge(fail=True)
 
     @property
-    def told_to_begin_anew(self) -> bool:
+    def was_reset(self) -> bool:
         return any(
             event.error is not None and "interrupted transaction" in str(event.error) for event in self.client.told(ConnectionClosed)
         )
@@ -81,7 +81,7 @@ def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str
     served.interruptions.serving()
     now_s[0] = since_s
     for container in lost:
-        served.interruptions.lost(container, Past())
+        served.interruptions.lost(container, ConnectionHistory())
     served.fill("q", messages)
     return served
 
@@ -93,7 +93,7 @@ async def test_a_rollback_in_place_of_a_commit_is_told_by_credit_that_is_left(me
     session = Session(served_with(messages), prefetch=prefetch)
     session.receive(1)
     session.discharge(fail=True)
-    assert session.told_to_begin_anew
+    assert session.was_reset
 
 
 @pytest.mark.parametrize("messages", [5, 500])
@@ -103,29 +103,29 @@ async def test_a_rollback_by_the_application_is_answered(messages: int, prefetch
     session = Session(served_with(messages, lost=lost), prefetch=prefetch)
     session.receive(1)
     session.roll_back()
-    assert not session.told_to_begin_anew
+    assert not session.was_reset
 
 
 @run_async
 async def test_with_a_prefetch_of_one_a_rollback_says_nothing_of_its_reason_and_an_interruption_decides() -> None:
-    for lost, begins_anew in (((), False), (("client",), True)):
+    for lost, resets in (((), False), (("client",), True)):
         session = Session(served_with(5, lost=lost), prefetch=1)
         session.receive(1)
         session.discharge(fail=True)
-        assert session.told_to_begin_anew is begins_anew
+        assert session.was_reset is resets
 
 
 @pytest.mark.parametrize(
-    ("since_s", "lost", "begins_anew"),
+    ("since_s", "lost", "resets"),
     [(2 * RETURN_S, (), False), (2 * RETURN_S, ("other",), False), (2 * RETURN_S, ("client",), True), (RETURN_S / 2, (), True)],
 )
 @run_async
 async def test_a_rollback_of_nothing_with_messages_sent_ahead_counts_when_the_client_may_have_come_back(
-    since_s: float, lost: tuple[str, ...], begins_anew: bool
+    since_s: float, lost: tuple[str, ...], resets: bool
 ) -> None:
     session = Session(served_with(5, since_s=since_s, lost=lost))
     session.roll_back()
-    assert session.told_to_begin_anew is begins_anew
+    assert session.was_reset is resets
 
 
 @run_async
@@ -135,14 +135,14 @@ async def test_a_drain_says_nothing_of_a_rollback_when_something_is_received_beh
     session.served.settle(session.client)
     session.receive(2)
     session.discharge(fail=True)
-    assert session.told_to_begin_anew
+    assert session.was_reset
 
 
 @run_async
 async def test_a_commit_that_became_a_rollback_of_what_was_received_before_the_interruption_is_answered() -> None:
     session = Session(served_with(5, lost=("client",)))
     session.discharge(fail=True)
-    assert not session.told_to_begin_anew
+    assert not session.was_reset
 
 
 @run_async
@@ -159,7 +159,7 @@ async def test_a_session_begun_later_on_is_none_that_was_interrupted(monkeypatch
     monkeypatch.setattr(coordinator, "RECOVERED_S", 0.0)
     session = Session(served_with(5, lost=("client",)))
     session.roll_back()
-    assert not session.told_to_begin_anew
+    assert not session.was_reset
 
 
 @run_async
@@ -169,7 +169,7 @@ async def test_nobody_is_told_so_but_by_the_first_transaction() -> None:
     session.discharge(fail=False, goes_on=False)
     session.transaction = session.declare()
     session.discharge(fail=True)
-    assert not session.told_to_begin_anew
+    assert not session.was_reset
 
 
 @pytest.mark.parametrize("how", ["nothing sent ahead", "closed", "another product"])
@@ -179,7 +179,7 @@ async def test_a_client_that_cannot_have_lost_track_is_left_alone(how: str) -> N
     session = Session(served_with(messages, lost=("client",)), product="other" if how == "another product" else PRODUCT)
     session.receive(1)
     session.discharge(fail=True, goes_on=how != "closed")
-    assert not session.told_to_begin_anew
+    assert not session.was_reset
 
 
 @run_async
@@ -203,12 +203,12 @@ async def test_a_session_without_transactions_has_all_of_its_credit() -> None:
 @run_async
 async def test_a_coordinator_that_comes_behind_the_messages_is_told_so_once() -> None:
     served = served_with(5)
-    for begins_anew in (True, False):
+    for resets in (True, False):
         client = Client(served, product=PRODUCT)
         client.consumer("q", PREFETCH)
         client.session.attach_sender("coordinator", Source(), Coordinator())
         served.settle(client)
-        assert bool(client.told(ConnectionClosed)) is begins_anew
+        assert bool(client.told(ConnectionClosed)) is resets
     client.connection.connection_lost(None)  # another interruption
     client = Client(served, product=PRODUCT)
     client.consumer("q", PREFETCH)
@@ -223,7 +223,7 @@ async def test_what_the_client_held_waits_for_it_again_in_order() -> None:
     session = Session(served)
     session.receive(2)
     session.discharge(fail=True)
-    assert session.told_to_begin_anew
+    assert session.was_reset
     again = Session(served)
     assert again.client.received(again.consumer) == 5
 
@@ -234,19 +234,19 @@ def test_so_many_clients_are_remembered_for_so_long_and_one_that_has_come_back_i
     interruptions._serves_since_s = 0.0
     properties: dict[Any, Any] = {"product": PRODUCT}
     for number in range(REMEMBERED_MAX + 1):
-        interruptions.lost(str(number), Past())
-    assert interruptions.opened("0", properties) == Past()
-    assert interruptions.opened("1", properties) == Past(now_s)
-    assert interruptions.opened("1", properties) == Past()
+        interruptions.lost(str(number), ConnectionHistory())
+    assert interruptions.opened("0", properties) == ConnectionHistory()
+    assert interruptions.opened("1", properties) == ConnectionHistory(now_s)
+    assert interruptions.opened("1", properties) == ConnectionHistory()
     assert interruptions.opened("2", None) is None
     now_s += REMEMBERED_S
-    assert interruptions.opened("3", properties) == Past()
+    assert interruptions.opened("3", properties) == ConnectionHistory()
 
 
 def test_a_client_that_is_made_to_begin_anew_keeps_the_time_of_its_interruption() -> None:
     now_s = 2 * RETURN_S
     interruptions = Interruptions(lambda: now_s)
-    interruptions.lost("client", Past(1.0, rounds=2), frozenset({"coordinator"}))
-    assert interruptions.opened("client", {"product": PRODUCT}) == Past(1.0, frozenset({"coordinator"}), 3)
-    interruptions.lost("client", Past(1.0, frozenset({"coordinator"}), 3))  # it breaks by itself
-    assert interruptions.opened("client", {"product": PRODUCT}) == Past(now_s)
+    interruptions.lost("client", ConnectionHistory(1.0, resets=2), frozenset({"coordinator"}))
+    assert interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory(1.0, frozenset({"coordinator"}), 3)
+    interruptions.lost("client", ConnectionHistory(1.0, frozenset({"coordinator"}), 3))  # it breaks by itself
+    assert interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory(now_s)

@@ -1,4 +1,4 @@
-"""Several transacted sessions of Qpid JMS on one connection that breaks: one that begins anew takes the others with it."""
+"""Several transacted sessions of Qpid JMS on one connection that breaks: one that begins reset takes the others with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Flowed
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Declared, Discharge, Source, Target, TransactionalState
 from bascule.amqp.transactions import encode_control
-from bascule.server import lost_track
+from bascule.server import connection_reset
 from bascule.server.connection import HANDLERS
-from bascule.server.interruptions import PRODUCT, RETURN_S, Past
+from bascule.server.interruptions import PRODUCT, RETURN_S, ConnectionHistory
 from bascule.testing.broker import Sender, message_bytes
 from tests.unit.server.served import Client, Served, run_async
 from tests.unit.server.test_interrupted_sessions import PREFETCH, served_with
@@ -29,7 +29,7 @@ class Member:
         self.committed = 0
 
     def open(self, client: Client, served: Served) -> None:
-        """As the client makes it anew: one that waited for an answer was told, and has forgotten all."""
+        """As the client makes it reset: one that waited for an answer was told, and has forgotten all."""
         self.client, self.served = client, served
         self.in_doubt = self.received > 0 and not self.waits
         self.received, self.waits = (self.received if self.in_doubt else 0), False
@@ -73,7 +73,7 @@ class Member:
 
 
 class Application:
-    """Its members work side by side, each as fast as the others; the connection is made anew whenever it ends."""
+    """Its members work side by side, each as fast as the others; the connection is made reset whenever it ends."""
 
     def __init__(self, served: Served, members: list[Member]) -> None:
         self.served, self.members = served, members
@@ -144,7 +144,7 @@ async def test_who_commits_meanwhile_is_kept_waiting_until_nobody_is_in_the_midd
 
 
 def held_up(served: Served) -> tuple[Application, Member, Member]:
-    """A session that waits to begin anew, and one that has received and does not come to its commit."""
+    """A session that waits to begin reset, and one that has received and does not come to its commit."""
     doubtful, slow = members = [Member(number, 2) for number in range(2)]
     application = Application(served, members)
     doubtful.in_doubt = True
@@ -157,11 +157,11 @@ def held_up(served: Served) -> tuple[Application, Member, Member]:
 
 def held_up_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> Application:
     """The same, and the limit has passed; that is seen in the loop's next turn."""
-    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    monkeypatch.setattr(connection_reset, "LOOK_S", 0.0)
     application, _, _ = held_up(served)
-    anew = application.client.connection.client.anew
-    assert anew is not None
-    anew._until_s = 0.0
+    reset = application.client.connection.client.reset
+    assert reset is not None
+    reset._until_s = 0.0
     return application
 
 
@@ -188,27 +188,27 @@ async def test_a_session_that_is_in_doubt_again_and_again_loses_its_consumer_and
     application.work(40)
     application.break_off()
     application.work(400)
-    assert application.connections == 2 + lost_track.ROUNDS_MAX
+    assert application.connections == 2 + connection_reset.RESETS_MAX
     (ended,) = application.client.told(Detached)
     assert "close and recreate the consumer" in str(ended.error)
     assert served.engine.queue("q").held_messages == 3000 - 3 * member.committed
     assert served.engine.counters.dead_lettered == 0
 
 
-@pytest.mark.parametrize(("rounds", "limit_s"), [(0, 5), (3, 40)])
+@pytest.mark.parametrize(("resets", "limit_s"), [(0, 5), (3, 40)])
 @run_async
-async def test_the_limit_doubles_with_each_round(rounds: int, limit_s: float) -> None:
+async def test_the_limit_doubles_with_each_round(resets: int, limit_s: float) -> None:
     served = served_with(3000)
-    served.interruptions.lost("client", Past(2 * RETURN_S, rounds=rounds - 1), frozenset() if rounds else None)
+    served.interruptions.lost("client", ConnectionHistory(2 * RETURN_S, resets=resets - 1), frozenset() if resets else None)
     application, _, _ = held_up(served)
-    anew = application.client.connection.client.anew
-    assert anew is not None
-    assert anew._until_s - asyncio.get_running_loop().time() == pytest.approx(limit_s, abs=1)
+    reset = application.client.connection.client.reset
+    assert reset is not None
+    assert reset._until_s - asyncio.get_running_loop().time() == pytest.approx(limit_s, abs=1)
 
 
 @run_async
 async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_track, "LOOK_S", 0.0)
+    monkeypatch.setattr(connection_reset, "LOOK_S", 0.0)
     application, _, slow = held_up(served_with(3000, lost=("client",)))
     slow.session.end()
     await wait_told(application.client)
@@ -218,12 +218,12 @@ async def test_when_the_other_session_ends_it_is_waited_for_no_longer(monkeypatc
 async def test_a_client_that_closes_while_a_session_waits_was_not_interrupted() -> None:
     served = served_with(3000, lost=("client",))
     application, _, _ = held_up(served)
-    anew = application.client.connection.client.anew
+    reset = application.client.connection.client.reset
     application.client.amqp.close()
     application.client.run()
-    assert anew is not None
-    assert anew._next.cancelled()
-    assert served.interruptions.opened("client", {"product": PRODUCT}) == Past()
+    assert reset is not None
+    assert reset._next.cancelled()
+    assert served.interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory()
 
 
 @run_async
@@ -234,9 +234,9 @@ async def test_what_is_known_of_a_client_that_begins_anew_outlives_the_end_of_it
         await asyncio.sleep(0)
         served.broker.settle()
     application.client.connection.connection_lost(None)  # before it has answered
-    past = served.interruptions.opened("client", {"product": PRODUCT})
-    assert past is not None
-    assert past.rounds == 1
+    history = served.interruptions.opened("client", {"product": PRODUCT})
+    assert history is not None
+    assert history.resets == 1
 
 
 @run_async
@@ -260,7 +260,7 @@ async def test_a_fault_of_the_broker_is_an_interruption_too(monkeypatch: pytest.
     monkeypatch.setitem(HANDLERS, Flowed, lambda *_: 1 / 0)
     client.consumer("q", 1)
     assert client.told(ConnectionClosed)
-    assert served.interruptions.opened("client", {"product": PRODUCT}) != Past()
+    assert served.interruptions.opened("client", {"product": PRODUCT}) != ConnectionHistory()
 
 
 @run_async
@@ -268,9 +268,9 @@ async def test_it_is_not_waited_for_longer_than_a_limit(monkeypatch: pytest.Monk
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     await wait_told(application.client)
-    past = served.interruptions._lost["client"]
-    assert past.rounds == 1
-    assert past.waited == {"coordinator-0"}
+    history = served.interruptions._lost["client"]
+    assert history.resets == 1
+    assert history.waited == {"coordinator-0"}
 
 
 @run_async
@@ -319,7 +319,7 @@ async def test_an_interruption_is_not_forgotten_by_a_refusal_in_between() -> Non
     Client(served, product=PRODUCT)
     served.reason = ""
     client = Client(served, product=PRODUCT)
-    assert client.connection.client.past is not None
-    assert client.connection.client.past.interrupted_s is not None
+    assert client.connection.client.history is not None
+    assert client.connection.client.history.interrupted_s is not None
     client.connection.connection_lost(None)
-    assert served.interruptions.opened("client", {"product": PRODUCT}) != Past()
+    assert served.interruptions.opened("client", {"product": PRODUCT}) != ConnectionHistory()

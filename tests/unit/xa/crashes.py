@@ -12,7 +12,7 @@ from bascule.xa.errors import ResourceFailed, TransactionError, TransactionInDou
 from bascule.xa.log import LogState, Outcome
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass
-from bascule.xa.transaction import Surroundings, Transaction
+from bascule.xa.transaction import Transaction, TransactionEnvironment
 
 MANAGER = "shop"
 VOTES = ("yes", "read-only", "no")
@@ -70,8 +70,10 @@ class Fault:
 
 def run(world: World, ending: str, watch: Watch = unwatched, log: type[ModelLog] = ModelLog) -> str:
     """One transaction over all resources; what its application is told."""
-    around = Surroundings(MANAGER, log(world.log, watch=watch), "application", lambda _: True, lambda _: lambda: None, lambda *_: None)
-    transaction = Transaction(around, TIMEOUT_S)
+    environment = TransactionEnvironment(
+        MANAGER, log(world.log, watch=watch), "application", lambda _: True, lambda _: lambda: None, lambda *_: None
+    )
+    transaction = Transaction(environment, TIMEOUT_S)
     try:
         for resource in world.resources(watch):
             transaction.enlist(Checked(resource)).append(f"work of {resource.name}")

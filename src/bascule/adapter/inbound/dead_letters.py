@@ -11,7 +11,7 @@ from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.log import get_log
 from bascule.jms.record_headers import ERRORS
 from bascule.kafka.consumer import read_again
-from bascule.kafka.moving import Mover
+from bascule.kafka.redrive import Redrive
 
 _log = get_log("bascule.adapter")
 
@@ -37,15 +37,15 @@ class DeadLetters:
         """``topic`` is ``GROUP.dead-letter`` unless told otherwise."""
         self.topic = topic or f"{group}.dead-letter"
         self._kafka = kafka
-        self._mover = Mover(kafka, self.topic, f"{group}.dead-letter.returned")
+        self._redrive = Redrive(kafka, self.topic, f"{group}.dead-letter.returned")
 
     def waiting(self) -> list[Letter]:
         """All of them. Raises Unavailable."""
-        return [_letter(received) for received in self._mover.waiting()]
+        return [_letter(received) for received in self._redrive.waiting()]
 
     def count(self) -> int:
         """How many; each call reads what has come since the last one. For one thread. Raises Unavailable."""
-        return self._mover.count()
+        return self._redrive.count()
 
     def send_back(self, count: int | None = None) -> int:
         """The oldest ``count``, or all, go to the retry topic of their group, and are tried as if they had never failed.
@@ -53,7 +53,7 @@ class DeadLetters:
         Each once, whatever dies. Of one that is not whole, what its origin has; without that, it is passed over. Gives how many.
         Raises Unavailable; TooLarge for one that the retry topic does not take: then none is sent back.
         """
-        return self._mover.move(self._returned, count)
+        return self._redrive.move(self._returned, count)
 
     def _returned(self, letter: KafkaRecord) -> Outgoing | None:
         if (at := left_out_of(letter)) is None:

@@ -1,7 +1,7 @@
 """Messages out to Kafka: connection factories with a name, pooled connections, a Kafka and a JMS face."""
 
 from bascule.adapter.outbound.factory import CommitInDoubt, Connection, ConnectionFactory, KafkaTransactions, XaSends
-from bascule.adapter.outbound.pool import PoolClosed, PoolExhausted, PoolLimits, Taken
+from bascule.adapter.outbound.pool import LeaseInfo, PoolClosed, PoolExhausted, PoolLimits
 from bascule.adapter.outbound.registry import Registry, bind, lookup, unbind
 
 __all__ = [
@@ -9,11 +9,11 @@ __all__ = [
     "Connection",
     "ConnectionFactory",
     "KafkaTransactions",
+    "LeaseInfo",
     "PoolClosed",
     "PoolExhausted",
     "PoolLimits",
     "Registry",
-    "Taken",
     "XaSends",
     "bind",
     "lookup",

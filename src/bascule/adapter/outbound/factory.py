@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from bascule.adapter.outbound.pool import Pool, PoolLimits, Taken
+from bascule.adapter.outbound.pool import LeaseInfo, Pool, PoolLimits
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import OUTBOUND
@@ -341,9 +341,9 @@ class ConnectionFactory:
         """One from the pool. Raises PoolExhausted, PoolClosed, Unavailable."""
         return Connection(self._pool)
 
-    def taken(self, longer_than_s: float = 0.0) -> list[Taken]:
+    def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
         """The leak report: connections that are out for so long, who took them and where."""
-        return self._pool.taken(longer_than_s)
+        return self._pool.leases(longer_than_s)
 
     def close(self) -> None:
         """Frees the connections, those that are out when they are given back."""

@@ -59,7 +59,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LeaseInfo:
     """Something that is out: who took it, for how long it has been out, and where in the program that was (innermost call last)."""
 
     by: str
@@ -123,12 +123,12 @@ class Pool(Generic[PhysicalT]):
                 return
         self._release(number, lease.physical)
 
-    def taken(self, longer_than_s: float = 0.0) -> list[Taken]:
+    def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
         """Who has what, the longest first."""
         now_s = time.monotonic()
         with self._changed:
             leases = sorted(self._out.values(), key=lambda lease: lease.since_s)
-        return [Taken(lease.by, now_s - lease.since_s, lease.where) for lease in leases if now_s - lease.since_s >= longer_than_s]
+        return [LeaseInfo(lease.by, now_s - lease.since_s, lease.where) for lease in leases if now_s - lease.since_s >= longer_than_s]
 
     @property
     def idle(self) -> int:
@@ -158,7 +158,7 @@ class Pool(Generic[PhysicalT]):
                 return number, physical, time.monotonic() - since_s
             if self._free:
                 return self._free.pop(), None, 0.0
-        holders = "\n".join(map(str, self.taken()))
+        holders = "\n".join(map(str, self.leases()))
         raise PoolExhausted(f"{self.name}: all {self.limits.most} connections are taken after {self.limits.wait_s:g} s, by\n{holders}")
 
     def _release(self, number: int, physical: PhysicalT | None) -> None:
@@ -177,7 +177,7 @@ class Pool(Generic[PhysicalT]):
         for lease in self._out.values():
             if not lease.reported and now_s - lease.since_s >= self.limits.leak_after_s:
                 lease.reported = True
-                _log.warning("%s: a connection is not given back by %s", self.name, Taken(lease.by, now_s - lease.since_s, lease.where))
+                _log.warning("%s: a connection is not given back by %s", self.name, LeaseInfo(lease.by, now_s - lease.since_s, lease.where))
 
 
 def _where() -> str:

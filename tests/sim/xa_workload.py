@@ -17,8 +17,8 @@ from tests.sim import requests
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, Stage
 from tests.sim.connections import ConnectionLost
-from tests.sim.ledger import Ledger, Log, Mishaps
-from tests.sim.managers import DATABASE, MANAGERS, Books, Manager, Work, outcome_of
+from tests.sim.managers import DATABASE, MANAGERS, Manager, Work, XaState, outcome_of
+from tests.sim.xa_resources import Database, Log, Mishaps
 from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
 from tests.support.operations import Operation, Outcome
@@ -37,20 +37,20 @@ COMPANY: Final = 0.5
 HAND_MS: Final = 60.0
 
 
-class Office:
+class XaWorkload:
     """All about transactions that have branches. ``count`` of them are begun."""
 
     def __init__(self, stage: Stage, count: int, pause_ms: float, mishaps: Mishaps) -> None:
         world = self.world = stage.world
         self.stage = stage
         self.managers = MANAGERS if world.chance(COMPANY) else MANAGERS[:1]
-        ledgers = {name: Ledger(world, mishaps) for name in self.managers}
-        self.books = Books(stage, Log(world, mishaps), ledgers, mishaps, count, pause_ms)
-        self.books.log.on_decision = self._decided
+        databases = {name: Database(world, mishaps) for name in self.managers}
+        self.state = XaState(stage, Log(world, mishaps), databases, mishaps, count, pause_ms)
+        self.state.log.on_decision = self._decided
         self.processes: list[Manager] = []
         self._disturbed: list[str] = []
         self._workers = world.random.randint(1, 2)
-        self.administrator = Administrator(stage, self.books)
+        self.administrator = Administrator(stage, self.state)
         if count:
             for name in self.managers * world.random.randint(1, 2):
                 self.launch(name)
@@ -68,7 +68,7 @@ class Office:
     def launch(self, manager: str) -> None:
         """One more process of a manager, if there are not enough."""
         if sum(each.manager == manager for each in self.alive) < PROCESSES_MAX:
-            self.processes.append(Manager(self.books, manager, f"{manager}{len(self.processes)}", self._workers))
+            self.processes.append(Manager(self.state, manager, f"{manager}{len(self.processes)}", self._workers))
 
     def supervise(self) -> None:
         """Somebody has to be there."""
@@ -78,23 +78,23 @@ class Office:
 
     def lose(self, what: str, duration_ms: float) -> None:
         """The log, or one of the databases, carries nothing out for so long."""
-        parts = [each for each in (self.books.log, *self.books.ledgers.values()) if each.name == what]
+        parts = [each for each in (self.state.log, *self.state.databases.values()) if each.name == what]
         self.world.random.choice(parts).away_until_ms = self.world.now_ms + duration_ms
 
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
-        mishaps = self.books.mishaps
+        mishaps = self.state.mishaps
         mishaps.slowness = mishaps.lost_answers = mishaps.refusals = mishaps.standbys = mishaps.hands = 0.0
-        for each in (self.books.log, *self.books.ledgers.values()):
+        for each in (self.state.log, *self.state.databases.values()):
             each.away_until_ms = 0.0
         self.administrator.calm()
         for process in self.processes:
             process.calm()
 
     def _end_by_hand(self) -> None:
-        for ledger in self.books.ledgers.values():
-            if self.world.chance(self.books.mishaps.hands):
-                ledger.end_some()
+        for database in self.state.databases.values():
+            if self.world.chance(self.state.mishaps.hands):
+                database.end_some()
         self.world.after(HAND_MS, self._end_by_hand)
 
     def _decided(self, decision: Decision) -> None:
@@ -107,16 +107,16 @@ class Office:
         """What has no end yet, and what still remembers one."""
         for broker in serving:
             yield from (f"{each.xid} at {broker.name}" for each in listed(broker.engine))
-        for ledger in self.books.ledgers.values():
-            yield from (f"{xid} in the database" for xid in ledger.prepared)
-        yield from (f"{name} in the log" for name in self.books.log.open)
+        for database in self.state.databases.values():
+            yield from (f"{xid} in the database" for xid in database.prepared)
+        yield from (f"{name} in the log" for name in self.state.log.open)
         yield from (f"{each.name} at work" for each in self.alive if each.live)
-        if self.books.left:
-            yield f"{self.books.left} to begin"
+        if self.state.left:
+            yield f"{self.state.left} to begin"
 
     def note(self) -> None:
         """What the transactions were, for the history."""
-        for work in sorted(self.books.works.values(), key=lambda work: work.over_ms):
+        for work in sorted(self.state.works.values(), key=lambda work: work.over_ms):
             self._note(work)
 
     def _note(self, work: Work) -> None:
@@ -146,50 +146,50 @@ class Office:
         return "ok" if self._committed(work.xid.gtrid) else "fail"
 
     def _committed(self, gtrid: bytes) -> bool:
-        decision = self.books.log.standing.get(gtrid)
+        decision = self.state.log.standing.get(gtrid)
         return decision is not None and decision.outcome is Decided.COMMIT
 
     def judge(self, tally: Tally, serving: Sequence[Broker]) -> None:
         """Branches, databases, what applications were told, and what has no end at the end."""
-        judge(tally, self.stage.operations, [work.branch for work in self.books.works.values()], self.books.listings)
-        for name, ledger in self.books.ledgers.items():
-            self._judge_rows(tally, name, ledger)
+        judge(tally, self.stage.operations, [work.branch for work in self.state.works.values()], self.state.listings)
+        for name, database in self.state.databases.items():
+            self._judge_rows(tally, name, database)
         tally.report("xa-told", "applications were told another outcome than the log's", map(str, self._told_otherwise()))
         tally.report("xa-heuristic", "ended against the decision, and nobody was told", map(str, self._unrecorded()))
         tally.report("xa-disturbed", "rolled back though they were not left behind", self._disturbed)
         tally.report("xa-stuck", "without an end though all was well", self.in_doubt(serving))
 
-    def _judge_rows(self, tally: Tally, name: str, ledger: Ledger) -> None:
+    def _judge_rows(self, tally: Tally, name: str, database: Database) -> None:
         """Each row, or its absence, is what was decided, unless the operator of the database has ended the branch."""
-        standing, by_hand = self.books.log.standing, {xid.gtrid for xid in ledger.by_hand}
-        prepared = {work.xid.gtrid for work in self.books.works.values() if work.branch.prepared_ms < NEVER_MS}
-        alone = ledger.alone - prepared
+        standing, by_hand = self.state.log.standing, {xid.gtrid for xid in database.by_hand}
+        prepared = {work.xid.gtrid for work in self.state.works.values() if work.branch.prepared_ms < NEVER_MS}
+        alone = database.alone - prepared
         decided = {gtrid for gtrid in standing if self._committed(gtrid)}
         wanted = {gtrid for gtrid in decided if gtrid.startswith(f"{name}/".encode()) and DATABASE in standing[gtrid].resources}
-        tally.report("xa-split", "transactions in the database that were not decided", map(str, ledger.rows - decided - by_hand - alone))
-        tally.report("xa-split", "committed, and not in the database", map(str, wanted - ledger.rows - by_hand))
+        tally.report("xa-split", "transactions in the database that were not decided", map(str, database.rows - decided - by_hand - alone))
+        tally.report("xa-split", "committed, and not in the database", map(str, wanted - database.rows - by_hand))
 
     def _told_otherwise(self) -> Iterator[bytes]:
         """Of transactions that the log has decided, or a database alone."""
-        alone = set().union(*(ledger.alone for ledger in self.books.ledgers.values()))
-        for work in self.books.works.values():
+        alone = set().union(*(database.alone for database in self.state.databases.values()))
+        for work in self.state.works.values():
             gtrid = work.xid.gtrid
             committed = self._committed(gtrid) or gtrid in alone
             if (work.told == "rolled back" and committed) or (work.told == "committed" and self._rolled_back(gtrid)):
                 yield gtrid
 
     def _rolled_back(self, gtrid: bytes) -> bool:
-        decision = self.books.log.standing.get(gtrid)
+        decision = self.state.log.standing.get(gtrid)
         return decision is not None and decision.outcome is Decided.ROLLBACK
 
     def _unrecorded(self) -> Iterator[Xid]:
         """Of committed transactions the branches that were rolled back from outside."""
-        recorded = self.books.log.recorded
-        for ledger in self.books.ledgers.values():
-            for xid in ledger.by_hand - recorded:
-                if self._committed(xid.gtrid) and ledger.ended[xid] is Decided.ROLLBACK:
+        recorded = self.state.log.recorded
+        for database in self.state.databases.values():
+            for xid in database.by_hand - recorded:
+                if self._committed(xid.gtrid) and database.ended[xid] is Decided.ROLLBACK:
                     yield xid
-        for work in self.books.works.values():
+        for work in self.state.works.values():
             told = any(end.wanted == "commit" and end.said == "forced-rollback" and not end.forced for end in work.branch.ends)
             if told and work.xid not in recorded:
                 yield work.xid
@@ -198,11 +198,11 @@ class Office:
 class Administrator(Client):
     """Ends branches by force, and forgets them once their manager has been told."""
 
-    def __init__(self, stage: Stage, books: Books) -> None:
+    def __init__(self, stage: Stage, state: XaState) -> None:
         super().__init__(stage, "administrator")
-        self._books = books
+        self._state = state
         self._calm = False
-        if books.left:
+        if state.left:
             self._lets_lie = self.world.chance(0.5)
             self.process.spawn(self._forget())
             if self.world.chance(0.5):
@@ -224,7 +224,7 @@ class Administrator(Client):
     async def _force_some(self) -> None:
         ending = self.world.random.choice((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
         for _ in range(LOOKS_MAX):
-            works = [work for work in self._books.works.values() if work.branch.prepared_ms < NEVER_MS == work.over_ms]
+            works = [work for work in self._state.works.values() if work.branch.prepared_ms < NEVER_MS == work.over_ms]
             if works:
                 await self._force(self.world.random.choice(works), ending)
                 return
@@ -243,20 +243,20 @@ class Administrator(Client):
         if said == "done":
             self.world.note("force branch", self.name)
             said = "forced-commit" if ending is Ending.FORCED_COMMIT else "forced-rollback"
-        self._books.ended(work.xid, end, said)
+        self._state.ended(work.xid, end, said)
 
     async def _forget(self) -> None:
         while True:
             await self.process.sleep(self.world.random.random() * 2 * LOOK_MS)
-            for xid in () if self._lets_lie else list(self._books.log.state.heuristics):
+            for xid in () if self._lets_lie else list(self._state.log.state.heuristics):
                 if xid.bqual == DATABASE.encode():
-                    log_topic.forget_heuristic(self._books.log, xid)
+                    log_topic.forget_heuristic(self._state.log, xid)
                 else:
                     await self._forget_one(xid)
 
     async def _forget_one(self, xid: Xid) -> None:
         connection = await self.connect()
-        branch = self._books.works[xid].branch
+        branch = self._state.works[xid].branch
         branch.forget_ms = min(branch.forget_ms, self.world.now_ms)
         try:
             reply = await requests.ask(connection, "forget", xid)
@@ -266,4 +266,4 @@ class Administrator(Client):
             connection.drop()
         if requests.said(reply) != "busy":
             branch.forgotten_ms = min(branch.forgotten_ms, self.world.now_ms)
-            log_topic.forget_heuristic(self._books.log, xid)
+            log_topic.forget_heuristic(self._state.log, xid)

@@ -1,7 +1,7 @@
-"""Clients that lose track of their messages, and how a broker brings them back.
+"""Reset the connection of a client that has lost track of its prefetched messages.
 
-A transacted session of Qpid JMS (2.10 and 1.16) keeps its transaction over a failover, and can only roll it back. With what it was sent
-ahead on the new connection it then goes wrong, whatever the broker:
+A transacted session of Qpid JMS (2.10 and 1.16) keeps its transaction over a failover, and can only roll it back. Its
+prefetched messages on the new connection are then handled wrongly, with any broker:
 
 * ``commit``, when the application has received something on the new connection: what waits in the client's buffer is released and
   stays in the buffer. It comes to the application twice, and the first time no acknowledgement is sent: that commit counts for nothing.
@@ -10,15 +10,15 @@ ahead on the new connection it then goes wrong, whatever the broker:
   the application receives meanwhile is never settled.
 
 A client whose connection ends forgets its buffer. So this broker ends the connection at the moment when the client goes wrong, while its
-application still waits for the answer of ``commit`` or ``rollback``; ``failover:`` connects again at once, and the messages come once more.
-The moment shows:
+application still waits for the answer of ``commit`` or ``rollback``; ``failover:`` reconnects at once, and the messages are redelivered.
+The broker recognises the moment:
 
 * ``rollback`` uses up or gives back the credit of all consumers of its session first; ``commit`` does not. For credit that is left to say
   so for certain, a consumer keeps one of its credits unused while its session is in its first transaction. No credit left says nothing.
 * A session that goes on declares its next transaction with the discharge; one that is closed does not.
 * A session that was not interrupted attaches its coordinator before any consumer.
 
-The other sessions of the connection are interrupted with it, and must not go wrong in their turn: see :class:`BeginAnew`.
+The other sessions of the connection are interrupted with it, and must not go wrong in their turn: see :class:`ConnectionReset`.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ if TYPE_CHECKING:
 _log = get_log(__name__)
 
 #: How long the other sessions of a connection may take to come to the end of their transactions; twice as long each time that the
-#: connection is ended anew, so that it was long enough at last.
+#: connection is reset, so that it is long enough at last.
 FINISH_S: Final = 5.0
 #: Between two looks whether they have: what they hold may also be rolled back by time.
 LOOK_S: Final = 1.0
-#: A client that has begun anew so often after one interruption is in doubt each time: its application begins its transactions with a send,
-#: at once, which the client takes while it is not connected. The consumers of such a session are ended, as an application notices.
-ROUNDS_MAX: Final = 5
+#: A client whose connection was reset so often after one interruption is in doubt each time: its application begins its transactions
+#: with a send, at once, which the client takes while it is not connected. The consumers of such a session are ended, as an application
+#: notices.
+RESETS_MAX: Final = 5
 LOST = AmqpError(
     ILLEGAL_STATE, "the client has lost track of the messages that it received before a rollback; close and recreate the consumer"
 )
 
 
-class BeginAnew:
-    """The end of a connection for the sake of a session that has lost track, when it finds no other one in the middle of a transaction.
+class ConnectionReset:
+    """The reset of a connection for a session that has lost track; it waits until no other session is in the middle of a transaction.
 
     A session that is cut off in its transaction would lose track itself. One that waits for the answer of its commit does not: the client
     tells it truthfully that it is rolled back, and begins with nothing. So who commits now is kept waiting, until all do that have begun.
     """
 
-    def __init__(self, client: Client, rounds: int) -> None:
-        """``rounds`` counts how often the broker has made this client begin anew since one interruption."""
+    def __init__(self, client: Client, resets: int) -> None:
+        """``resets`` counts how often the broker has reset this client's connection since one interruption."""
         self._client = client
         self._waiting: set[str] = set()
         self._held: set[bytes] = set()
         self._loop = asyncio.get_running_loop()
-        self._until_s = self._loop.time() + FINISH_S * 2**rounds
+        self._until_s = self._loop.time() + FINISH_S * 2**resets
         self._next = self._loop.call_later(LOOK_S, self._look)
 
     def hold(self, coordinator: Link, txn_id: bytes = b"") -> None:
@@ -86,34 +87,34 @@ class BeginAnew:
         open_ = self._client.transactions.values()
         idle = all(each.id in self._held or not (each.acks or each.drafts) for each in open_)
         if idle or self._loop.time() >= self._until_s:
-            self._client.engine.journaling.then(self._client.begin_anew, frozenset(self._waiting))
+            self._client.engine.journaling.then(self._client.close_for_reset, frozenset(self._waiting))
 
 
-def bring_back(client: Client, coordinator: Link) -> bool:
-    """Have the client of a session that has lost track begin anew; False where that is of no use, and its consumers are ended."""
-    rounds = client.past.rounds if client.past is not None else 0
-    if rounds < ROUNDS_MAX:
-        if client.anew is None:
-            client.anew = BeginAnew(client, rounds)
-        client.anew.hold(coordinator)
+def reset_connection(client: Client, coordinator: Link) -> bool:
+    """Reset the connection of a session that has lost track. Return False after RESETS_MAX: its consumers are ended then."""
+    resets = client.history.resets if client.history is not None else 0
+    if resets < RESETS_MAX:
+        if client.reset is None:
+            client.reset = ConnectionReset(client, resets)
+        client.reset.hold(coordinator)
         return True
-    _log.warning("connection %s (%s): %s, for the %dth time", client.peer, client.container, LOST, ROUNDS_MAX + 1)
+    _log.warning("connection %s (%s): %s, for the %dth time", client.peer, client.container, LOST, RESETS_MAX + 1)
     for each in consumers_of(client, coordinator.session):
         client.end_link(each.link, LOST)
     return False
 
 
-def comes_late(client: Client, link: Link) -> bool:
+def attached_late(client: Client, link: Link) -> bool:
     """Whether a session that attaches its coordinator now was interrupted, and has lost track of messages it was given without one.
 
     One that waited for an answer when its connection was ended has not: its client repeats the attach by itself.
     """
-    if client.past is None or link.name in client.past.waited:
+    if client.history is None or link.name in client.history.waited:
         return False
     return any(each.consumer is not None and each.consumer.unacked for each in consumers_of(client, link.session))
 
 
-def loses_track(client: Client, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
+def rollback_loses_messages(client: Client, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
     """Whether a client that rolls a session's first transaction back has messages which it then releases and keeps, or keeps and forgets.
 
     ``interrupted``: its session may have been. Without it, only what is certain counts.

@@ -56,17 +56,17 @@ class Remote:
         """Whether it carries nothing out."""
         return self.world.now_ms < self.away_until_ms
 
-    def call(self, effect: Callable[[], T], *, elsewhere: bool = False) -> Promise[T]:
+    def call(self, effect: Callable[[], T], *, standby: bool = False) -> Promise[T]:
         """The promise fails with Unavailable where the call or its answer is lost: its caller cannot tell which.
 
-        ``elsewhere``: another server answers while this one is away.
+        ``standby``: another server answers while this one is away.
         """
         answer: Promise[T] = Promise()
-        self.world.after(self.world.random.random() * WAY_MS, self._carry_out, effect, answer, elsewhere)
+        self.world.after(self.world.random.random() * WAY_MS, self._carry_out, effect, answer, standby)
         return answer
 
-    def _carry_out(self, effect: Callable[[], T], answer: Promise[T], elsewhere: bool) -> None:
-        if self.away and not elsewhere:
+    def _carry_out(self, effect: Callable[[], T], answer: Promise[T], standby: bool) -> None:
+        if self.away and not standby:
             self.world.note(f"lose {self.name}")
             self.world.after(PATIENCE_MS, answer.fail, Unavailable("no answer"))
             return
@@ -178,7 +178,7 @@ class Log(Remote):
         return self._end
 
 
-class Ledger(Remote):
+class Database(Remote):
     """A database with a row for each transaction that has committed in it. At times it votes no.
 
     Its list of prepared branches may be a standby's. Its operator may end prepared branches by hand, which it does not remember as such.
@@ -226,7 +226,7 @@ class Ledger(Remote):
 
     async def recover(self) -> Sequence[Xid]:
         """See Participant."""
-        return await self._answer(self._listed, elsewhere=self.world.chance(self.mishaps.standbys))
+        return await self._answer(self._listed, standby=self.world.chance(self.mishaps.standbys))
 
     async def forget(self, xid: Xid) -> None:
         """See Participant."""
@@ -240,9 +240,9 @@ class Ledger(Remote):
         """See Participant."""
         return await self._answer(lambda: self.ended.get(xid) if token == str(xid) else None)
 
-    async def _answer(self, effect: Callable[[], T], *, elsewhere: bool = False) -> T:
+    async def _answer(self, effect: Callable[[], T], *, standby: bool = False) -> T:
         try:
-            return await self.call(effect, elsewhere=elsewhere)
+            return await self.call(effect, standby=standby)
         except Unavailable as error:
             raise ResourceFailed(str(error)) from error
 

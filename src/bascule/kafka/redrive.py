@@ -31,7 +31,7 @@ class _Counted:
     offsets: list[int] = field(default_factory=list)
 
 
-class Mover:
+class Redrive:
     """The records of a topic that are not moved yet. The position is what ``group`` has committed there; nobody consumes in that group."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, group: str) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from bascule.broker.retention import Keeper, Pin
+from bascule.broker.retention import Keeper, RetentionHold
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
 from bascule.kafka.epochs import taken_since
 from bascule.kafka.history import TopicHistory, committed_note
 from bascule.kafka.positions import PositionReader
-from bascule.writer.position import APART, BEGUN, COMMON, ENDED, POSITION_PARTITIONS, Position, lag_group, position_key
+from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, POSITION_PARTITIONS, Position, lag_group, position_key
 
 if TYPE_CHECKING:
     from bascule.server.epoch import JournalPlace
@@ -26,7 +26,7 @@ DISABLED = "disabled: it goes on from there when it is enabled; one that is remo
 ALL_DISABLED = "no divert is enabled: it goes on from there when one is"
 
 
-class PipelinePins:
+class PipelineHolds:
     """Looks for the positions of pipelines, for one epoch, and remembers where they stood. Blocking: to be used off the event loop."""
 
     def __init__(self, place: JournalPlace) -> None:
@@ -34,20 +34,20 @@ class PipelinePins:
         self._stood: dict[str, tuple[int, float]] = {}  # offset of a pipeline, and when it was first seen there
         self._taken: dict[Position | None, dict[str, int]] = {}
 
-    def found(self, end: int, mean_bytes: float) -> list[Pin]:
+    def found(self, end: int, mean_bytes: float) -> list[RetentionHold]:
         """Of committed positions only: one that is not committed yet may never be."""
-        pins = []
+        holds = []
         for name, position in self._positions():
             reason = self._reason(name, position, end)
             quota_bytes = self._place.pinned_bytes_max
-            pin = Pin.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
-            if pin.released:
+            hold = RetentionHold.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
+            if hold.released:
                 log.error(
                     "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
-                    name, pin.records, pin.bytes,
+                    name, hold.records, hold.bytes,
                 )  # fmt: skip
-            pins.append(pin)
-        return pins
+            holds.append(hold)
+        return holds
 
     # -- why a pipeline stands still -----------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class PipelinePins:
             history = TopicHistory(place.kafka, place.topics.journal, place.topics.partition)
             self._taken = {common: taken_since(common, history, history.latest())}
         return {
-            position_key(f"{APART}{name}", place.topics.journal, place.topics.partition): Position(
+            position_key(f"{DIVERT}{name}", place.topics.journal, place.topics.partition): Position(
                 place.topics.journal, "", place.topics.partition, offset, members=(name,)
             )
             for name, offset in self._taken[common].items()

@@ -8,7 +8,7 @@ import pytest
 
 from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.server.pins import ALL_DISABLED, DISABLED, UNTOLD, PipelinePins
+from bascule.server.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHolds
 from bascule.writer.position import COMMON, ENDED
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
@@ -27,7 +27,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
     return bridge
 
 
-def reasons(bridge: Bridge, keepers: PipelinePins | None = None) -> dict[str, str]:
+def reasons(bridge: Bridge, keepers: PipelineHolds | None = None) -> dict[str, str]:
     found = bridge.keepers() if keepers is None else keepers
     return {pin.name: pin.reason for pin in found.found(bridge.end(), 1.0)}
 

@@ -13,7 +13,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.following import FollowingProtocol
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
 from bascule.broker.loading import Loader
-from bascule.broker.retention import Keeper, Pin, RetentionViolation
+from bascule.broker.retention import Keeper, RetentionHold, RetentionViolation
 from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
 from bascule.kafka.snapshots import by_snapshot, joined, older_than, parted
@@ -171,11 +171,11 @@ class Housekeeping(ProcessEffects):
         for each in older:
             del self._keys[each]
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[Pin]:
+    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
         """Where the diverts stand."""
         key = position_key(DIVERTS, JOURNAL, 0)
         found = (await self._positions(key)).get(key)
-        return [Pin.up_to(end, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, mean_bytes, "")]
+        return [RetentionHold.up_to(end, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, mean_bytes, "")]
 
     async def _positions(self, key: str) -> Mapping[str, Position]:
         partition = position_partition(self._kafka, key)

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka import moving
-from bascule.kafka.moving import Mover
+from bascule.kafka import redrive
+from bascule.kafka.redrive import Redrive
 
 
 class Letter:
@@ -91,9 +91,9 @@ class Client:
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     there = Topic(range(3, 6))
-    monkeypatch.setattr(moving, "TopicHistory", lambda *_: there)
-    monkeypatch.setattr(moving, "Topics", lambda *_: there)
-    monkeypatch.setattr(moving, "committed_offset", lambda *_: there.moved)
+    monkeypatch.setattr(redrive, "TopicHistory", lambda *_: there)
+    monkeypatch.setattr(redrive, "Topics", lambda *_: there)
+    monkeypatch.setattr(redrive, "committed_offset", lambda *_: there.moved)
     return there
 
 
@@ -102,7 +102,7 @@ def sent(received: KafkaRecord) -> Outgoing:
 
 
 def test_what_has_been_counted_is_not_read_again(topic: Topic) -> None:
-    mover = Mover({}, "dead", "shop")
+    mover = Redrive({}, "dead", "shop")
     assert mover.count() == 3
     assert mover.count() == 3
     topic.offsets = range(3, 8)
@@ -111,7 +111,7 @@ def test_what_has_been_counted_is_not_read_again(topic: Topic) -> None:
 
 
 def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
-    mover = Mover({}, "dead", "shop")
+    mover = Redrive({}, "dead", "shop")
     mover.count()
     topic.moved = 4
     assert mover.count() == 2
@@ -125,18 +125,18 @@ def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
 
 def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
-    monkeypatch.setattr(moving, "Producer", producer)
-    monkeypatch.setattr(moving, "Consumer", Client())
-    Mover({}, "dead", "shop").move(sent)
+    monkeypatch.setattr(redrive, "Producer", producer)
+    monkeypatch.setattr(redrive, "Consumer", Client())
+    Redrive({}, "dead", "shop").move(sent)
     assert producer.settings["message.max.bytes"] == RECORD_BYTES_MAX
 
 
 @pytest.mark.parametrize("fails", ["", "produce", "send_offsets_to_transaction", "commit_transaction"])
 def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     producer = Client(fails)
-    monkeypatch.setattr(moving, "Producer", producer)
-    monkeypatch.setattr(moving, "Consumer", Client())
-    mover = Mover({}, "dead", "shop")
+    monkeypatch.setattr(redrive, "Producer", producer)
+    monkeypatch.setattr(redrive, "Consumer", Client())
+    mover = Redrive({}, "dead", "shop")
     if not fails:
         assert mover.move(sent) == 3
     else:
@@ -147,8 +147,8 @@ def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch:
 
 def test_a_move_whose_record_cannot_be_made_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
-    monkeypatch.setattr(moving, "Producer", producer)
-    monkeypatch.setattr(moving, "Consumer", Client())
+    monkeypatch.setattr(redrive, "Producer", producer)
+    monkeypatch.setattr(redrive, "Consumer", Client())
     with pytest.raises(ZeroDivisionError):
-        Mover({}, "dead", "shop").move(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+        Redrive({}, "dead", "shop").move(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
     assert producer.calls[-1] == "abort_transaction"
