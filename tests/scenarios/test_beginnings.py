@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from bascule.core import crash
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka import incarnation, transactional
+from bascule.kafka import clients, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S
 from bascule.kafka.history import TopicHistory
@@ -58,7 +58,7 @@ def killed_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(incarnation, "Producer", Killing)
+        patched.setattr(clients, "producer", Killing)
         with pytest.raises(Killed):
             yield
 

@@ -28,7 +28,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.sections import scan
-from bascule.kafka import incarnation
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Stored
 from bascule.kafka.history import TopicHistory
@@ -655,7 +655,7 @@ def just_before_init(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -
                 acts.pop()()
             super().init_transactions(*arguments)
 
-    monkeypatch.setattr(incarnation, "Producer", Late)
+    monkeypatch.setattr(clients, "producer", Late)
 
 
 def test_a_writer_whose_twin_commits_at_the_last_moment_before_init_knows_it(

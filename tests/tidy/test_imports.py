@@ -191,3 +191,11 @@ def test_only_one_package_starts_threads(path: Path) -> None:
     calls = [node.func for node in ast.walk(ast.parse(path.read_bytes(), str(path))) if isinstance(node, ast.Call)]
     names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in calls if isinstance(call, ast.Attribute | ast.Name)}
     assert not names & {"Thread", "Timer"}
+
+
+@pytest.mark.parametrize("path", in_packages("kafka"), ids=named)
+def test_only_one_module_makes_clients_of_kafka(path: Path) -> None:
+    """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory.py)."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_bytes(), str(path))) if isinstance(node, ast.Call)]
+    makes = {call.id for call in calls if isinstance(call, ast.Name)} & {"Producer", "Consumer", "AdminClient"}
+    assert bool(makes) == (path == SOURCE / "kafka" / "clients.py")

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AclOperation, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
 from bascule.core.errors import Denied, InvalidInput, Unavailable
+from bascule.kafka import clients
 from bascule.kafka.history import PROMPT
 
 ADMIN_TIMEOUT_S = 30.0
@@ -50,7 +51,7 @@ class Topics:
         # Each failed connection is a line below that level.
         settings: dict[str, Any] = {"log_level": 2, **PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
-            self._admin = AdminClient(settings)
+            self._admin = clients.admin(settings)
         except KafkaException as error:
             raise Unavailable(f"no client to look at topics: {error}") from error
 

@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
+from bascule.kafka import clients
 from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, known_offset, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
@@ -133,7 +134,7 @@ class Appender:
     def _client(self, topic: str) -> Producer:
         with self._lock:
             if self._producer is None:
-                producer = self._producer = Producer(self._settings)
+                producer = self._producer = clients.producer(self._settings)
                 poll, failed = partial(self._poll, producer, topic), partial(self._failed, producer)
                 lasting_thread(poll, "bascule-appender", on_failure=failed).start()
             return self._producer
@@ -214,7 +215,7 @@ class TableReader:
         self._barriers: Appender | None = None
         self._closed = False
         self._offsets = PartitionOffsets(kafka, self._at)
-        self._consumer = Consumer(
+        self._consumer = clients.consumer(
             {
                 **QUIET,
                 **kafka,
@@ -401,7 +402,7 @@ class TableReads:
 
 def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
     """Deletes a topic's records before an offset of each partition; what fails is done by the next one."""
-    admin = AdminClient({**PROMPT, **kafka})  # kept: without it the futures never end
+    admin = clients.admin({**PROMPT, **kafka})  # kept: without it the futures never end
     asked = admin.delete_records(
         [TopicPartition(topic, partition, end) for partition, end in ends.items()], request_timeout=APPEND_TIMEOUT_S
     )

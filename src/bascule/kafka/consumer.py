@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord
 from bascule.core.log import get_log
+from bascule.kafka import clients
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.history import TopicHistory, content_of, known_offset, passing
 from bascule.kafka.instance import InstanceFence, fenced
@@ -131,7 +132,7 @@ class GroupConsumer:
         self._consumer.close()
 
     def _joined(self) -> Consumer:
-        consumer = Consumer(self._settings)
+        consumer = clients.consumer(self._settings)
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.core.log import get_log
+from bascule.kafka import clients
 from bascule.kafka.instance import InstanceFence, SameInstance, fenced
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -83,7 +84,7 @@ class Election:
             "max.poll.interval.ms": max(_POLL_INTERVAL_MS, int(session_timeout_s * 1000)),
             "heartbeat.interval.ms": int(session_timeout_s * 1000 / 12),
         }
-        self._consumer = Consumer(self._settings)
+        self._consumer = clients.consumer(self._settings)
         self._session_timeout_s = session_timeout_s
         self._fence = InstanceFence()
         self._group = group
@@ -133,7 +134,7 @@ class Election:
         log.warning("%s: standing for election once more", why)
         self._on_doubt(why)
         self._consumer.close()
-        self._consumer = Consumer(self._settings)
+        self._consumer = clients.consumer(self._settings)
         self._stand()
 
     def _leave(self) -> None:

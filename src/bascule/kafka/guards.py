@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka import clients
 from bascule.kafka.admin import Facts, Topics
 
 #: Who waits for a transaction has waited long; a Kafka that is there answers at once.
@@ -157,7 +158,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
 def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
     """Of one that Kafka does not start. Its coordinator says only that it is not available; its topic may show the reason."""
     try:
-        seen = _unusable(AdminClient({"log_level": 2, **kafka}))
+        seen = _unusable(clients.admin({"log_level": 2, **kafka}))
     except KafkaException as error:
         _log.debug("%s is not described: %s", TRANSACTION_STATE, error)
         seen = ""

@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import Unavailable
+from bascule.kafka import clients
 from bascule.threads.background import in_background
 
 #: How long the end of a program waits for what only monitors look at.
@@ -55,7 +56,7 @@ class PartitionOffsets:
 
     def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition]) -> None:
         try:
-            self._admin = AdminClient({**PROMPT, **kafka})
+            self._admin = clients.admin({**PROMPT, **kafka})
         except KafkaException as error:
             raise Unavailable(f"no client to ask for offsets: {error}") from error
         self._at = list(at)
@@ -139,7 +140,7 @@ class TopicHistory:
         """The records from ``start`` up to ``end`` (not included). Raises Unavailable also where ``start`` is not there any more."""
         if start >= end:
             return
-        consumer = Consumer(
+        consumer = clients.consumer(
             {
                 **QUIET,
                 **self._kafka,
@@ -196,7 +197,7 @@ def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition
 
 def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> tuple[int, str]:
     """``committed_offset``, and what was noted beside it."""
-    consumer = Consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False})
+    consumer = clients.consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False})
     deadline = time.monotonic() + READ_TIMEOUT_S
     try:
         while True:
@@ -215,7 +216,7 @@ class LagMirror:
     """Shows positions to ordinary monitors as offsets of a consumer group. It decides nothing, and nothing waits for it."""
 
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
-        self._consumer = Consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
+        self._consumer = clients.consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
         self._wanted: dict[tuple[str, int], TopicPartition] = {}
         # One commit at a time: the client sends one that failed again, and that may overtake what was shown since.
         self._asked: dict[tuple[str, int], TopicPartition] = {}

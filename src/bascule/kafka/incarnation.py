@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import ClientLog, EventLog
+from bascule.kafka import clients
 from bascule.kafka.guards import no_transaction
 from bascule.kafka.log import introduce
 from bascule.threads.background import in_background
@@ -133,7 +134,7 @@ class TransactionalClients:
             time.sleep(SETTLE_S)
         log = IdentityLog(self._log, debugging=self._debugging)
         try:
-            client = Producer(self.settings(attempt), logger=log)
+            client = clients.producer(self.settings(attempt), logger=log)
             introduce(client, self._topic, COORDINATOR_TIMEOUT_S)
             with client_errors():
                 client.init_transactions(COORDINATOR_TIMEOUT_S)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bascule.broker.epoch import Outcome
 from bascule.core.errors import Unavailable
@@ -16,6 +16,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.reading import CutOff, Trimmed
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import QUIET, READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
@@ -112,7 +113,7 @@ class JournalWriter:
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
         # After a record that Kafka refuses for good none may be stored: the sequence would have a hole, and no broker could load it.
-        self._producer = Producer({**kafka, **APPEND_SETTINGS, "enable.gapless.guarantee": True})
+        self._producer = clients.producer({**kafka, **APPEND_SETTINGS, "enable.gapless.guarantee": True})
         self._topic = topic
         self._partition = partition
         self._on_outcomes = on_outcomes
@@ -170,7 +171,7 @@ class PartitionReader:
         """Raises Unavailable where no client can be made, as without file descriptors."""
         isolation = "read_committed" if committed_only else "read_uncommitted"
         try:
-            self._consumer = Consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
+            self._consumer = clients.consumer({**kafka, **READ_SETTINGS, "isolation.level": isolation})
         except KafkaException as error:
             raise Unavailable(f"no client to read {topic}: {error}") from error
         self._topic = topic

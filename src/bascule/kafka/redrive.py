@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, hand_over
 from bascule.kafka.consumer import received_of
@@ -66,8 +67,8 @@ class Redrive:
         settings = {
             **QUIET, "message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random",
         }  # fmt: skip
-        producer = Producer(settings)
-        consumer = Consumer({**QUIET, **self._kafka, "group.id": self._group, "enable.auto.commit": False})
+        producer = clients.producer(settings)
+        consumer = clients.consumer({**QUIET, **self._kafka, "group.id": self._group, "enable.auto.commit": False})
         try:
             introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)

@@ -8,10 +8,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
+from bascule.kafka import clients
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 
 log = get_log(__name__)
@@ -85,7 +86,7 @@ class SnapshotStore:
         failures: list[str] = []
         # A record stored twice harms nothing here, and an idempotent client takes half a second for its first: a hand-over waits for it.
         settings = {**APPEND_SETTINGS, "enable.idempotence": False, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000)}
-        producer = Producer({**self._kafka, **settings})
+        producer = clients.producer({**self._kafka, **settings})
         try:
             for key, value in records.items():
                 producer.produce(

@@ -18,6 +18,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.kafka_records import Output
 from bascule.core.log import ClientLog, get_log
 from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.kafka import clients
 from bascule.kafka.compacted import TableReads
 from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
@@ -232,7 +233,7 @@ def end_open_transactions(kafka: Mapping[str, Any], transactional_ids: Iterable[
         left_s = deadline - time.monotonic()
         if left_s > 0:
             with suppress(KafkaException), client_errors():
-                producer = Producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=ClientLog(_log))
+                producer = clients.producer({**PROMPT, **kafka, "transactional.id": transactional_id}, logger=ClientLog(_log))
                 introduce(producer, TRANSACTION_STATE, min(END_TIMEOUT_S, left_s))
                 producer.init_transactions(min(END_TIMEOUT_S, left_s))
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
-from bascule.kafka import compacted
+from bascule.kafka import clients, compacted
 from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, OffsetUnknown, TableReader, await_stored
 from tests.support.system import wait_for
 
@@ -31,7 +31,7 @@ class Topic:
         self.held: Callable[[], bool] = lambda: False
         self._records: dict[int, tuple[bytes, bytes | None]] = {}
         self.end = self._next = 0
-        monkeypatch.setattr("bascule.kafka.compacted.Consumer", lambda _: self)
+        monkeypatch.setattr("bascule.kafka.clients.consumer", lambda _: self)
         monkeypatch.setattr("bascule.kafka.compacted.PartitionOffsets", lambda *_: self)
         monkeypatch.setattr("bascule.kafka.compacted.time", SimpleNamespace(time=lambda: self.now_s, monotonic=time.monotonic))
 
@@ -148,7 +148,7 @@ class Producer:
     ("code", "large"), [(KafkaError.MSG_SIZE_TOO_LARGE, True), (KafkaError.INVALID_MSG_SIZE, True), (KafkaError._MSG_TIMED_OUT, False)]
 )
 def test_a_record_that_is_too_large_for_its_topic_is_called_so(monkeypatch: pytest.MonkeyPatch, code: int, large: bool, late: bool) -> None:
-    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Producer(KafkaError(code), late=late))
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Producer(KafkaError(code), late=late))
     appender = Appender({})
     error = appender.append(Outgoing("topic", None, b"value")).exception()
     appender.close()
@@ -176,7 +176,7 @@ class Reporting(Producer):
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, offset: Callable[[], int | None]) -> Future[int]:
-    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Reporting(offset))
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Reporting(offset))
     appender = Appender({})
     future = appender.append(Outgoing("topic", None, b"value"))
     appender.close()
@@ -213,7 +213,7 @@ def test_appender_whose_thread_failed_appends_with_new_client(monkeypatch: pytes
         made[-1].failure = KafkaException(KafkaError(KafkaError._FATAL)) if len(made) == 1 else None
         return made[-1]
 
-    monkeypatch.setattr("bascule.kafka.compacted.Producer", make)
+    monkeypatch.setattr("bascule.kafka.clients.producer", make)
     appender = Appender({})
     appender._client("topic")
     wait_for(lambda: appender._producer is None, "the first client to be given up")
@@ -249,7 +249,7 @@ def test_each_future_of_an_appender_has_ended_when_it_is_closed() -> None:
 
 def test_a_client_that_failed_for_good_takes_no_later_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads meet the failure; the second has found it before the first made another client."""
-    monkeypatch.setattr(compacted, "Producer", lambda _: Broken())
+    monkeypatch.setattr(clients, "producer", lambda _: Broken())
     appender = Appender({})
     first = appender._client("table")
     appender._drop(first)
@@ -304,7 +304,7 @@ def test_read_behind_barrier_reaches_the_barrier_though_the_node_that_answers_ha
     topic: Topic, monkeypatch: pytest.MonkeyPatch, untold: int
 ) -> None:
     followed = Followed(topic)
-    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Acknowledging(topic, untold=untold))
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Acknowledging(topic, untold=untold))
     topic.append(b"c", b"3")
     monkeypatch.setattr(topic, "ask", lambda *_: {0: 0})  # a former leader
     assert sorted(followed.reader.read(10)) == [b"a", b"b"]
@@ -316,7 +316,7 @@ def test_read_behind_barrier_gives_up_where_no_leader_stores_the_barrier(topic: 
     class Silent(Producer):
         def produce(self, *_record: object, **_rest: object) -> None: ...
 
-    monkeypatch.setattr("bascule.kafka.compacted.Producer", lambda _: Silent(KafkaError(KafkaError._FAIL), late=False))
+    monkeypatch.setattr("bascule.kafka.clients.producer", lambda _: Silent(KafkaError(KafkaError._FAIL), late=False))
     with pytest.raises(Unavailable, match="barrier"):
         Followed(topic).reader.read_behind_barrier(0.05)
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.kafka import consumer
+from bascule.kafka import clients
 from bascule.kafka.consumer import GroupConsumer
 from bascule.kafka.instance import SameInstance
 
@@ -75,7 +75,7 @@ class Client:
 def member(
     monkeypatch: pytest.MonkeyPatch, start: str = "earliest", on_lost: Callable[[list[At]], None] = lambda _: None
 ) -> tuple[GroupConsumer, Client]:
-    monkeypatch.setattr(consumer, "Consumer", Client)
+    monkeypatch.setattr(clients, "consumer", Client)
     made: Any = GroupConsumer(
         {}, "shop", ["orders", "retry"], start=start, whole=["retry"],
         on_assigned=lambda _: None, on_revoked=lambda _: None, on_lost=on_lost,

@@ -64,7 +64,7 @@ class Client:
 def test_a_client_looks_before_its_first_question_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it waits for a second or three, now and then, while its first connection is replaced."""
     client = Client()
-    monkeypatch.setattr("bascule.kafka.history.AdminClient", lambda _: client)
+    monkeypatch.setattr("bascule.kafka.clients.admin", lambda _: client)
     offsets = PartitionOffsets({}, [TopicPartition("t", 0), TopicPartition("t", 1)])
     for _ in range(2):
         assert offsets.ask(OffsetSpec.latest(), 5) == {0: 5, 1: 5}

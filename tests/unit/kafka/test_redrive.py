@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka import redrive
+from bascule.kafka import clients, redrive
 from bascule.kafka.redrive import Redrive
 
 
@@ -125,8 +125,8 @@ def test_what_is_moved_or_deleted_counts_no_more(topic: Topic) -> None:
 
 def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
-    monkeypatch.setattr(redrive, "Producer", producer)
-    monkeypatch.setattr(redrive, "Consumer", Client())
+    monkeypatch.setattr(clients, "producer", producer)
+    monkeypatch.setattr(clients, "consumer", Client())
     Redrive({}, "dead", "shop").move(sent)
     assert producer.settings["message.max.bytes"] == RECORD_BYTES_MAX
 
@@ -134,8 +134,8 @@ def test_the_largest_letter_that_can_be_written_can_be_moved(topic: Topic, monke
 @pytest.mark.parametrize("fails", ["", "produce", "send_offsets_to_transaction", "commit_transaction"])
 def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     producer = Client(fails)
-    monkeypatch.setattr(redrive, "Producer", producer)
-    monkeypatch.setattr(redrive, "Consumer", Client())
+    monkeypatch.setattr(clients, "producer", producer)
+    monkeypatch.setattr(clients, "consumer", Client())
     mover = Redrive({}, "dead", "shop")
     if not fails:
         assert mover.move(sent) == 3
@@ -147,8 +147,8 @@ def test_a_move_that_fails_leaves_no_transaction_open(topic: Topic, monkeypatch:
 
 def test_a_move_whose_record_cannot_be_made_leaves_no_transaction_open(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Client()
-    monkeypatch.setattr(redrive, "Producer", producer)
-    monkeypatch.setattr(redrive, "Consumer", Client())
+    monkeypatch.setattr(clients, "producer", producer)
+    monkeypatch.setattr(clients, "consumer", Client())
     with pytest.raises(ZeroDivisionError):
         Redrive({}, "dead", "shop").move(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
     assert producer.calls[-1] == "abort_transaction"

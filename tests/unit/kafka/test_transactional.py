@@ -13,7 +13,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
-from bascule.kafka import incarnation, transactional
+from bascule.kafka import clients, incarnation, transactional
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.writer.incarnation import Attempt, Identity
 from bascule.writer.position import Position
@@ -74,7 +74,7 @@ class Positions:
 
 def test_records_and_positions_wait_for_room_in_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Full()
-    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: client)
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: client)
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     writer = TransactionalWriter({}, "id", "positions", "key")
     writer.write([Output("a", None, b"", []), Output("b", None, b"", [])], BEFORE, AFTER, {"other": None})
@@ -101,7 +101,7 @@ class Silent:
 
 def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s: list[float] = []
-    monkeypatch.setattr(transactional, "Producer", lambda *_, **__: Silent(waits_s))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent(waits_s))
     monkeypatch.setattr(transactional, "END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(transactional, "ENDED_WITHIN_S", 0.25)
     began_s = time.monotonic()
@@ -111,7 +111,7 @@ def test_what_writers_that_are_gone_have_open_is_ended_within_one_time_however_m
 
 
 def test_a_writer_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: Silent([]))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: Silent([]))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     began_s = time.monotonic()
     with pytest.raises(Unavailable, match="no transaction can be started"):
@@ -142,8 +142,8 @@ class Fenced(Full):
 
 def test_writer_that_is_fenced_while_it_waits_for_room_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Full()
-    clients = iter([Fenced(), client])
-    monkeypatch.setattr(incarnation, "Producer", lambda *_, **__: next(clients))
+    made = iter([Fenced(), client])
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: next(made))
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
     TransactionalWriter({}, "id", "positions", "key").write([Output("a", None, b"", [])], BEFORE, AFTER)
     assert client.committed
@@ -171,8 +171,8 @@ def test_debug_contexts_of_the_user_are_kept(kafka: dict[str, str], debug: str, 
         made.append((settings, logger))
         return Full()
 
-    monkeypatch.setattr(incarnation, "Producer", producer)
-    clients = incarnation.TransactionalClients(kafka, kafka, "topic", get_log("bascule.test"), "test")
-    run_blocking(clients.init(Attempt()))
+    monkeypatch.setattr(clients, "producer", producer)
+    transactional_clients = incarnation.TransactionalClients(kafka, kafka, "topic", get_log("bascule.test"), "test")
+    run_blocking(transactional_clients.init(Attempt()))
     ((settings, logger),) = made
     assert (settings["debug"], logger._debugging) == (debug, debugging)
