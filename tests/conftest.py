@@ -42,6 +42,7 @@ _WATCHDOG = pytest.StashKey[Watchdog]()
 TURNS = {"scenarios": 1, "tidy": 2, "unit": 2}
 #: In the environment of every process of a run, and so in that of every descendant.
 RUN_VARIABLE = "BASCULE_TEST_RUN"
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 #: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
 LEAVE_TIMEOUT_S = 60.0
 #: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
@@ -119,14 +120,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _processes_of_run(run: str) -> dict[int, str]:
-    """Process id and command line of whatever else carries this run's mark in its environment."""
+    """Process id and command line of whatever else carries this run's mark in its environment.
+
+    Python's tracker of shared resources is left out: it ends with the process that started it, and not before.
+    """
     mark = f"{RUN_VARIABLE}={run}".encode()
     found = {}
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if int(directory.name) != os.getpid() and mark in (directory / "environ").read_bytes().split(b"\0"):
                 found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()[-200:]
-    return found
+    return {pid: command for pid, command in found.items() if RESOURCE_TRACKER not in command}
 
 
 @pytest.fixture(scope="session", autouse=True)
