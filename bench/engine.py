@@ -12,7 +12,7 @@ import pstats
 import sys
 import time
 
-from bascule.broker.message import Message
+from bascule.broker.message import BrokerMessage
 from bascule.core.destination import Routing
 from bascule.jms.sections import scan
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
@@ -28,9 +28,9 @@ class Consumer(Receiver):
 
     def __init__(self) -> None:
         super().__init__(credit=1 << 60)
-        self.unacknowledged: list[Message] = []
+        self.unacknowledged: list[BrokerMessage] = []
 
-    def deliver(self, message: Message, delivery_count: int) -> None:  # noqa: ARG002
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:  # noqa: ARG002
         self.unacknowledged.append(message)
 
 

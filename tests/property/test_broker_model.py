@@ -27,12 +27,12 @@ from bascule.broker.errors import BranchBusy, QueueFull, UnknownBranch
 from bascule.broker.groups import BUCKETS, Groups
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
-from bascule.broker.message import Message
-from bascule.broker.policy import AddressSettings, Policy
-from bascule.broker.queue import Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready
 from bascule.broker.sending import Sending
-from bascule.broker.transactions import Transaction
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.xid import Xid
 from bascule.jms.selector import compile_selector
@@ -80,7 +80,7 @@ LIMITED = (SMALL, LOSSY, WAITING)
 GROUPS = tuple({hash(name) % BUCKETS: name for name in "abcd"}.values())[:2]
 
 
-POLICY = Policy(AddressSettings(deliveries_max=DELIVERIES_MAX, auto_delete=False), RULES)
+POLICY = Policy(AddressPolicy(deliveries_max=DELIVERIES_MAX, auto_delete=False), RULES)
 
 
 class Facts(NamedTuple):
@@ -167,12 +167,12 @@ class Client(Receiver):
     def __init__(self, run: Run, line: Line, credit: int, kind: int | None, *, settled: bool) -> None:
         super().__init__(credit)
         self.run, self.line, self.kind, self.settled = run, line, kind, settled
-        self.held: dict[Copy, tuple[Message, int]] = {}
+        self.held: dict[Copy, tuple[BrokerMessage, int]] = {}
 
     def wants(self, copy: Copy) -> bool:
         return self.kind in (None, copy.facts.kind)
 
-    def deliver(self, message: Message, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
         assert self.credit > 0, "delivered without credit"
         super().deliver(message, delivery_count)
         self.run.delivered(self, message, delivery_count)
@@ -190,7 +190,7 @@ class Run:
         self.history: list[str] = []
         self.lines: list[Line] = []
         self.clients: list[Client] = []
-        self.transactions: dict[Transaction, list[tuple[str, Any]]] = {}
+        self.transactions: dict[LocalTransaction, list[tuple[str, Any]]] = {}
         self.held: dict[Xid, Held] = {}  # prepared branches
         self.ended: dict[Xid, Ending] = {}
         self.sender = Sender()
@@ -274,7 +274,7 @@ class Run:
             and (holder is None or holder is client or not holder.wants(copy))
         )
 
-    def delivered(self, client: Client, message: Message, count: int) -> None:
+    def delivered(self, client: Client, message: BrokerMessage, count: int) -> None:
         assert message.body is not None
         number, line = int(message.body[-DIGITS:]), client.line
         if line.name == EXPIRED:
@@ -412,7 +412,7 @@ class Run:
         copies = [self.copy(number, facts, durable=facts.persistent and line.durable) for line in takers]
         self.arrive(list(zip(takers, copies, strict=True)), record)
 
-    def submit(self, address: str, body: bytes, container: str, transaction: Transaction | None, *, refused: bool = False) -> None:
+    def submit(self, address: str, body: bytes, container: str, transaction: LocalTransaction | None, *, refused: bool = False) -> None:
         self.tokens += 1
         if refused:
             self.refusals_due.add(self.tokens)
@@ -562,7 +562,7 @@ class Run:
         for line, copy in [content for what, content in actions if what == "ack"]:
             self.give_back(line, [copy], failed=True)
 
-    def commit(self, transaction: Transaction, actions: list[tuple[str, Any]]) -> None:
+    def commit(self, transaction: LocalTransaction, actions: list[tuple[str, Any]]) -> None:
         token = self.token()
         pending = self.record()
         record = self.carry_out(
@@ -588,7 +588,7 @@ class Run:
         return record
 
     @staticmethod
-    def client_of(transaction: Transaction) -> str:
+    def client_of(transaction: LocalTransaction) -> str:
         return ("me", "you")[int(transaction.id) % 2]
 
     def prepare(self) -> None:
@@ -953,11 +953,11 @@ def forget_delays_in_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def try_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AddressSettings, "redelivery_pause_ms", lambda *_: 0)
+    monkeypatch.setattr(AddressPolicy, "redelivery_pause_ms", lambda *_: 0)
 
 
 def try_again_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AddressSettings, "redelivery_pause_ms", lambda settings, _: settings.redelivery_delay_ms * 1_000)
+    monkeypatch.setattr(AddressPolicy, "redelivery_pause_ms", lambda settings, _: settings.redelivery_delay_ms * 1_000)
 
 
 def drop_what_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -987,12 +987,12 @@ def let_consumers_hold_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Queue, "full", lambda queue: bool(queue.settings.max_messages) and queue.held_messages > queue.settings.max_messages
+        BrokerQueue, "full", lambda queue: bool(queue.settings.max_messages) and queue.held_messages > queue.settings.max_messages
     )
 
 
 def drop_persistent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(sending: Sending, queue: Queue) -> None:
+    def drop(sending: Sending, queue: BrokerQueue) -> None:
         while queue.full() and (waiting := queue.waiting()):
             queue.take_out(waiting[0])
             sending._deliveries.gone(queue, waiting[0])
@@ -1001,7 +1001,7 @@ def drop_persistent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(sending: Sending, queue: Queue) -> None:
+    def drop(sending: Sending, queue: BrokerQueue) -> None:
         while queue.full() and (waiting := [message for message in queue.waiting() if message.mid < 0]):
             queue.take_out(waiting[0])
             sending._deliveries.gone(queue, waiting[0])

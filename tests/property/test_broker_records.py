@@ -13,12 +13,12 @@ from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     DIGEST_SIZE,
     HEADER_SIZE,
+    KafkaOrigin,
     Kind,
     Op,
     RecordError,
     Send,
     SendFlag,
-    Source,
     ack_entry,
     count_entry,
     decode_ack,
@@ -45,7 +45,7 @@ name = st.text(max_size=60)
 def sends(draw: st.DrawFn) -> Send:
     digests = tuple(draw(st.lists(digest, max_size=2)))
     diverts = tuple(draw(st.lists(name, max_size=5)))
-    source = draw(st.none() | st.builds(Source, name, st.integers(0, (1 << 31) - 1), i64))
+    source = draw(st.none() | st.builds(KafkaOrigin, name, st.integers(0, (1 << 31) - 1), i64))
     flags = draw(st.sampled_from([SendFlag.DURABLE, SendFlag.PIPELINES_ONLY, SendFlag.DURABLE | SendFlag.GROUPED]))
     flags |= (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)[len(digests)]
     flags |= (SendFlag.DIVERTS if diverts else 0) | (SendFlag.SOURCE if source else 0)

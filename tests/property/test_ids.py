@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.snapshot import decode
 from bascule.core.destination import Routing
 from bascule.journal.records import Kind, Op, decode_header, decode_json, encode_record, entries, mid_of
@@ -48,7 +48,7 @@ class Ids(RuleBasedStateMachine):
         self.bodies: dict[int, bytes] = {}  # of whatever was delivered, by mid
         self._numbers = count()
 
-    def _queue(self, name: str) -> Queue:
+    def _queue(self, name: str) -> BrokerQueue:
         return self.broker.engine.queue(name)
 
     @rule(to=QUEUES, messages=st.integers(1, 3), durable=st.booleans())

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
-from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.support.journal import text_message
 from tests.support.system import PYTHON_FAILOVER, System
@@ -127,5 +127,5 @@ class Load:
 def from_kafka(address: str, text: str) -> bytes:
     """A message as an ingress hands it to the broker."""
     flags = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
-    send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("load", 0, 0), text_message(text))
+    send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("load", 0, 0), text_message(text))
     return encode_record(Kind.DATA, 0, 0, send_entry(send))

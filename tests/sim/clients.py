@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from bascule.amqp.types import Int
 from bascule.broker.engine import Engine
-from bascule.broker.message import Message
-from bascule.broker.transactions import Transaction
+from bascule.broker.message import BrokerMessage
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage, decode_message, encode_message
@@ -100,7 +100,7 @@ class Client:
         return Facts(priority=pick.choice((4, 4, 4, 9)), persistent=pick.random() < 0.9, properties={"kind": pick.randrange(3)})
 
     def send(
-        self, connection: Connection, engine: Engine, to: str, body: bytes, said: Scan, token: Any, transaction: Transaction | None
+        self, connection: Connection, engine: Engine, to: str, body: bytes, said: Scan, token: Any, transaction: LocalTransaction | None
     ) -> None:
         """At the broker."""
         routing = Routing.MULTICAST if to.startswith(TOPIC) else Routing.ANYCAST
@@ -158,7 +158,7 @@ class Transacted(Client):
     def _send_in(self, connection: Connection, name: bytes, to: str, body: bytes, said: Scan) -> None:
         self.send(connection, connection.broker.engine, to, body, said, Promise(), connection.transactions[name])
 
-    def _acknowledge_in(self, connection: Connection, name: bytes, port: Port, message: Message) -> None:
+    def _acknowledge_in(self, connection: Connection, name: bytes, port: Port, message: BrokerMessage) -> None:
         connection.broker.engine.acknowledge_in(connection.transactions[name], port.consumer, message)
 
     def _end(self, connection: Connection, name: bytes, commit: bool, answer: Promise[None]) -> None:
@@ -195,7 +195,7 @@ class Transacted(Client):
         port.credit += count
         connection.broker.engine.wake(port.consumer.queue)
 
-    async def _next(self, connection: Connection, port: Port, patience_ms: float) -> tuple[Message, int] | None:
+    async def _next(self, connection: Connection, port: Port, patience_ms: float) -> tuple[BrokerMessage, int] | None:
         if not port.inbox:
             try:
                 await self.process.within(patience_ms, port.arrived)
@@ -293,7 +293,7 @@ class Taker(Transacted):
         if self._naps:
             await self._nap()
         begun_ms = self.world.now_ms
-        taken: list[tuple[Message, int]] = []
+        taken: list[tuple[BrokerMessage, int]] = []
         for _ in range(self.world.random.randint(1, 4)):
             found = await self._next(connection, port, MORE_MS if taken else FIRST_MS)
             if found is None:
@@ -321,14 +321,14 @@ class Taker(Transacted):
                 connection.up(self._acknowledge, connection, port, message)
         connection.up(self._credit, connection, port, len(taken))
 
-    def _acknowledge(self, connection: Connection, port: Port, message: Message) -> None:
+    def _acknowledge(self, connection: Connection, port: Port, message: BrokerMessage) -> None:
         connection.broker.engine.acknowledge(port.consumer, message)
 
     def _in_doubt(self, place: int) -> None:
         """Nobody answers an acknowledgement: when the connection is lost later, it may have been lost with it."""
         self.stage.operations[place] = replace(self.stage.operations[place], outcome="indeterminate")
 
-    async def _settle(self, connection: Connection, port: Port, messages: Sequence[Message], ids: Sequence[str]) -> Outcome:
+    async def _settle(self, connection: Connection, port: Port, messages: Sequence[BrokerMessage], ids: Sequence[str]) -> Outcome:
         if connection.lost.done:
             return "fail"
         name = f"{self.name}:{self._numbers}".encode()

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from bascule.broker.message import Message
-from bascule.broker.queue import Consumer
-from bascule.broker.transactions import Transaction
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import QueueConsumer
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.errors import BasculeError
 from tests.sim.world import Promise
 
@@ -36,7 +36,7 @@ class Connection:
         self.closed_by_broker = False
         self.slowness = 0.0  # how often what the client says is held up
         self.consumers: list[Port] = []
-        self.transactions: dict[bytes, Transaction] = {}
+        self.transactions: dict[bytes, LocalTransaction] = {}
         self._process = broker.process
         self._engine = broker.engine
         self._asked: dict[Promise[Any], None] = {}
@@ -134,11 +134,11 @@ class Port:
     def __init__(self, connection: Connection, credit: int) -> None:
         self.connection = connection
         self.credit = credit
-        self.inbox: deque[tuple[Message, int]] = deque()
+        self.inbox: deque[tuple[BrokerMessage, int]] = deque()
         self.arrived: Promise[None] = Promise()
-        self.consumer: Consumer
+        self.consumer: QueueConsumer
 
-    def deliver(self, message: Message, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
         """At the broker."""
         self.credit -= 1
         broker = self.connection.broker
@@ -147,7 +147,7 @@ class Port:
         broker.on_delivery(broker.epoch, self.consumer.queue.id, message.mid, delivery_count)
         self.connection.down(self._take, message, delivery_count)
 
-    def _take(self, message: Message, delivery_count: int) -> None:
+    def _take(self, message: BrokerMessage, delivery_count: int) -> None:
         self.inbox.append((message, delivery_count))
         arrived, self.arrived = self.arrived, Promise()
         arrived.keep(None)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from bascule.broker.engine import Engine
 from bascule.broker.following import FollowingProtocol
-from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
+from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.loading import Loader
 from bascule.broker.retention import Keeper, RetentionHold, RetentionViolation
 from bascule.core.errors import Unavailable
@@ -187,15 +187,15 @@ class Housekeeping(ProcessEffects):
         except KafkaFault as fault:
             raise Unavailable(str(fault)) from fault
 
-    async def retained_from(self, log: Log, partition: int) -> int:
+    async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         """The owner retains nothing here."""
         return self._kafka.partition(_topic(log), partition).stable
 
-    async def first_offset(self, log: Log, partition: int) -> int:
+    async def first_offset(self, log: TrimmedLog, partition: int) -> int:
         """What has not been trimmed."""
         return self._kafka.partition(_topic(log), partition).earliest
 
-    async def trim(self, log: Log, partition: int, end: int) -> None:
+    async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
         """DeleteRecords."""
         topic = _topic(log)
         trimmed = self._kafka.partition(topic, partition)
@@ -218,5 +218,5 @@ class Housekeeping(ProcessEffects):
         await answered(self._kafka.request(self.process, what, carry_out))
 
 
-def _topic(log: Log) -> str:
-    return JOURNAL if log is Log.JOURNAL else INGRESS
+def _topic(log: TrimmedLog) -> str:
+    return JOURNAL if log is TrimmedLog.JOURNAL else INGRESS

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bascule.broker.message import Message
+from bascule.broker.message import BrokerMessage
 from bascule.core.errors import BasculeError
 from bascule.xa import broker_protocol
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
@@ -239,7 +239,7 @@ class Manager(Transacted):
 
     async def _take(self, connection: Connection, work: Work, source: Place) -> None:
         port = await connection.ask(self._attach, connection, source, "")
-        taken: list[tuple[Message, int]] = []
+        taken: list[tuple[BrokerMessage, int]] = []
         for _ in range(self.world.random.randint(1, 3)):
             found = await self._next(connection, port, MORE_MS if taken else FIRST_MS)
             if found is None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.matching import wants
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.pipelines.spec import Divert, Ingress
@@ -91,7 +91,7 @@ class Simulation:
             tuple(ExclusiveDivert(each.name, each.source, _matcher(each.selector)) for each in exclusive),
             tuple(each.source for each in DIVERTS),
         )
-        policy = Policy(AddressSettings(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
+        policy = Policy(AddressPolicy(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
         self.brokers = [parts.make_broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
         self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES, parts.make_writer)
         self.stage = Stage(world, self.brokers)

@@ -77,31 +77,21 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
 #: Names of classes that still occur in several modules. A name is taken from this list when all its classes but one are renamed.
 SHARED_CLASS_NAMES = frozenset(
     {
-        "AddressSettings",
-        "Branches",
         "Connection",
         "ConnectionFactory",
-        "Consumer",
         "Delivery",
         "Destination",
         "Divert",
         "Event",
         "Ingress",
         "Limits",
-        "Log",
-        "Message",
         "Pipelines",
-        "Prepared",
         "Queue",
         "Role",
-        "Source",
         "Start",
         "State",
         "Status",
-        "Target",
         "Topic",
-        "Transaction",
-        "View",
     }
 )
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing, address_matches
-from bascule.journal.records import Target
+from bascule.journal.records import EncodedRoute
 
 #: Names that only the broker gives: a temporary destination is never made by asking for it.
 TEMPORARY_PREFIX = "temp."
@@ -37,7 +37,7 @@ class Diverts:
     names: tuple[str, ...] = ()  # of all that are enabled: the start of an epoch tells the pipelines
 
 
-def durable_ids(queues: Iterable[Queue]) -> tuple[int, ...]:
+def durable_ids(queues: Iterable[BrokerQueue]) -> tuple[int, ...]:
     """The ids of those queues that are in the journal."""
     return tuple(queue.id for queue in queues if queue.durable)
 
@@ -45,8 +45,8 @@ def durable_ids(queues: Iterable[Queue]) -> tuple[int, ...]:
 class Route(NamedTuple):
     """Where messages to an address go."""
 
-    queues: tuple[Queue, ...]
-    target: Target  # the address and those of the queues that are in the journal, as a record has them
+    queues: tuple[BrokerQueue, ...]
+    target: EncodedRoute  # the address and those of the queues that are in the journal, as a record has them
     exclusive: tuple[ExclusiveDivert, ...]
     diverted: bool
     recorded: bool  # a persistent message is journaled: see Diverts.replayable
@@ -67,12 +67,12 @@ class AddressBook:
     diverts: Diverts = field(default_factory=Diverts)
     producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # links that send to an address
     temporary: set[str] = field(default_factory=set)  # names of temporary destinations
-    queues: dict[int, Queue] = field(default_factory=dict)
-    anycast: dict[str, Queue] = field(default_factory=dict)  # by address, which is the queue's name too
-    subscriptions: dict[str, Queue] = field(default_factory=dict)  # by subscription queue name
+    queues: dict[int, BrokerQueue] = field(default_factory=dict)
+    anycast: dict[str, BrokerQueue] = field(default_factory=dict)  # by address, which is the queue's name too
+    subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
 
-    def add(self, queue: Queue) -> None:
+    def add(self, queue: BrokerQueue) -> None:
         """A queue is bound to its address."""
         self.queues[queue.id] = queue
         if queue.routing is Routing.ANYCAST:
@@ -81,7 +81,7 @@ class AddressBook:
             self.subscriptions[queue.name] = queue
         self._routes.clear()
 
-    def remove(self, queue: Queue) -> None:
+    def remove(self, queue: BrokerQueue) -> None:
         """A queue is gone."""
         self.queues.pop(queue.id, None)
         (self.anycast if queue.routing is Routing.ANYCAST else self.subscriptions).pop(queue.name, None)
@@ -103,7 +103,7 @@ class AddressBook:
         return route
 
     def _work_out(self, address: str, routing: Routing) -> Route:
-        bound: Iterable[Queue]
+        bound: Iterable[BrokerQueue]
         if routing is Routing.ANYCAST:
             queue = self.anycast.get(address)
             bound = (queue,) if queue is not None else ()
@@ -119,7 +119,7 @@ class AddressBook:
         recorded = wanted or any(address_matches(pattern, address) for pattern in self.diverts.replayable)
         return Route(
             queues,
-            Target.of(address, ids),
+            EncodedRoute.of(address, ids),
             tuple(divert for divert in self.diverts.exclusive if address_matches(divert.pattern, address)),
             diverted,
             recorded,

@@ -14,8 +14,8 @@ from typing import Any
 
 from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull, UnknownAddress
-from bascule.broker.message import Message
-from bascule.broker.queue import Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES
 from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
@@ -59,24 +59,24 @@ class Progress:
 
 
 #: Deals with one message that waits, taking it out of its queue; raises BasculeError, having done nothing, to leave it.
-_Act = Callable[[Message], None]
+_Act = Callable[[BrokerMessage], None]
 
 
-def _any_queue(_queue: Queue) -> None:
+def _any_queue(_queue: BrokerQueue) -> None:
     """The caller may return messages to any queue."""
 
 
-def purge(engine: Engine, queue: Queue, selector: Selector | None = None) -> Iterator[Progress]:
+def purge(engine: Engine, queue: BrokerQueue, selector: Selector | None = None) -> Iterator[Progress]:
     """Messages that nobody holds are gone, also those that wait for their time."""
 
-    def act(message: Message) -> None:
+    def act(message: BrokerMessage) -> None:
         queue.take_out(message)
         engine.gone(queue, message)
 
     return _steps(engine, queue, selector, act)
 
 
-def move(engine: Engine, queue: Queue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
+def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
     """Messages that wait go to another queue, as if sent there now: diverts of that address see them. What is delayed stays delayed.
 
     Raises InvalidInput, UnknownAddress, ResourceLimit.
@@ -85,9 +85,9 @@ def move(engine: Engine, queue: Queue, address: str, selector: Selector | None =
     if target is queue:
         raise InvalidInput(f"queue {address!r} is where the messages are")
 
-    def act(message: Message) -> None:
+    def act(message: BrokerMessage) -> None:
         _check_room(target)
-        copy = Message(engine.bodies.read(message), message.priority, message.expiry_ms, message.group)
+        copy = BrokerMessage(engine.bodies.read(message), message.priority, message.expiry_ms, message.group)
         due_ms = queue.first_due_ms(message)
         queue.take_out(message)
         engine.pass_on(queue, message, copy, address, due_ms)
@@ -96,7 +96,7 @@ def move(engine: Engine, queue: Queue, address: str, selector: Selector | None =
 
 
 def return_dead_letters(
-    engine: Engine, queue: Queue, selector: Selector | None = None, check: Callable[[Queue], None] = _any_queue
+    engine: Engine, queue: BrokerQueue, selector: Selector | None = None, check: Callable[[BrokerQueue], None] = _any_queue
 ) -> Iterator[Progress]:
     """Return dead letters to the queue or subscription that they came from, and to no other.
 
@@ -104,21 +104,21 @@ def return_dead_letters(
     may return no message.
     """
 
-    def act(message: Message) -> None:
+    def act(message: BrokerMessage) -> None:
         body = engine.bodies.read(message)
         target = _origin(engine, body)
         check(target)
         _check_room(target)
         now_ms = engine.clock()
         expiry_ms = message_annotation(body, ORIGINAL_EXPIRY) or 0
-        copy = Message(annotated(body, {}), message.priority, expiry_ms if expiry_ms > now_ms else 0, message.group)
+        copy = BrokerMessage(annotated(body, {}), message.priority, expiry_ms if expiry_ms > now_ms else 0, message.group)
         queue.take_out(message)
         _put_into(engine, queue, message, copy, target)
 
     return _steps(engine, queue, selector, act)
 
 
-def delete(engine: Engine, queue: Queue, *, force: bool = False) -> None:
+def delete(engine: Engine, queue: BrokerQueue, *, force: bool = False) -> None:
     """The queue and what it holds are gone. Raises InUse, unless forced, while it has messages or consumers."""
     messages = queue.held_messages + queue.incoming
     if not force and (queue.consumers or messages):
@@ -126,14 +126,14 @@ def delete(engine: Engine, queue: Queue, *, force: bool = False) -> None:
     engine.delete_queue(queue)
 
 
-def create(engine: Engine, name: str) -> Queue:
+def create(engine: Engine, name: str) -> BrokerQueue:
     """The queue of a name, which stays from now on though nobody uses it. Raises ResourceLimit, InvalidInput."""
     if name in engine.addresses.anycast:
         raise InvalidInput(f"queue {name!r} is there already")
     return engine.create_queue(name, name, Routing.ANYCAST)
 
 
-def dead_letter(engine: Engine, message: Message) -> dict[str, Any]:
+def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
     """What a dead letter says of itself, by plain names; what it does not say is None."""
     body = engine.bodies.read(message)
 
@@ -157,7 +157,7 @@ def dead_letter(engine: Engine, message: Message) -> dict[str, Any]:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _steps(engine: Engine, queue: Queue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
+def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
     progress = Progress()
     wanted = set(queue.untouched())
     if selector is not None:
@@ -187,12 +187,12 @@ def _steps(engine: Engine, queue: Queue, selector: Selector | None, act: _Act) -
         yield progress
 
 
-def _check_room(queue: Queue) -> None:
+def _check_room(queue: BrokerQueue) -> None:
     if queue.full():
         raise QueueFull(f"queue {queue.name!r} is full")
 
 
-def _origin(engine: Engine, body: bytes) -> Queue:
+def _origin(engine: Engine, body: bytes) -> BrokerQueue:
     """Where a dead letter came from. Raises UnknownAddress, ResourceLimit."""
     address, name = message_annotation(body, ORIGINAL_ADDRESS), message_annotation(body, ORIGINAL_QUEUE)
     if not isinstance(address, str) or not isinstance(name, str):
@@ -205,7 +205,7 @@ def _origin(engine: Engine, body: bytes) -> Queue:
     return subscription
 
 
-def _put_into(engine: Engine, queue: Queue, message: Message, copy: Message, target: Queue) -> None:
+def _put_into(engine: Engine, queue: BrokerQueue, message: BrokerMessage, copy: BrokerMessage, target: BrokerQueue) -> None:
     """A copy into one queue, past all routing, as the message leaves its queue: one record."""
     engine.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
     engine.put_into(target, Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, ""))

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from bascule.broker import branches
 from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownBranch
-from bascule.broker.transactions import Transaction
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.errors import BasculeError
 from bascule.core.xa_codes import XA_OK, XA_RDONLY
 from bascule.core.xid import Xid
@@ -53,10 +53,10 @@ class BranchRequest:
     operation: str
     xid: Xid
     container: str
-    transactions: MutableMapping[bytes, Transaction]
+    transactions: MutableMapping[bytes, LocalTransaction]
     name: bytes | None = None
 
-    def transaction(self, violations: Collection[enum.StrEnum]) -> Transaction | None:
+    def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
         """Take the named transaction from its connection; None if the connection does not have it."""
         if self.name is None:
             return None

@@ -14,15 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, UnknownBranch, UnknownTransaction
-from bascule.broker.message import Message
-from bascule.broker.queue import Queue
-from bascule.broker.transactions import Draft, Transaction
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.jms.sections import group_of
-from bascule.journal.branches import Ended, Ending, Prepared, Received, decode_prepared, ended_entry, prepared_entry
+from bascule.journal.branches import Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry, prepared_entry
 from bascule.journal.records import Send, SendFlag, entries
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ class Branch:
 
     __slots__ = ("acks", "ending", "entry", "received", "sent", "since_ms", "stored", "xid")
 
-    def __init__(self, entry: bytes, prepared: Prepared, *, stored: bool) -> None:
+    def __init__(self, entry: bytes, prepared: PreparedEntry, *, stored: bool) -> None:
         self.entry = entry
         self.xid = prepared.xid
         self.since_ms = prepared.since_ms
         self.sent = len(prepared.sends)
         self.received = sum(len(counts) for _, counts in prepared.received)
         self.stored = stored  # the entry is in the journal: it is prepared from then on
-        self.acks: list[tuple[Queue, Message]] = []
+        self.acks: list[tuple[BrokerQueue, BrokerMessage]] = []
         self.ending: Ending | None = None  # decided, and not stored yet
 
     @classmethod
@@ -104,7 +104,7 @@ class Branches:
     committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
 
-    def held(self) -> Iterator[tuple[Queue, Message]]:
+    def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Messages in the hands of branches."""
         for branch in self.prepared.values():
             yield from branch.acks
@@ -172,7 +172,7 @@ def listed(engine: Engine) -> list[Listed]:
     return waiting + [Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0) for ended in branches.forced.values()]
 
 
-def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
+def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
     """A transaction becomes a branch; ``done(True)`` once that is stored, ``done(False)`` at once where there was nothing in it.
 
     Without a transaction, which has gone with its connection, it may be the repeat of one whose answer was lost.
@@ -200,7 +200,7 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
         queue = consumer.queue
         if queue.durable and message.mid >= 0:
             received.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
-    prepared = Prepared(xid, engine.clock(), container, tuple(map(_send_of, transaction.drafts)), tuple(received.items()))
+    prepared = PreparedEntry(xid, engine.clock(), container, tuple(map(_send_of, transaction.drafts)), tuple(received.items()))
     entry = prepared_entry(*prepared)
     branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
     branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
@@ -213,7 +213,7 @@ def prepare(engine: Engine, transaction: Transaction | None, xid: Xid, container
     crash.point("branch.prepare.after")
 
 
-def commit_one_phase(engine: Engine, transaction: Transaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
+def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
     """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``. Raises TransactionRolledBack."""
     branches = engine.branches
     if transaction is None:
@@ -311,7 +311,7 @@ def _over(engine: Engine, branch: Branch, ended: Ended, done: Callable[[], None]
     done()
 
 
-def _no_room(engine: Engine, transaction: Transaction) -> ResourceLimit | None:
+def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | None:
     prepared = engine.branches.prepared
     if len(prepared) >= PREPARED_MAX:
         return ResourceLimit(f"{len(prepared)} branches are prepared and wait for their outcome: `recover` lists them")
@@ -355,7 +355,7 @@ def _said(ending: Ending) -> str:
     }[ending]  # fmt: skip
 
 
-def _prepared(entry: bytes) -> Prepared:
+def _prepared(entry: bytes) -> PreparedEntry:
     _, start, end = next(entries(entry, 0))
     return decode_prepared(entry, start, end)
 
@@ -375,7 +375,7 @@ def _drafts(entry: bytes) -> list[Draft]:
     drafts = []
     for send in prepared.sends:
         group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
-        message = Message(send.body, send.priority, send.expiry_ms, group)
+        message = BrokerMessage(send.body, send.priority, send.expiry_ms, group)
         durable = bool(send.flags & SendFlag.DURABLE)
         drafts.append(
             Draft(

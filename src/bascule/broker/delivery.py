@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.matching import wants
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort
-from bascule.broker.queue import RESERVE_SEQUENCES, Consumer, Queue
+from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
 from bascule.broker.schedule import Schedule
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
@@ -51,11 +51,11 @@ class DeliveryHooks(Protocol):
     """What deliveries need of the other parts of the engine."""
 
     @property
-    def move(self) -> Callable[[Queue, Message, str, str], bool]:
+    def move(self) -> Callable[[BrokerQueue, BrokerMessage, str, str], bool]:
         """Send a message on, for a reason; see Sending."""
 
     @property
-    def look_for_use(self) -> Callable[[Queue], None]:
+    def look_for_use(self) -> Callable[[BrokerQueue], None]:
         """The queue may be one that nobody uses any more; see Destinations."""
 
 
@@ -70,7 +70,7 @@ class Deliveries:
         self.schedule = Schedule()
         self.counters = Counters()
         self.next_position = 1
-        self._dirty: dict[Queue, None] = {}
+        self._dirty: dict[BrokerQueue, None] = {}
 
     def tick(self) -> None:
         """Do what is due by now."""
@@ -78,7 +78,7 @@ class Deliveries:
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
-    def put_in(self, message: Message, queues: Iterable[Queue], due_ms: int = 0) -> None:
+    def put_in(self, message: BrokerMessage, queues: Iterable[BrokerQueue], due_ms: int = 0) -> None:
         """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
         if due_ms and due_ms > self.clock():
             there = [queue for queue in queues if not queue.deleted]
@@ -95,14 +95,14 @@ class Deliveries:
         if message.references:
             self.bodies.hold(message)
 
-    def delay(self, message: Message, queues: list[Queue], due_ms: int) -> None:
+    def delay(self, message: BrokerMessage, queues: list[BrokerQueue], due_ms: int) -> None:
         """A message is in its queues and may be delivered at ``due_ms`` only (Jakarta Messaging 3.1, section 7.9)."""
         for queue in queues:
             queue.delayed[message] = due_ms
         if queues:
             self.schedule.at(due_ms, self.arrive, message, queues)
 
-    def arrive(self, message: Message, queues: list[Queue]) -> None:
+    def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """Its time has come: it takes its place behind what came before."""
         message.position = self.next_position
         self.next_position += 1
@@ -113,7 +113,7 @@ class Deliveries:
                     queue.counts[message.position] = 0  # it was not delivered before the crash
                 self._offer(queue, message)
 
-    def _offer(self, queue: Queue, message: Message) -> None:
+    def _offer(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Consumers may have it, behind what waits already."""
         queue.ready.append(message)
         self._dirty[queue] = None
@@ -122,20 +122,20 @@ class Deliveries:
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
-    def attach(self, queue: Queue, port: ConsumerPort, selector: Selector | None = None) -> Consumer:
+    def attach(self, queue: BrokerQueue, port: ConsumerPort, selector: Selector | None = None) -> QueueConsumer:
         """A consumer of a queue, with a selector of its own."""
-        consumer = Consumer(queue, port)
+        consumer = QueueConsumer(queue, port)
         if selector is not None:
             consumer.selector_text = selector.text
             consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
         queue.consumers.append(consumer)
         return consumer
 
-    def matches(self, selector: Selector, message: Message) -> bool:
+    def matches(self, selector: Selector, message: BrokerMessage) -> bool:
         """Whether a selector wants a message."""
         return wants(selector, self.bodies.read(message))
 
-    def detach(self, consumer: Consumer, *, failed: bool = True, seen: bool = True) -> None:
+    def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
 
         ``failed`` counts that as a failed delivery. Without, it gets no nearer to its dead letter: most of it was prefetched. It is
@@ -163,13 +163,13 @@ class Deliveries:
             if queue.reserving_mid > handed_out:
                 self._reserve(queue, handed_out)
 
-    def acknowledge(self, consumer: Consumer, message: Message) -> None:
+    def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """The consumer has it: it leaves the queue. Repeats do nothing."""
         if self.settled(consumer, message):
             self.counters.acknowledged += 1
             self.gone(consumer.queue, message)
 
-    def settled(self, consumer: Consumer, message: Message) -> bool:
+    def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
         """The consumer holds the message no more, and may have another where it was at its limit. False for a repeat."""
         if consumer.unacked.pop(message.position, None) is None:
             return False
@@ -177,7 +177,7 @@ class Deliveries:
             self._dirty[consumer.queue] = None
         return True
 
-    def gone(self, queue: Queue, message: Message) -> None:
+    def gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """The queue holds a message no more that nobody else has a hand on."""
         if queue.counts:
             queue.counts.pop(message.position, None)
@@ -193,18 +193,18 @@ class Deliveries:
         if not queue.held_messages and queue.auto_created and not queue.consumers:
             self._hooks.look_for_use(queue)
 
-    def release(self, message: Message) -> None:
+    def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""
         message.references -= 1
         if not message.references:
             self.bodies.release(message)
 
-    def give_back(self, consumer: Consumer, message: Message, *, failed: bool) -> None:
+    def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
         """Released, or modified with a failed delivery: it waits again, in its place."""
         if self.settled(consumer, message):
             self.put_back(consumer.queue, [message], failed=failed)
 
-    def reject(self, consumer: Consumer, message: Message) -> None:
+    def reject(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """The consumer will never take it: it goes to the dead-letter address, or where expired ones go if that is why."""
         if self.settled(consumer, message):
             if message.expiry_ms and message.expiry_ms <= self.clock():
@@ -212,13 +212,13 @@ class Deliveries:
             else:
                 self._dead_letter(consumer.queue, message, REJECTED)
 
-    def put_back(self, queue: Queue, messages: list[Message], *, failed: bool) -> None:
+    def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
         if queue.deleted:
             for message in messages:
                 self.release(message)
             return
-        dead: list[Message] = []
+        dead: list[BrokerMessage] = []
         if failed:
             counts = {message: queue.delivery_count(message) + 1 for message in messages}
             self._count(queue, counts)
@@ -236,9 +236,9 @@ class Deliveries:
         for message in dead:
             self._dead_letter(queue, message, ATTEMPTS)
 
-    def _postpone(self, queue: Queue, messages: list[Message], counts: dict[Message, int]) -> list[Message]:
+    def _postpone(self, queue: BrokerQueue, messages: list[BrokerMessage], counts: dict[BrokerMessage, int]) -> list[BrokerMessage]:
         """Failed deliveries wait before the next try; after a restart they need not."""
-        by_pause: dict[int, list[Message]] = {}
+        by_pause: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
         now_ms = self.clock()
@@ -247,13 +247,13 @@ class Deliveries:
             self.schedule.at(now_ms + pause_ms, self._try_again, queue, postponed)
         return []
 
-    def _try_again(self, queue: Queue, messages: list[Message]) -> None:
+    def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
         waiting = [message for message in messages if message in queue.delayed]
         for message in waiting:
             del queue.delayed[message]
         self.put_back(queue, waiting, failed=False)
 
-    def _count(self, queue: Queue, counts: dict[Message, int]) -> None:
+    def _count(self, queue: BrokerQueue, counts: dict[BrokerMessage, int]) -> None:
         for message, count in counts.items():
             queue.counts[message.position] = count
         journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
@@ -263,25 +263,25 @@ class Deliveries:
 
     # -- messages that nobody takes ----------------------------------------------------------------------------------
 
-    def _dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
+    def _dead_letter(self, queue: BrokerQueue, message: BrokerMessage, reason: str) -> None:
         if self._hooks.move(queue, message, queue.settings.dead_letter_address, reason):
             self.counters.dead_lettered += 1
         else:
             self.put_back(queue, [message], failed=False)  # the dead letters' own queue
 
-    def _expire(self, queue: Queue, message: Message) -> None:
+    def _expire(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Of a message that nobody holds."""
         self.counters.expired += 1
         if not self._hooks.move(queue, message, queue.settings.expiry_address, EXPIRED):
             self.gone(queue, message)
 
-    def _expire_waiting(self, queue: Queue, message: Message) -> int:
+    def _expire_waiting(self, queue: BrokerQueue, message: BrokerMessage) -> int:
         """Of one that waits in its queue; returns what it counts as, in bytes."""
         queue.take_out(message)
         self._expire(queue, message)
         return message.size_bytes + EXPIRED_OVERHEAD_BYTES
 
-    def watch_expiry(self, queue: Queue, expiry_ms: int) -> None:
+    def watch_expiry(self, queue: BrokerQueue, expiry_ms: int) -> None:
         """Look for expired messages when this one will be."""
         if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
             due_ms = max(expiry_ms, self.clock() + SWEEP_MS)
@@ -289,7 +289,7 @@ class Deliveries:
                 queue.sweep_at_ms = due_ms
                 self.schedule.at(due_ms, self._sweep, queue, due_ms)
 
-    def _sweep(self, queue: Queue, due_ms: int) -> None:
+    def _sweep(self, queue: BrokerQueue, due_ms: int) -> None:
         """Expired messages go, also those that no consumer came across."""
         if queue.deleted or queue.sweep_at_ms != due_ms:
             return
@@ -317,7 +317,7 @@ class Deliveries:
 
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
-    def wake(self, queue: Queue) -> None:
+    def wake(self, queue: BrokerQueue) -> None:
         """A consumer of the queue has credit, or came back to life."""
         self._dirty[queue] = None
 
@@ -328,7 +328,7 @@ class Deliveries:
             if not queue.deleted:
                 self._dispatch(queue)
 
-    def _dispatch(self, queue: Queue) -> None:
+    def _dispatch(self, queue: BrokerQueue) -> None:
         consumers = queue.consumers[:1] if queue.settings.exclusive else queue.consumers
         messages_out = self.counters.messages_out
         while True:
@@ -346,11 +346,11 @@ class Deliveries:
             consumer.port.dispatched()
 
     @staticmethod
-    def _may_take(consumer: Consumer) -> bool:
+    def _may_take(consumer: QueueConsumer) -> bool:
         held_max = consumer.queue.settings.prefetch_max
         return consumer.port.credit > 0 and (not held_max or len(consumer.unacked) < held_max)
 
-    def _hand_out(self, queue: Queue, consumers: list[Consumer]) -> bool:
+    def _hand_out(self, queue: BrokerQueue, consumers: list[QueueConsumer]) -> bool:
         """In turns, until no consumer can take more; False when it goes on later: the next message needs a reservation, or many expired."""
         ready, groups, held_max = queue.ready, queue.groups, queue.settings.prefetch_max
         idle = expired_bytes = 0
@@ -392,11 +392,11 @@ class Deliveries:
             consumer.port.deliver(message, count)
         return True
 
-    def _reserve(self, queue: Queue, mid: int) -> None:
+    def _reserve(self, queue: BrokerQueue, mid: int) -> None:
         queue.reserving_mid = mid
         self.journaling.add(reserve_entry(queue.id, mid))
         self.journaling.then(self._reserved, queue, mid)
 
-    def _reserved(self, queue: Queue, mid: int) -> None:
+    def _reserved(self, queue: BrokerQueue, mid: int) -> None:
         queue.reserved_mid = mid
         self._dirty[queue] = None

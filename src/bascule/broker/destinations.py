@@ -6,7 +6,7 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
@@ -28,7 +28,7 @@ class Destinations:
         settings = self.policy.of(address)
         return settings.duplicate_count, settings.duplicate_ms
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> BrokerQueue:
         """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
         queue = self.addresses.anycast.get(name)
         if queue is None:
@@ -55,12 +55,12 @@ class Destinations:
         self, name: str, address: str, routing: Routing, *,
         durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", shared: bool = False,
         auto_created: bool = False,
-    ) -> Queue:  # fmt: skip
+    ) -> BrokerQueue:  # fmt: skip
         """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
         limit = self.policy.queues_max
         if len(self.addresses.queues) >= limit:
             raise ResourceLimit(f"queue {name!r}: the broker holds {limit} queues already")
-        queue = Queue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
+        queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
         queue.shared, queue.auto_created = shared, auto_created
         return self._create(queue)
@@ -74,11 +74,11 @@ class Destinations:
 
     def recreate(self, address: str) -> None:
         """The queue of a message that has been accepted already: without a look at limits."""
-        queue = Queue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
+        queue = BrokerQueue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
         queue.auto_created = True
         self._create(queue)
 
-    def _create(self, queue: Queue) -> Queue:
+    def _create(self, queue: BrokerQueue) -> BrokerQueue:
         crash.point("queue.create.before")
         self.next_queue_id += 1
         self.addresses.add(queue)
@@ -88,10 +88,10 @@ class Destinations:
             self.journaling.then(self._created, queue)
         return queue
 
-    def _created(self, queue: Queue) -> None:
+    def _created(self, queue: BrokerQueue) -> None:
         queue.confirmed = True
 
-    def delete_queue(self, queue: Queue) -> None:
+    def delete_queue(self, queue: BrokerQueue) -> None:
         """The queue and what it holds are gone, with its consumers' unsettled messages."""
         if queue.deleted:
             return
@@ -142,20 +142,20 @@ class Destinations:
             if routing is Routing.ANYCAST and queue is not None:
                 self.look_for_use(queue)
 
-    def look_for_use(self, queue: Queue) -> None:
+    def look_for_use(self, queue: BrokerQueue) -> None:
         """An auto-created queue that is empty and stays unused is deleted after a while."""
         if self._unused(queue):
             watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
             if not watched:
                 self._deliveries.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
 
-    def _unused(self, queue: Queue) -> bool:
+    def _unused(self, queue: BrokerQueue) -> bool:
         return (
             queue.auto_created and queue.settings.auto_delete and not queue.deleted
             and not (queue.consumers or queue.held_messages or queue.incoming or self.addresses.producers[queue.address, queue.routing])
         )  # fmt: skip
 
-    def _delete_unused(self, queue: Queue) -> None:
+    def _delete_unused(self, queue: BrokerQueue) -> None:
         due_ms = queue.idle_since_ms + queue.settings.auto_delete_ms
         if not self._unused(queue):
             queue.idle_since_ms = 0

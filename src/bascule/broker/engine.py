@@ -20,11 +20,11 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.broker.intake import Intake
 from bascule.broker.journaling import Journaling
 from bascule.broker.local_transactions import LocalTransactions
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending
-from bascule.broker.transactions import Draft, Transaction
+from bascule.broker.transactions import Draft, LocalTransaction
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
         self.gone, self.release = deliveries.gone, deliveries.release
         self.wake, self.dispatch, self.tick = deliveries.wake, deliveries.dispatch, deliveries.tick
 
-    def _gather(self, transaction: Transaction, draft: Draft) -> None:
+    def _gather(self, transaction: LocalTransaction, draft: Draft) -> None:
         self.local_transactions.gather(transaction, draft)
 
     def confirm(self) -> None:
@@ -83,7 +83,7 @@ class Engine:
         self.journaling.confirm()
         self.dispatch()
 
-    def in_transactions(self) -> Iterator[tuple[Queue, Message]]:
+    def in_transactions(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Messages that open transactions have acknowledged, and those of prepared ones."""
         yield from self.local_transactions.held()
         yield from self.branches.held()
@@ -96,7 +96,7 @@ class Engine:
         return self.destinations.policy
 
     @property
-    def transactions(self) -> dict[bytes, Transaction]:
+    def transactions(self) -> dict[bytes, LocalTransaction]:
         """The open local transactions."""
         return self.local_transactions.open
 

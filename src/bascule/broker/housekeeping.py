@@ -36,7 +36,7 @@ class HousekeepingViolation(enum.StrEnum):
     INGRESS_TRIMMED_EARLY = "the ingress topic is trimmed before the journal has its records"
 
 
-class Log(enum.StrEnum):
+class TrimmedLog(enum.StrEnum):
     """What a round trims."""
 
     JOURNAL = "journal"
@@ -97,15 +97,15 @@ class HousekeepingEffects(Protocol):
         """Where pipelines stand by their committed positions: one that is not committed yet may never be."""
         ...
 
-    async def retained_from(self, log: Log, partition: int) -> int:
+    async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         """The offset where the owner's retention begins."""
         ...
 
-    async def first_offset(self, log: Log, partition: int) -> int:
+    async def first_offset(self, log: TrimmedLog, partition: int) -> int:
         """The first offset that is still there."""
         ...
 
-    async def trim(self, log: Log, partition: int, end: int) -> None:
+    async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
         """Delete what is before ``end``."""
         ...
 
@@ -221,19 +221,19 @@ class HousekeepingProtocol:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
         effects, partition = self._effects, self._limits.partition
         mean_bytes = self._size_bytes / self._records if self._records else 0.0
-        retained = await effects.retained_from(Log.JOURNAL, partition)
+        retained = await effects.retained_from(TrimmedLog.JOURNAL, partition)
         pipelines = await effects.pipelines(taken.next_offset, mean_bytes)
         retention_s = self._limits.retention_s
         self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, retention_s, held, mean_bytes))
-        await self._trim_to(Log.JOURNAL, partition, needed_from(taken, self._found, self._violations))
+        await self._trim_to(TrimmedLog.JOURNAL, partition, needed_from(taken, self._found, self._violations))
         if not taken.ingress or await effects.ingress_topic_id() != taken.ingress_topic_id:
             return  # nothing has been taken of one that was created again
         for ingress, next_offset in taken.ingress.items():
-            retained = await effects.retained_from(Log.INGRESS, ingress)
+            retained = await effects.retained_from(TrimmedLog.INGRESS, ingress)
             early = HousekeepingViolation.INGRESS_TRIMMED_EARLY in self._violations
-            await self._trim_to(Log.INGRESS, ingress, retained if early else min(next_offset, retained))
+            await self._trim_to(TrimmedLog.INGRESS, ingress, retained if early else min(next_offset, retained))
 
-    async def _trim_to(self, log: Log, partition: int, end: int) -> None:
+    async def _trim_to(self, log: TrimmedLog, partition: int, end: int) -> None:
         if end > await self._effects.first_offset(log, partition):
             crash.point("journal.trim.before")
             await self._effects.trim(log, partition, end)

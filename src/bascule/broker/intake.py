@@ -6,9 +6,9 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.policy import DROP
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
 from bascule.core.destination import Routing
 from bascule.jms.sections import group_of
@@ -31,7 +31,7 @@ class Intake:
         self._destinations = destinations
         self._sending = sending
 
-    def lacks_room(self, sends: list[tuple[Send, bool]]) -> Queue | None:
+    def lacks_room(self, sends: list[tuple[Send, bool]]) -> BrokerQueue | None:
         """A queue to which one of these goes and that stays full, or None: they are to wait in Kafka, neither refused nor dropped."""
         for send, _ in sends:
             route = self.addresses.route(send.address, Routing(send.routing))
@@ -45,7 +45,7 @@ class Intake:
                     return queue
         return None
 
-    def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
+    def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[BrokerQueue, ...], tuple[str, ...]]:
         """The queues to which a message from Kafka goes, or the exclusive diverts that take it."""
         taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
         queues = () if taken else route.queues
@@ -95,7 +95,7 @@ class Intake:
             return
         group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
         expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
-        message = Message(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
+        message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
         queues, taken = self._to_queues(route, send.body)
         flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)

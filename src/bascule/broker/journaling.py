@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from bascule.broker.errors import BrokerFault
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.journal.records import (
     ACK_BYTES,
     ACK_ENTRY_BYTES,
@@ -48,7 +48,7 @@ class Batch:
         self.parts: list[bytes] = []
         self.size_bytes = 0
         self.messages = 0
-        self.acks: dict[Queue, list[int]] = {}
+        self.acks: dict[BrokerQueue, list[int]] = {}
         self.actions: list[Action] = []
         self.digests: list[bytes] = []
 
@@ -133,7 +133,7 @@ class Journaling:
             self._wake()
         return mid
 
-    def add_ack(self, queue: Queue, mid: int) -> None:
+    def add_ack(self, queue: BrokerQueue, mid: int) -> None:
         """A message gone from a queue."""
         batch = self.batch
         mids = batch.acks.get(queue)
@@ -208,7 +208,7 @@ class Journaling:
         for action, arguments in batch.actions:
             action(*arguments)
 
-    def unconfirmed_acks(self) -> Iterator[tuple[Queue, int]]:
+    def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, int]]:
         """Acknowledgements decided and not yet stored: a snapshot still has their messages."""
         for batch in (*self.in_flight, self.batch):
             for queue, mids in batch.acks.items():

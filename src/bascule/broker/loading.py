@@ -8,8 +8,8 @@ from typing import Any
 
 from bascule.broker.branches import ROLLBACKS, Branch
 from bascule.broker.engine import Engine
-from bascule.broker.message import PRIORITY_MAX, Message
-from bascule.broker.queue import Queue
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.snapshot import Snapshot
 from bascule.jms.sections import group_of
 from bascule.journal.branches import Ended, decode_ended
@@ -62,7 +62,7 @@ class Loader:
         self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
         self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # the snapshot: only then does it count
-        self._live: dict[int, dict[int, Message]] = {}  # queue id -> mid -> message
+        self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted: dict[int, list[int]] = {}  # mid -> queue ids, of messages older than the snapshot
         self._old_fence = Fence(sequence=-1, violations=violations)
@@ -102,10 +102,10 @@ class Loader:
         _, start, end = next(entries(value))
         self._hold(mid, decode_send(value, start, end), self._wanted.pop(mid, []))
 
-    def _described(self, content: dict[str, Any]) -> Queue:
-        return Queue.from_journal(content, self.engine.policy.of(content["address"]))
+    def _described(self, content: dict[str, Any]) -> BrokerQueue:
+        return BrokerQueue.from_journal(content, self.engine.policy.of(content["address"]))
 
-    def _add(self, queue: Queue) -> Queue:
+    def _add(self, queue: BrokerQueue) -> BrokerQueue:
         self.engine.addresses.add(queue)
         self._live[queue.id] = {}
         self._counts[queue.id] = {}
@@ -151,7 +151,7 @@ class Loader:
 
     def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
         group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
-        message = Message(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
+        message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         message.mid, message.durable = mid, True
         if send.delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
             self._delayed[mid] = send.delivery_time_ms
@@ -220,7 +220,7 @@ class Loader:
             if known is not None:  # else the queue was deleted meanwhile
                 known[mid] = count
 
-    def _release(self, message: Message) -> None:
+    def _release(self, message: BrokerMessage) -> None:
         self.engine.release(message)
         if not message.references:
             self._delayed.pop(message.mid, None)
@@ -242,7 +242,7 @@ class Loader:
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine
         self._give_to_branches()
-        delayed: dict[Message, list[Queue]] = {}
+        delayed: dict[BrokerMessage, list[BrokerQueue]] = {}
         now_ms = engine.clock()
         for queue_id, live in self._live.items():
             queue = engine.addresses.queues[queue_id]

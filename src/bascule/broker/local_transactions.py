@@ -8,11 +8,11 @@ from functools import partial
 
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.message import Message
+from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Consumer, Queue
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending
-from bascule.broker.transactions import Draft, Transaction
+from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack, TransactionTimedOut
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
@@ -31,7 +31,7 @@ class LocalTransactions:
     """
 
     def __init__(self, deliveries: Deliveries, sending: Sending, policy: Policy, violations: Collection[enum.StrEnum]) -> None:
-        self.open: dict[bytes, Transaction] = {}
+        self.open: dict[bytes, LocalTransaction] = {}
         self.bytes_max = policy.transaction_bytes_max
         self.ms_max = policy.transaction_ms_max
         self.journaling = deliveries.journaling
@@ -42,18 +42,18 @@ class LocalTransactions:
         self._due_ms = 0
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
 
-    def held(self) -> Iterator[tuple[Queue, Message]]:
+    def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Messages that open transactions have acknowledged."""
         for transaction in self.open.values():
             for consumer, message in transaction.acks:
                 yield consumer.queue, message
 
-    def begin(self, transaction_id: bytes) -> Transaction:
+    def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""
-        transaction = self.open[transaction_id] = Transaction(transaction_id)
+        transaction = self.open[transaction_id] = LocalTransaction(transaction_id)
         return transaction
 
-    def gather(self, transaction: Transaction, draft: Draft) -> None:
+    def gather(self, transaction: LocalTransaction, draft: Draft) -> None:
         """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on."""
         if transaction.doomed is not None:
             return
@@ -71,14 +71,14 @@ class LocalTransactions:
         if transaction.doomed is not None:
             drafts.clear()
 
-    def acknowledge_in(self, transaction: Transaction, consumer: Consumer, message: Message) -> None:
+    def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """An acknowledgement that counts with the commit."""
         if self._deliveries.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
             transaction.size_bytes += 16
 
-    def _holds_something(self, transaction: Transaction) -> None:
+    def _holds_something(self, transaction: LocalTransaction) -> None:
         """From now on: a transaction that holds things for ever keeps them from everybody else."""
         if transaction.since_ms:
             return
@@ -101,7 +101,7 @@ class LocalTransactions:
         if self._due_ms:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
 
-    def commit(self, transaction: Transaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> None:
+    def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> None:
         """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead.
 
         ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
@@ -119,11 +119,16 @@ class LocalTransactions:
         crash.point("transaction.commit.after")
 
     def carry_out(
-        self, drafts: list[Draft], acks: list[tuple[Queue, Message]], size_bytes: int, done: Callable[[], None], ended: bytes = b""
+        self,
+        drafts: list[Draft],
+        acks: list[tuple[BrokerQueue, BrokerMessage]],
+        size_bytes: int,
+        done: Callable[[], None],
+        ended: bytes = b"",
     ) -> None:
         """What a transaction has gathered, as one journal record, with an entry that says so; ``done()`` once that is stored."""
         now_ms = self.clock()
-        stored: list[tuple[Message, tuple[Queue, ...], int]] = []
+        stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]] = []
         self.journaling.begin_atomic(size_bytes, len(drafts))
         if ended:
             self.journaling.add(ended)
@@ -137,13 +142,13 @@ class LocalTransactions:
         self.journaling.end_atomic()
         self.journaling.then(self._carried_out, stored, done)
 
-    def _carried_out(self, stored: list[tuple[Message, tuple[Queue, ...], int]], done: Callable[[], None]) -> None:
+    def _carried_out(self, stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]], done: Callable[[], None]) -> None:
         self.counters.committed += 1
         for message, queues, due_ms in stored:
             self._deliveries.put_in(message, queues, due_ms)
         done()
 
-    def rollback(self, transaction: Transaction) -> None:
+    def rollback(self, transaction: LocalTransaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
         self.counters.rolled_back += 1
         self.open.pop(transaction.id, None)
@@ -153,14 +158,14 @@ class LocalTransactions:
             return
         self._give_up(transaction)
 
-    def _give_up(self, transaction: Transaction) -> None:
+    def _give_up(self, transaction: LocalTransaction) -> None:
         self.take_back([(consumer.queue, message) for consumer, message in transaction.acks])
         transaction.acks.clear()
         transaction.drafts.clear()
 
-    def take_back(self, acks: list[tuple[Queue, Message]]) -> None:
+    def take_back(self, acks: list[tuple[BrokerQueue, BrokerMessage]]) -> None:
         """Messages that a transaction had received wait again, after a failed delivery."""
-        returned: dict[Queue, list[Message]] = {}
+        returned: dict[BrokerQueue, list[BrokerMessage]] = {}
         for queue, message in acks:
             returned.setdefault(queue, []).append(message)
         for queue, messages in returned.items():

@@ -25,7 +25,7 @@ class BodyStore(Protocol):
         """The body will not be asked for again."""
 
 
-class Message:
+class BrokerMessage:
     """One message, shared by all queues that hold it.
 
     ``mid`` is its journal identity, -1 where it is not journaled, which a ``durable`` one may not be either (docs/adr/0002).
@@ -58,7 +58,7 @@ class Bodies:
         self.memory_bytes = 0
         self.stored_bytes = 0
 
-    def hold(self, message: Message) -> None:
+    def hold(self, message: BrokerMessage) -> None:
         """A queue took the message: count it, and send its body away when memory is full."""
         size = message.size_bytes
         if self.store is not None and self.memory_bytes + size > self.budget_bytes and message.body is not None:
@@ -70,18 +70,18 @@ class Bodies:
                 return
         self.memory_bytes += size
 
-    def read(self, message: Message) -> bytes:
+    def read(self, message: BrokerMessage) -> bytes:
         """The message's bytes, wherever they are."""
         if message.body is not None:
             return message.body
         return self._store_of(message).get(message.handle, message.size_bytes)
 
-    def _store_of(self, message: Message) -> BodyStore:
+    def _store_of(self, message: BrokerMessage) -> BodyStore:
         if self.store is None:
             raise BrokerFault(f"message {message.mid} has no body in memory, and there is no body store")
         return self.store
 
-    def release(self, message: Message) -> None:
+    def release(self, message: BrokerMessage) -> None:
         """No queue holds the message any more."""
         if message.body is None:
             self._store_of(message).free(message.handle, message.size_bytes)

@@ -25,7 +25,7 @@ DROP: Final = "drop-oldest-nonpersistent"
 
 
 @dataclass(frozen=True, slots=True)
-class AddressSettings:
+class AddressPolicy:
     """The settings of an address and of each queue and subscription on it. 0 stands for no limit; an address "" for none."""
 
     max_messages: int = 0  # in one queue, waiting or with consumers
@@ -85,7 +85,7 @@ def _specificity(pattern: str) -> tuple[int, int, int]:
 class Policy:
     """The owner's decisions. Of several rules that match an address, the more specific wins, setting by setting."""
 
-    defaults: AddressSettings = AddressSettings()
+    defaults: AddressPolicy = AddressPolicy()
     rules: tuple[Rule, ...] = ()
     #: A transaction must fit into one journal record, which Kafka bounds.
     transaction_bytes_max: int = MESSAGE_BYTES_MAX
@@ -97,7 +97,7 @@ class Policy:
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
 
-    def of(self, address: str) -> AddressSettings:
+    def of(self, address: str) -> AddressPolicy:
         """The settings of an address."""
         return _settings(self, address)
 
@@ -107,7 +107,7 @@ class Policy:
 
 
 @lru_cache(maxsize=10_000)
-def _settings(policy: Policy, address: str) -> AddressSettings:
+def _settings(policy: Policy, address: str) -> AddressPolicy:
     settings = policy.defaults
     for pattern, overrides in sorted(policy.rules, key=lambda rule: _specificity(rule[0])):
         if address_matches(pattern, address):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from bascule.broker.message import Message
+from bascule.broker.message import BrokerMessage
 from bascule.core.errors import BasculeError
 
 
@@ -25,7 +25,7 @@ class ConsumerPort(Protocol):
     def credit(self) -> int:
         """Messages it may be sent now."""
 
-    def deliver(self, message: Message, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
         """Send it a message; ``delivery_count`` counts earlier, failed deliveries."""
 
     def dispatched(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from bascule.broker.groups import Groups
 from bascule.broker.matching import wants
-from bascule.broker.message import Message
-from bascule.broker.policy import AddressSettings
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy
 from bascule.broker.ports import ConsumerPort
-from bascule.broker.ready import Ready, View
+from bascule.broker.ready import Ready, SelectorView
 from bascule.core.destination import Routing
 from bascule.jms.selector import Selector, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
@@ -22,20 +22,20 @@ RESERVE_AHEAD = 1024
 RESERVE_SEQUENCES = 256
 
 
-class Consumer:
+class QueueConsumer:
     """One consumer of a queue. ``unacked`` holds what it was given and has not settled, by position."""
 
     __slots__ = ("port", "queue", "selector_text", "unacked", "view")
 
-    def __init__(self, queue: Queue, port: ConsumerPort, selector_text: str = "") -> None:
+    def __init__(self, queue: BrokerQueue, port: ConsumerPort, selector_text: str = "") -> None:
         self.queue = queue
         self.port = port
         self.selector_text = selector_text
-        self.view: View | None = None
-        self.unacked: dict[int, Message] = {}
+        self.view: SelectorView | None = None
+        self.unacked: dict[int, BrokerMessage] = {}
 
 
-class Queue:
+class BrokerQueue:
     """Messages in order, their consumers, and what is known of their deliveries.
 
     ``durable`` queues are in the journal; others are gone with the broker, or with their last consumer. A message that the queue holds
@@ -49,7 +49,7 @@ class Queue:
         "sweep_at_ms", "turn",
     )  # fmt: skip
 
-    def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressSettings, *, durable: bool) -> None:
+    def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
         self.id = queue_id
         self.name = name
         self.address = address
@@ -60,13 +60,13 @@ class Queue:
         self.confirmed = not durable  # its creation is in the journal
         self.deleted = False
         self.ready = Ready()
-        self.delayed: dict[Message, int] = {}  # they wait for their time (ms since the epoch)
+        self.delayed: dict[BrokerMessage, int] = {}  # they wait for their time (ms since the epoch)
         self.groups: Groups | None = None
         self.held_messages = 0
         self.held_bytes = 0
         self.incoming = 0  # messages decided for it and not stored yet
         self.incoming_bytes = 0
-        self.consumers: list[Consumer] = []
+        self.consumers: list[QueueConsumer] = []
         self.blocked: list[Callable[[], object]] = []  # called when a full queue has room again
         self.owner: object = None  # of a temporary queue: who alone may consume from it
         self.turn = 0
@@ -97,7 +97,7 @@ class Queue:
         }
 
     @classmethod
-    def from_journal(cls, content: dict[str, Any], settings: AddressSettings) -> Queue:
+    def from_journal(cls, content: dict[str, Any], settings: AddressPolicy) -> BrokerQueue:
         """The queue that a QUEUE_CREATED entry describes."""
         queue = cls(content["id"], content["name"], content["address"], Routing(content["routing"]), settings, durable=True)
         queue.selector_text = content["selector"]
@@ -118,30 +118,30 @@ class Queue:
             self._selector = compile_selector(self.selector_text)
         return wants(self._selector, body)
 
-    def delivery_count(self, message: Message) -> int:
+    def delivery_count(self, message: BrokerMessage) -> int:
         """Deliveries of the message that have failed, or may have failed in a crash."""
         count = self.counts.get(message.position)
         return int(-1 < message.mid <= self.recovered_mid) if count is None else count
 
-    def first_due_ms(self, message: Message) -> int:
+    def first_due_ms(self, message: BrokerMessage) -> int:
         """Until when its sender delays the message, 0 where it does not; ms since the epoch.
 
         Not the time of a next try: that is one queue's alone, and no restart keeps it.
         """
         return 0 if self.counts.get(message.position) else self.delayed.get(message, 0)
 
-    def expect(self, message: Message) -> None:
+    def expect(self, message: BrokerMessage) -> None:
         """The message is decided for the queue, and comes when that is stored."""
         self.incoming += 1
         self.incoming_bytes += message.size_bytes
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: BrokerMessage) -> None:
         """An expected message is here."""
         self.incoming -= 1
         self.incoming_bytes -= message.size_bytes
         self.hold(message)
 
-    def hold(self, message: Message) -> None:
+    def hold(self, message: BrokerMessage) -> None:
         """The message is the queue's from now on."""
         message.references += 1
         self.held_messages += 1
@@ -167,38 +167,38 @@ class Queue:
             wanted = min(wanted, -((self.held_bytes + self.incoming_bytes - limits.max_bytes) // max(1, usual_bytes)))
         return max(0, wanted)
 
-    def waiting(self) -> list[Message]:
+    def waiting(self) -> list[BrokerMessage]:
         """The messages that consumers may have now, in order."""
         if self.groups is None:
             return list(self.ready)
         return sorted((*self.ready, *self.groups.parked()), key=lambda message: (-message.priority, message.position))
 
-    def oldest_volatile(self) -> Message | None:
+    def oldest_volatile(self) -> BrokerMessage | None:
         """The non-persistent message that has waited longest."""
         put_aside = self.groups.parked() if self.groups is not None else ()
         volatile = (*self.ready.volatile(), *(message for message in put_aside if not message.durable))
         return min(volatile, key=lambda message: message.position, default=None)
 
-    def take_out(self, message: Message) -> None:
+    def take_out(self, message: BrokerMessage) -> None:
         """Of those that wait, or wait for their time: it is on its way elsewhere."""
         if message in self.delayed:
             del self.delayed[message]
         elif self.groups is None or not self.groups.remove(message):
             self.ready.take(message)
 
-    def untouched(self) -> Iterator[Message]:
+    def untouched(self) -> Iterator[BrokerMessage]:
         """Every message that nobody holds."""
         yield from self.ready
         yield from self.delayed
         if self.groups is not None:
             yield from self.groups.parked()
 
-    def unacked(self) -> Iterator[Message]:
+    def unacked(self) -> Iterator[BrokerMessage]:
         """Every message that a consumer holds."""
         for consumer in self.consumers:
             yield from consumer.unacked.values()
 
-    def holds(self) -> Iterator[Message]:
+    def holds(self) -> Iterator[BrokerMessage]:
         """Every message of the queue but those in the hands of a transaction."""
         yield from self.untouched()
         yield from self.unacked()
@@ -213,7 +213,7 @@ class Queue:
         """Messages that consumers may have now."""
         return self.ready.count + (self.groups.count if self.groups is not None else 0)
 
-    def next_reservation(self, message: Message, next_sequence: int) -> int:
+    def next_reservation(self, message: BrokerMessage, next_sequence: int) -> int:
         """The mid to reserve up to so that ``message`` and those behind it can go out."""
         if self.ready.count <= RESERVE_AHEAD:
             return mid_of(next_sequence + RESERVE_SEQUENCES, INDEX_MAX)

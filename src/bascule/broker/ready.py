@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 
 #: Entries of messages that were taken by another way are swept when they outnumber the live ones and this.
 SWEEP_MIN = 256
 
 
-def _position(message: Message) -> int:
+def _position(message: BrokerMessage) -> int:
     return message.position
 
 
-def _merge(line: deque[Message], messages: list[Message]) -> None:
+def _merge(line: deque[BrokerMessage], messages: list[BrokerMessage]) -> None:
     """Put messages that had left ``line`` back to their places, which are near the head."""
     last = max(message.position for message in messages)
     head = list(messages)
@@ -38,12 +38,12 @@ class Ready:
     def __init__(self) -> None:
         self.count = 0
         self.size_bytes = 0
-        self.lines: list[deque[Message] | None] = [None] * (PRIORITY_MAX + 1)
-        self.views: dict[str, View] = {}
+        self.lines: list[deque[BrokerMessage] | None] = [None] * (PRIORITY_MAX + 1)
+        self.views: dict[str, SelectorView] = {}
         self.held: set[int] | None = None  # positions that wait; kept while there are views
         self.stale: set[int] = set()  # positions in a line that a view has taken
 
-    def append(self, message: Message) -> None:
+    def append(self, message: BrokerMessage) -> None:
         """A message arrived."""
         line = self.lines[message.priority]
         if line is None:
@@ -56,10 +56,10 @@ class Ready:
             for view in self.views.values():
                 view.offer(message)
 
-    def put_back(self, messages: list[Message]) -> None:
+    def put_back(self, messages: list[BrokerMessage]) -> None:
         """Messages that had been taken are back: each goes to its place in the order."""
         self.count += len(messages)
-        returned: dict[int, list[Message]] = {}
+        returned: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             self.size_bytes += message.size_bytes
             if message.position in self.stale:
@@ -76,7 +76,7 @@ class Ready:
             for view in self.views.values():
                 view.put_back(messages)
 
-    def insert(self, message: Message) -> None:
+    def insert(self, message: BrokerMessage) -> None:
         """A message comes from elsewhere: to its place in the order."""
         line = self.lines[message.priority]
         if line and line[-1].position > message.position:
@@ -84,7 +84,7 @@ class Ready:
         else:
             self.append(message)
 
-    def peek(self) -> Message | None:
+    def peek(self) -> BrokerMessage | None:
         """The next message for a consumer without a selector."""
         if not self.count:
             return None
@@ -100,14 +100,14 @@ class Ready:
                 line.popleft()
         return None
 
-    def volatile(self) -> Iterator[Message]:
+    def volatile(self) -> Iterator[BrokerMessage]:
         """Of each priority the non-persistent message that came first."""
         for line in self.lines:
             found = next((message for message in line or () if not message.durable and message.position not in self.stale), None)
             if found is not None:
                 yield found
 
-    def take(self, message: Message) -> None:
+    def take(self, message: BrokerMessage) -> None:
         """The message that a peek returned is taken."""
         self.count -= 1
         self.size_bytes -= message.size_bytes
@@ -121,13 +121,13 @@ class Ready:
         if self.held is not None:
             self.held.discard(message.position)
 
-    def view(self, text: str, matches: Callable[[Message], bool]) -> View:
+    def view(self, text: str, matches: Callable[[BrokerMessage], bool]) -> SelectorView:
         """The view of a selector; the first consumer that asks by it scans the queue once."""
         view = self.views.get(text)
         if view is None:
             if self.held is None:
                 self.held = {message.position for message in self}
-            view = self.views[text] = View(self, matches)
+            view = self.views[text] = SelectorView(self, matches)
         view.users += 1
         return view
 
@@ -148,7 +148,7 @@ class Ready:
                 line.extend(live)
         self.stale.clear()
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[BrokerMessage]:
         stale = self.stale
         for line in reversed(self.lines):
             for message in line or ():
@@ -156,21 +156,21 @@ class Ready:
                     yield message
 
 
-class View:
+class SelectorView:
     """The waiting messages that a selector matches, in order."""
 
     __slots__ = ("lines", "matches", "members", "ready", "users")
 
-    def __init__(self, ready: Ready, matches: Callable[[Message], bool]) -> None:
+    def __init__(self, ready: Ready, matches: Callable[[BrokerMessage], bool]) -> None:
         self.ready = ready
         self.matches = matches
         self.users = 0
         self.members: set[int] = set()  # positions in the lines, waiting or not
-        self.lines: list[deque[Message]] = [deque() for _ in range(PRIORITY_MAX + 1)]
+        self.lines: list[deque[BrokerMessage]] = [deque() for _ in range(PRIORITY_MAX + 1)]
         for message in ready:
             self.offer(message)
 
-    def offer(self, message: Message) -> None:
+    def offer(self, message: BrokerMessage) -> None:
         """A message arrived in the queue."""
         if self.matches(message):
             self.members.add(message.position)
@@ -178,9 +178,9 @@ class View:
             if len(self.members) > 2 * self.ready.count + SWEEP_MIN:
                 self._sweep()
 
-    def put_back(self, messages: list[Message]) -> None:
+    def put_back(self, messages: list[BrokerMessage]) -> None:
         """Messages are back in the queue."""
-        returned: dict[int, list[Message]] = {}
+        returned: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             if message.position not in self.members and self.matches(message):
                 self.members.add(message.position)
@@ -197,7 +197,7 @@ class View:
             line.clear()
             line.extend(live)
 
-    def peek(self) -> Message | None:
+    def peek(self) -> BrokerMessage | None:
         """The next message for a consumer with this selector."""
         held = self.ready.held or set()
         for line in reversed(self.lines):

@@ -12,11 +12,11 @@ from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, QueueFull
-from bascule.broker.message import PRIORITY_MAX, Message
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
-from bascule.broker.queue import Queue
-from bascule.broker.transactions import Draft, Transaction
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -30,7 +30,7 @@ from bascule.jms.annotate import (
     annotated,
 )
 from bascule.jms.sections import MalformedMessage, Scan, application_property
-from bascule.journal.records import SendFlag, Target, encode_diverts, routed_send_entry
+from bascule.journal.records import EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
 #: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
@@ -52,7 +52,7 @@ class Sending:
         deliveries: Deliveries,
         destinations: Destinations,
         windows: DuplicateWindows,
-        gather: Callable[[Transaction, Draft], None],
+        gather: Callable[[LocalTransaction, Draft], None],
     ) -> None:
         """``gather(transaction, draft)`` keeps a message for the commit of its transaction."""
         self.stalled: JournalUnavailable | None = None
@@ -86,7 +86,7 @@ class Sending:
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
-        transaction: Transaction | None = None,
+        transaction: LocalTransaction | None = None,
     ) -> None:  # fmt: skip
         """Take a message. ``port`` is answered when it is stored; in a transaction at once, and stored with the commit."""
         try:
@@ -106,7 +106,7 @@ class Sending:
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
         if route.expiring:
             expiry_ms = self.policy.of(address).expiry_of(expiry_ms, now_ms)
-        message = Message(body, min(scan.priority, PRIORITY_MAX), expiry_ms, scan.group_id)
+        message = BrokerMessage(body, min(scan.priority, PRIORITY_MAX), expiry_ms, scan.group_id)
         due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
         if transaction is not None:
@@ -134,7 +134,7 @@ class Sending:
         window = self.windows.window(address)
         return any(digest in window for digest in duplicate_ids)
 
-    def drop_oldest(self, queue: Queue) -> None:
+    def drop_oldest(self, queue: BrokerQueue) -> None:
         """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them."""
         while queue.full():
             oldest = queue.oldest_volatile()
@@ -169,7 +169,7 @@ class Sending:
         self._deliveries.put_in(draft.message, queues, draft.delivery_time_ms)
         return False
 
-    def decide(self, draft: Draft, now_ms: int) -> tuple[Queue, ...] | None:
+    def decide(self, draft: Draft, now_ms: int) -> tuple[BrokerQueue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
         message, address, routing = draft.message, draft.address, draft.routing
         message.durable = draft.durable
@@ -189,7 +189,7 @@ class Sending:
         if durable or (route.diverted and self.stalled is None):
             target = route.target
             if queues is not route.queues or not durable:
-                target = Target.of(address, durable_ids(queues) if durable else ())
+                target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
             mid = self._journal_send(draft, target, taken, now_ms)
             if durable:
                 message.mid = mid
@@ -197,7 +197,7 @@ class Sending:
             queue.expect(message)
         return queues
 
-    def _journal_send(self, draft: Draft, target: Target, taken: tuple[str, ...], now_ms: int) -> int:
+    def _journal_send(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> int:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
         options = b""
         if draft.duplicate_ids:
@@ -214,7 +214,7 @@ class Sending:
         )
         return self.journaling.add_send(entry, draft.duplicate_ids)
 
-    def move(self, queue: Queue, message: Message, address: str, reason: str) -> bool:
+    def move(self, queue: BrokerQueue, message: BrokerMessage, address: str, reason: str) -> bool:
         """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
 
         With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done.
@@ -232,10 +232,10 @@ class Sending:
         body = self._deliveries.bodies.read(message)
         with suppress(MalformedMessage):  # its own annotations, which nobody has looked at: it goes on without ours
             body = annotated(body, annotations)
-        self.pass_on(queue, message, Message(body, message.priority, 0, message.group), address)
+        self.pass_on(queue, message, BrokerMessage(body, message.priority, 0, message.group), address)
         return True
 
-    def pass_on(self, queue: Queue, message: Message, copy: Message, address: str, due_ms: int = 0) -> None:
+    def pass_on(self, queue: BrokerQueue, message: BrokerMessage, copy: BrokerMessage, address: str, due_ms: int = 0) -> None:
         """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
         draft = Draft(copy, address, Routing.ANYCAST, self._deliveries.bodies.read(copy), message.durable, "", (), due_ms)
         self.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
@@ -243,13 +243,13 @@ class Sending:
         self._deliveries.gone(queue, message)
         self.journaling.end_atomic()
 
-    def put_into(self, queue: Queue, draft: Draft) -> None:
+    def put_into(self, queue: BrokerQueue, draft: Draft) -> None:
         """A message into one queue, past all routing."""
         message = draft.message
         message.durable = draft.durable
         queue.expect(message)
         if draft.durable and queue.durable:
-            message.mid = self._journal_send(draft, Target.of(draft.address, (queue.id,)), (), self.clock())
+            message.mid = self._journal_send(draft, EncodedRoute.of(draft.address, (queue.id,)), (), self.clock())
             self.journaling.then(self._deliveries.put_in, message, (queue,), draft.delivery_time_ms)
         else:
             self._deliveries.put_in(message, (queue,), draft.delivery_time_ms)

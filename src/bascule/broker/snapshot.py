@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from bascule.broker.engine import Engine
-from bascule.broker.message import Message
-from bascule.broker.queue import Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
 
@@ -64,10 +64,10 @@ class Snapshot:
 def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     """The state as the confirmed part of the journal says it."""
     journaling = engine.journaling
-    acked: dict[Queue, list[int]] = {}
+    acked: dict[BrokerQueue, list[int]] = {}
     for queue, mid in journaling.unconfirmed_acks():
         acked.setdefault(queue, []).append(mid)
-    uncommitted: dict[Queue, list[Message]] = {}
+    uncommitted: dict[BrokerQueue, list[BrokerMessage]] = {}
     for queue, message in engine.in_transactions():
         uncommitted.setdefault(queue, []).append(message)
     sequence = journaling.confirmed_sequence
@@ -87,7 +87,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     return snapshot
 
 
-def _counts(queue: Queue, held: list[Message]) -> list[tuple[int, int]]:
+def _counts(queue: BrokerQueue, held: list[BrokerMessage]) -> list[tuple[int, int]]:
     """Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is."""
     return sorted((message.mid, count) for message in held if (count := queue.counts.get(message.position)) and message.mid >= 0)
 
@@ -99,7 +99,7 @@ STORE_BYTES_MAX = 64 << 20
 STORE_DENSITY_MAX = 0.5
 
 
-def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[int, tuple[Message, Queue]]:
+def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[int, tuple[BrokerMessage, BrokerQueue]]:
     """The few old messages for which much of the journal would have to be kept, by mid, ascending."""
     limit = mid_of(before_sequence, 0)
     parts = [mids[: bisect_left(mids, limit)] for mids in snapshot.mids]
@@ -110,7 +110,7 @@ def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[in
     if not old or _dense(len(old), old[0], before_sequence):
         return {}
     held = _held(engine, set(old[:STORE_MESSAGES_MAX]))
-    found: dict[int, tuple[Message, Queue]] = {}
+    found: dict[int, tuple[BrokerMessage, BrokerQueue]] = {}
     size_bytes = 0
     for mid in old[:STORE_MESSAGES_MAX]:
         if mid not in held or size_bytes > STORE_BYTES_MAX:
@@ -124,14 +124,14 @@ def _dense(wanted: int, oldest_mid: int, before_sequence: int) -> bool:
     return wanted > STORE_DENSITY_MAX * (before_sequence - (oldest_mid >> INDEX_BITS))
 
 
-def _held(engine: Engine, mids: set[int]) -> dict[int, tuple[Message, Queue]]:
+def _held(engine: Engine, mids: set[int]) -> dict[int, tuple[BrokerMessage, BrokerQueue]]:
     """Those of the messages that durable queues and prepared branches hold."""
     queues = ((message, queue) for queue in engine.addresses.queues.values() for message in queue.holds())
     branches = ((message, queue) for queue, message in engine.branches.held())
     return {message.mid: (message, queue) for message, queue in chain(queues, branches) if message.mid in mids and queue.durable}
 
 
-def stored_record(engine: Engine, message: Message, queue: Queue) -> bytes:
+def stored_record(engine: Engine, message: BrokerMessage, queue: BrokerQueue) -> bytes:
     """What the store keeps of a message: a record like that which brought it."""
     flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
     send = Send(

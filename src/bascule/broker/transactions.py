@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bascule.broker.message import Message
-from bascule.broker.queue import Consumer
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 
@@ -13,7 +13,7 @@ from bascule.core.errors import BasculeError
 class Draft(NamedTuple):
     """A message accepted and not yet routed."""
 
-    message: Message
+    message: BrokerMessage
     address: str
     routing: Routing
     body: bytes
@@ -23,7 +23,7 @@ class Draft(NamedTuple):
     delivery_time_ms: int = 0
 
 
-class Transaction:
+class LocalTransaction:
     """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
 
     __slots__ = ("acks", "doomed", "drafts", "id", "since_ms", "size_bytes")
@@ -31,7 +31,7 @@ class Transaction:
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
         self.drafts: list[Draft] = []
-        self.acks: list[tuple[Consumer, Message]] = []
+        self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.size_bytes = 0
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None

@@ -40,7 +40,7 @@ class Ending(enum.IntEnum):
 Received = tuple[int, list[tuple[int, int]]]
 
 
-class Prepared(NamedTuple):
+class PreparedEntry(NamedTuple):
     """A PREPARED entry. ``container`` is the client that sent the messages."""
 
     xid: Xid
@@ -67,7 +67,7 @@ def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send
     return entry(Op.PREPARED, b"".join(parts))
 
 
-def decode_prepared(value: bytes, start: int, end: int) -> Prepared:
+def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
     """The PREPARED entry whose payload is ``value[start:end]``. Raises DamagedRecord."""
     try:
         xid, position = _xid(value, start)
@@ -87,7 +87,7 @@ def decode_prepared(value: bytes, start: int, end: int) -> Prepared:
             received.append(decode_count(value, inner, inner_end))
         else:
             raise DamagedRecord(f"prepared branch at byte {start}: operation {op} has no place in one")
-    return Prepared(xid, since_ms, container, tuple(sends), tuple(received))
+    return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received))
 
 
 def ended_entry(xid: Xid, ending: Ending, at_ms: int) -> bytes:

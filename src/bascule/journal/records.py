@@ -111,7 +111,7 @@ class Header(NamedTuple):
     sequence: int
 
 
-class Source(NamedTuple):
+class KafkaOrigin(NamedTuple):
     """Kafka coordinates a message came from."""
 
     topic: str
@@ -119,7 +119,7 @@ class Source(NamedTuple):
     offset: int
 
 
-class Target(NamedTuple):
+class EncodedRoute(NamedTuple):
     """The address and the queue ids of a SEND entry, encoded: the same for all messages of a route."""
 
     address_size: int
@@ -127,7 +127,7 @@ class Target(NamedTuple):
     encoded: bytes
 
     @classmethod
-    def of(cls, address: str, queues: tuple[int, ...]) -> Target:
+    def of(cls, address: str, queues: tuple[int, ...]) -> EncodedRoute:
         """For an address and the queues that take from it."""
         encoded = address.encode()
         return cls(len(encoded), len(queues), encoded + struct.pack(f">{len(queues)}I", *queues))
@@ -149,7 +149,7 @@ class Send(NamedTuple):
     queues: tuple[int, ...]
     duplicate_ids: tuple[bytes, ...]
     diverts: tuple[str, ...]
-    source: Source | None
+    source: KafkaOrigin | None
     body: bytes
 
 
@@ -260,7 +260,7 @@ def send_entry(send: Send) -> bytes:
         options.append(_SOURCE.pack(len(topic), send.source.partition, send.source.offset) + topic)
     return routed_send_entry(
         send.flags, send.routing, send.priority, send.timestamp_ms, send.expiry_ms, send.delivery_time_ms,
-        Target.of(send.address, send.queues), b"".join(options), send.body,
+        EncodedRoute.of(send.address, send.queues), b"".join(options), send.body,
     )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def encode_diverts(names: tuple[str, ...]) -> bytes:
 
 def routed_send_entry(
     flags: int, routing: int, priority: int, timestamp_ms: int, expiry_ms: int, delivery_time_ms: int,
-    target: Target, options: bytes, body: bytes,
+    target: EncodedRoute, options: bytes, body: bytes,
 ) -> bytes:  # fmt: skip
     """As :func:`send_entry`, of parts that are encoded already: the way of every message that a client sends."""
     address_size, queue_count, encoded = target
@@ -314,7 +314,7 @@ def decode_send(value: bytes, start: int, end: int) -> Send:
         if flags & SendFlag.SOURCE:
             size, partition, offset = _SOURCE.unpack_from(value, position)
             position += _SOURCE.size
-            source = Source(value[position : position + size].decode(), partition, offset)
+            source = KafkaOrigin(value[position : position + size].decode(), partition, offset)
             position += size
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DamagedRecord(f"send entry at byte {start}: {error}") from error

@@ -16,7 +16,7 @@ from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.jms.from_kafka import message_of
 from bascule.jms.message import encode_message
 from bascule.jms.record_headers import ORIGIN_HEADER, error_headers, text_of_error
-from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.pipelines.spec import Ingress
 
 UNBOUND_HEADER = "unbound"
@@ -82,7 +82,7 @@ class IngressEngine:
         flags = INGRESS_FLAGS | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
             flags, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),
-            Source(record.topic, record.partition, record.offset), encode_message(message),
+            KafkaOrigin(record.topic, record.partition, record.offset), encode_message(message),
         )  # fmt: skip
         return ingress_record(send, self._message_bytes_max)
 

@@ -24,7 +24,7 @@ from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
 from bascule.core.topics import BRIDGE_ID, PREFIX, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
-from bascule.journal.records import Send, SendFlag, Source
+from bascule.journal.records import KafkaOrigin, Send, SendFlag
 from bascule.kafka import own_topics
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
@@ -124,7 +124,7 @@ class DestinationWriter(DataSourceStreamWriter):
         flags = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
             flags, self._routing, message.priority, 0, 0, 0, address, (), (), (),
-            Source(f"sink:{self._id}", 0, 0), encode_message(message),
+            KafkaOrigin(f"sink:{self._id}", 0, 0), encode_message(message),
         )  # fmt: skip
         return ingress_record(send)
 

@@ -12,7 +12,7 @@ from bascule.broker import administration, branches
 from bascule.broker.administration import Progress
 from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.config.address import check_address
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
@@ -71,7 +71,7 @@ async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
     return await action.run(node, **arguments)
 
 
-def queue_named(engine: Engine, name: str) -> Queue:
+def queue_named(engine: Engine, name: str) -> BrokerQueue:
     """A queue, or what a subscription holds. Raises UnknownAddress."""
     queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
     if queue is None:
@@ -103,7 +103,7 @@ async def _unsubscribe(node: Node, name: str, force: bool) -> Answer:
     return await _delete_queue(node, queue, force or not queue.consumers)
 
 
-async def _delete_queue(node: Node, queue: Queue, force: bool) -> Answer:
+async def _delete_queue(node: Node, queue: BrokerQueue, force: bool) -> Answer:
     messages = queue.held_messages
     administration.delete(node.engine, queue, force=force)
     await _stored(node, node.engine)
@@ -123,7 +123,7 @@ async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
 async def _return(node: Node, queue: str, selector: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
 
-    def check(origin: Queue) -> None:
+    def check(origin: BrokerQueue) -> None:
         node.permissions.authorize(ADMINISTRATOR, Permission.SEND, origin.address)
 
     progress = await _go_through(

@@ -13,7 +13,7 @@ from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLE
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
 from bascule.broker.addresses import TEMPORARY_PREFIX
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.message import DESTINATION_KINDS
@@ -186,7 +186,9 @@ def _selector(link: Link) -> Selector | None:
         raise AmqpError(INVALID_FIELD, str(error)) from error
 
 
-def _consume(client: Client, link: SenderLink, queue: Queue, selector: Selector | None, *, source: Source | None = None) -> ConsumerLink:
+def _consume(
+    client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None, *, source: Source | None = None
+) -> ConsumerLink:
     engine = client.engine
     consumer = ConsumerLink(
         client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
@@ -207,7 +209,7 @@ def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
         client.touch()
 
 
-def _browse(client: Client, link: SenderLink, queue: Queue, selector: Selector | None) -> None:
+def _browse(client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None) -> None:
     engine = client.engine
     messages = [message for message in queue.waiting() if selector is None or engine.matches(selector, message)]
     messages.reverse()
@@ -274,7 +276,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace(".", r"\.")
 
 
-def _existing(client: Client, owner: str | None, name: str, *, durable: bool) -> Queue | None:
+def _existing(client: Client, owner: str | None, name: str, *, durable: bool) -> BrokerQueue | None:
     """The subscription, if it is there. An earlier version escaped no dots, and kept the queue's name as the subscription's."""
     former = name if owner is None else f"{owner}.{name}"
     subscriptions = client.engine.addresses.subscriptions

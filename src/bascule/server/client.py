@@ -15,8 +15,8 @@ from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.errors import UnknownTransaction
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Queue
-from bascule.broker.transactions import Transaction
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.log import get_log
 from bascule.core.permissions import Permission
@@ -84,8 +84,8 @@ class Client:
         self.given_bytes = 0  # to consumers, since the last write
         self.links: dict[Link, None] = {}
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
-        self.unsubscribing: dict[Link, Queue] = {}
-        self.transactions: dict[bytes, Transaction] = {}
+        self.unsubscribing: dict[Link, BrokerQueue] = {}
+        self.transactions: dict[bytes, LocalTransaction] = {}
 
     def opened(self, properties: Mapping[Any, Any] | None) -> None:
         """The client has opened its connection, as ``user`` and ``container`` say, with these properties."""
@@ -170,7 +170,7 @@ class Client:
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> Transaction:
+    def begin(self) -> LocalTransaction:
         """Begin a transaction of this connection.
 
         No later broker gives its name again: a client with ``failover:`` may repeat a request about it to the next one.
@@ -179,7 +179,7 @@ class Client:
         self.transactions[transaction.id] = transaction
         return transaction
 
-    def transaction(self, txn_id: bytes) -> Transaction:
+    def transaction(self, txn_id: bytes) -> LocalTransaction:
         """Return the open transaction with this id. Raises UnknownTransaction."""
         transaction = self.transactions.get(txn_id)
         if transaction is None:

@@ -19,9 +19,9 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull
-from bascule.broker.message import Message
-from bascule.broker.queue import Consumer
-from bascule.broker.transactions import Transaction
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import QueueConsumer
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
@@ -329,35 +329,35 @@ class ClientConnection(asyncio.Protocol):
         """Nothing to do."""
 
 
-def _accept(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.acknowledge(consumer, message)
 
 
-def _accept_in(transaction: Transaction, engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+def _accept_in(transaction: LocalTransaction, engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.acknowledge_in(transaction, consumer, message)
 
 
-def _reject(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+def _reject(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.reject(consumer, message)
 
 
-def _release(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+def _release(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.give_back(consumer, message, failed=False)
 
 
-def _modify(engine: Engine, consumer: Consumer, message: Message, state: Modified) -> None:
+def _modify(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Modified) -> None:
     if state.undeliverable_here:
         engine.reject(consumer, message)
     else:
         engine.give_back(consumer, message, failed=bool(state.delivery_failed))
 
 
-def _return_failed(engine: Engine, consumer: Consumer, message: Message, state: Any) -> None:  # noqa: ARG001
+def _return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
     engine.give_back(consumer, message, failed=True)
 
 
-OUTCOMES: dict[type, Callable[[Engine, Consumer, Message, Any], None]] = {
+OUTCOMES: dict[type, Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]] = {
     Accepted: _accept,
     Rejected: _reject,
     Released: _release,

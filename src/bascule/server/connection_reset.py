@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from bascule.amqp.errors import ILLEGAL_STATE, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
-from bascule.broker.transactions import Transaction
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.log import get_log
 from bascule.server.links import ConsumerLink
 
@@ -114,7 +114,7 @@ def attached_late(client: Client, link: Link) -> bool:
     return any(each.consumer is not None and each.consumer.unacked for each in consumers_of(client, link.session))
 
 
-def rollback_loses_messages(client: Client, session: Session, transaction: Transaction, *, interrupted: bool) -> bool:
+def rollback_loses_messages(client: Client, session: Session, transaction: LocalTransaction, *, interrupted: bool) -> bool:
     """Whether a client that rolls a session's first transaction back has messages which it then releases and keeps, or keeps and forgets.
 
     ``interrupted``: its session may have been. Without it, only what is certain counts.

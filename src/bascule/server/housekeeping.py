@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bascule.broker.housekeeping import HousekeepingProtocol, Log
+from bascule.broker.housekeeping import HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import RetentionHold
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
@@ -136,19 +136,19 @@ class _Effects(LoopEffects):
         """Raises Unavailable."""
         return await self.off_loop(self._pipelines.found, end, mean_bytes)
 
-    async def retained_from(self, log: Log, partition: int) -> int:
+    async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         """Raises Unavailable."""
         return await self.off_loop(self._retained_from, log, partition)
 
-    def _retained_from(self, log: Log, partition: int) -> int:
+    def _retained_from(self, log: TrimmedLog, partition: int) -> int:
         begins_ms = int((time.time() - self._place.retention_s) * 1000)
         return TopicHistory(self._place.kafka, self._topic(log), partition).at_time(begins_ms)
 
-    async def first_offset(self, log: Log, partition: int) -> int:
+    async def first_offset(self, log: TrimmedLog, partition: int) -> int:
         """Raises Unavailable."""
         return await self.off_loop(lambda: TopicHistory(self._place.kafka, self._topic(log), partition).earliest())
 
-    async def trim(self, log: Log, partition: int, end: int) -> None:
+    async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
         """Raises Unavailable."""
         await self.off_loop(trim, self._place.kafka, self._topic(log), {partition: end})
 
@@ -157,5 +157,5 @@ class _Effects(LoopEffects):
         topic = self._place.topics.ingress
         return (await self.off_loop(lambda: Topics(self._place.kafka).ids([topic]))).get(topic)
 
-    def _topic(self, log: Log) -> str:
-        return self._place.topics.journal if log is Log.JOURNAL else self._place.topics.ingress
+    def _topic(self, log: TrimmedLog) -> str:
+        return self._place.topics.journal if log is TrimmedLog.JOURNAL else self._place.topics.ingress

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
-from bascule.broker.message import Message
-from bascule.broker.queue import Consumer, Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import head_of, header_bytes
@@ -118,8 +118,8 @@ class ConsumerLink:
         self._kept = 0  # of the credit, see bascule.server.connection_reset
         #: Whether, where no credit is left, the client has given it back: messages did not use it up, and it has taken nothing since.
         self.gave_back = False
-        self.consumer: Consumer | None = None
-        self.on_close: Queue | None = None  # a queue that goes with its last consumer
+        self.consumer: QueueConsumer | None = None
+        self.on_close: BrokerQueue | None = None  # a queue that goes with its last consumer
 
     @property
     def credit(self) -> int:
@@ -148,7 +148,7 @@ class ConsumerLink:
             self._kept = 0
             self.client.wake(self.link)
 
-    def deliver(self, message: Message, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
         """Send a message, with its header as it is now."""
         client = self.client
         engine = client.engine
@@ -191,7 +191,7 @@ class BrowserLink:
 
     __slots__ = ("client", "link", "messages")
 
-    def __init__(self, client: Client, link: SenderLink, messages: list[Message]) -> None:
+    def __init__(self, client: Client, link: SenderLink, messages: list[BrokerMessage]) -> None:
         self.client = client
         self.link = link
         self.messages = messages

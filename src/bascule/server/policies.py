@@ -8,7 +8,7 @@ from typing import Any
 
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.matching import wants
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
 from bascule.jms.selector import compile_selector
 
@@ -55,7 +55,7 @@ def policy_of(settings: Settings) -> Policy:
     """What the owner has decided."""
     broker = settings.broker
     return Policy(
-        AddressSettings(**_turned({key: getattr(broker, key) for key in FIELDS})),
+        AddressPolicy(**_turned({key: getattr(broker, key) for key in FIELDS})),
         tuple((address.match, _turned(address.given())) for address in settings.address),
         transaction_ms_max=_ms(broker.transaction_timeout_s),
         queues_max=broker.max_queues,

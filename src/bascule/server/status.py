@@ -10,7 +10,7 @@ import bascule
 from bascule.broker.branch_requests import STATES
 from bascule.broker.branches import Listed, listed
 from bascule.broker.delivery import Counters
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def sum_of(one: Counters, other: Counters) -> Counters:
     return Counters(*(getattr(one, field.name) + getattr(other, field.name) for field in fields))
 
 
-def queue_status(queue: Queue) -> QueueStatus:
+def queue_status(queue: BrokerQueue) -> QueueStatus:
     """One queue."""
     return QueueStatus(
         name=queue.name, address=queue.address, routing=queue.routing.name.lower(), messages=queue.waiting_count,
@@ -195,7 +195,7 @@ def queue_status(queue: Queue) -> QueueStatus:
     )  # fmt: skip
 
 
-def queue_detail(queue: Queue) -> QueueDetail:
+def queue_detail(queue: BrokerQueue) -> QueueDetail:
     """One queue, and who consumes from it."""
     return QueueDetail(
         **queue_status(queue), auto_created=queue.auto_created, selector=queue.selector_text, no_local=queue.no_local_container,
@@ -203,7 +203,7 @@ def queue_detail(queue: Queue) -> QueueDetail:
     )  # fmt: skip
 
 
-def _consumers(queue: Queue) -> Iterator[ConsumerStatus]:
+def _consumers(queue: BrokerQueue) -> Iterator[ConsumerStatus]:
     for consumer in queue.consumers:
         link = consumer.port
         client = link.client if isinstance(link, ConsumerLink) else None
@@ -213,7 +213,7 @@ def _consumers(queue: Queue) -> Iterator[ConsumerStatus]:
         )  # fmt: skip
 
 
-def subscription_status(queue: Queue) -> SubscriptionStatus:
+def subscription_status(queue: BrokerQueue) -> SubscriptionStatus:
     """One subscription, by the queue that holds its messages."""
     return SubscriptionStatus(
         name=queue.name, topic=queue.address, durable=queue.durable, selector=queue.selector_text, messages=queue.waiting_count,

@@ -11,10 +11,10 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
-from bascule.broker.message import DEFAULT_PRIORITY, Bodies, Message
+from bascule.broker.message import DEFAULT_PRIORITY, Bodies, BrokerMessage
 from bascule.broker.policy import Policy
-from bascule.broker.queue import Consumer, Queue
-from bascule.broker.transactions import Transaction
+from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import (
@@ -90,12 +90,12 @@ class Receiver:
 
     def __init__(self, credit: int) -> None:
         self.credit = credit
-        self.received: list[tuple[Message, int]] = []
+        self.received: list[tuple[BrokerMessage, int]] = []
         self.drains_answered = 0
         self.end: BasculeError | None = None
-        self.consumer: Consumer
+        self.consumer: QueueConsumer
 
-    def deliver(self, message: Message, delivery_count: int) -> None:
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
         """Take one."""
         self.credit -= 1
         self.received.append((message, delivery_count))
@@ -109,7 +109,7 @@ class Receiver:
         self.end = error
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[BrokerMessage]:
         """What it got, without the counts."""
         return [message for message, _ in self.received]
 
@@ -184,7 +184,7 @@ class BrokerInMemory:
             self.confirm(len(self.in_flight))
             self.flush()
 
-    def attach(self, queue: Queue, credit: int = 0, **options: Any) -> Receiver:
+    def attach(self, queue: BrokerQueue, credit: int = 0, **options: Any) -> Receiver:
         """A consumer with credit."""
         receiver = Receiver(credit)
         receiver.consumer = self.engine.attach(queue, receiver, **options)
@@ -198,7 +198,7 @@ class BrokerInMemory:
 
     def send(
         self, address: str, body: bytes, sender: Sender, token: Any, *,
-        routing: Routing = Routing.ANYCAST, container: str = "client", transaction: Transaction | None = None,
+        routing: Routing = Routing.ANYCAST, container: str = "client", transaction: LocalTransaction | None = None,
     ) -> None:  # fmt: skip
         """Send an encoded message."""
         self.engine.send(address, routing, body, scan(body), container, sender, token, transaction)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bascule.core.errors import Unavailable
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
-from bascule.xa.resource import NEXT, Call, Resource, State, TellsOutcome, Vote, refusal
+from bascule.xa.resource import NEXT, BranchState, Call, Resource, TellsOutcome, Vote, refusal
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -32,7 +32,7 @@ class Checked(Generic[HandleT]):
     def __init__(self, inner: Resource[HandleT]) -> None:
         self.inner = inner
         self.name = inner.name
-        self._branches = Branches()
+        self._branches = BranchStates()
 
     def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
         """See Resource."""
@@ -53,9 +53,9 @@ class Checked(Generic[HandleT]):
         try:
             vote = self.inner.prepare(xid)
         except BranchRolledBack:
-            self._branches.move(xid, State.NONE)
+            self._branches.move(xid, BranchState.NONE)
             raise
-        self._branches.move(xid, after if vote is Vote.YES else State.NONE)
+        self._branches.move(xid, after if vote is Vote.YES else BranchState.NONE)
         return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
@@ -84,14 +84,14 @@ class Checked(Generic[HandleT]):
 
     def _finish(self, xid: Xid, call: Call, act: Callable[[], None]) -> None:
         state = self._branches.state(xid)
-        if state is not State.NONE and (state, call) not in NEXT:  # one that another process began may be finished here
+        if state is not BranchState.NONE and (state, call) not in NEXT:  # one that another process began may be finished here
             raise refusal(state, call, xid)
         try:
             act()
         except (BranchRolledBack, UnknownXid):
-            self._branches.move(xid, State.NONE)
+            self._branches.move(xid, BranchState.NONE)
             raise
-        self._branches.move(xid, State.NONE)
+        self._branches.move(xid, BranchState.NONE)
 
 
 class Watched(Generic[HandleT]):

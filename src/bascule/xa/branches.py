@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import threading
 
-from bascule.xa.resource import NEXT, Call, State, refusal
+from bascule.xa.resource import NEXT, BranchState, Call, refusal
 from bascule.xa.xid import Xid
 
 
-class Branches:
+class BranchStates:
     """Safe for threads."""
 
     def __init__(self) -> None:
-        self._states: dict[Xid, State] = {}
+        self._states: dict[Xid, BranchState] = {}
         self._lock = threading.Lock()
 
-    def check(self, xid: Xid, call: Call) -> State:
+    def check(self, xid: Xid, call: Call) -> BranchState:
         """The state that the call leads to. Raises DuplicateXid, OutOfOrder, UnknownXid."""
         state = self.state(xid)
         if (after := NEXT.get((state, call))) is None:
             raise refusal(state, call, xid)
         return after
 
-    def state(self, xid: Xid) -> State:
+    def state(self, xid: Xid) -> BranchState:
         """Where the branch is."""
         with self._lock:
-            return self._states.get(xid, State.NONE)
+            return self._states.get(xid, BranchState.NONE)
 
-    def move(self, xid: Xid, state: State) -> None:
+    def move(self, xid: Xid, state: BranchState) -> None:
         """It is there now."""
         with self._lock:
-            if state is State.NONE:
+            if state is BranchState.NONE:
                 self._states.pop(xid, None)
             else:
                 self._states[xid] = state

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
@@ -20,7 +20,7 @@ from bascule.xa.errors import (
     XaError,
 )
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Call, State, Vote
+from bascule.xa.resource import BranchState, Call, Vote
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -101,7 +101,7 @@ class DatabaseResource(Generic[HandleT]):
     def __init__(self, name: str) -> None:
         self.name = name
         self._work: dict[Xid, Work[HandleT]] = {}
-        self._branches = Branches()
+        self._branches = BranchStates()
         self._lock = threading.Lock()
 
     def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
@@ -116,7 +116,7 @@ class DatabaseResource(Generic[HandleT]):
                 raise
         with self._lock:
             self._work[xid] = work
-        self._branches.move(xid, State.ACTIVE)
+        self._branches.move(xid, BranchState.ACTIVE)
         return work.handle
 
     def end(self, xid: Xid, *, success: bool) -> None:
@@ -144,7 +144,7 @@ class DatabaseResource(Generic[HandleT]):
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
-        if self._branches.state(xid) is State.NONE and not one_phase:
+        if self._branches.state(xid) is BranchState.NONE and not one_phase:
             self._from_outside(xid, Outcome.COMMIT)
             return
         self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
@@ -167,7 +167,7 @@ class DatabaseResource(Generic[HandleT]):
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
         state = self._branches.state(xid)
-        if state is State.NONE:
+        if state is BranchState.NONE:
             self._from_outside(xid, Outcome.ROLLBACK)
             return
         try:
@@ -176,7 +176,7 @@ class DatabaseResource(Generic[HandleT]):
         except UnknownXid as error:
             self._missing(xid, Outcome.ROLLBACK, error)
         except ResourceFailed:
-            if state is State.PREPARED:
+            if state is BranchState.PREPARED:
                 raise  # else the end of the connection was the end of the branch
         self._gone(xid)
 
@@ -258,7 +258,7 @@ class DatabaseResource(Generic[HandleT]):
             self._work[xid] = work
 
     def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
-        self._branches.move(xid, State.NONE)
+        self._branches.move(xid, BranchState.NONE)
         with self._lock:
             work = self._work.pop(xid, None)
         if work is not None:

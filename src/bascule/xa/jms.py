@@ -18,10 +18,10 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
 from bascule.xa import broker_protocol
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
-from bascule.xa.resource import Call, State, Vote
+from bascule.xa.resource import BranchState, Call, Vote
 
 #: Workplaces kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
@@ -51,7 +51,7 @@ class JmsResource:
         self._connection: Context | None = None
         self._idle: list[Workplace] = []
         self._work: dict[Xid, tuple[Workplace, BranchContext]] = {}
-        self._branches = Branches()
+        self._branches = BranchStates()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._failures = 0
@@ -65,7 +65,7 @@ class JmsResource:
         handle = BranchContext(workplace)
         with self._lock:
             self._work[xid] = workplace, handle
-        self._branches.move(xid, State.ACTIVE)
+        self._branches.move(xid, BranchState.ACTIVE)
         return handle
 
     def end(self, xid: Xid, *, success: bool) -> None:
@@ -87,7 +87,7 @@ class JmsResource:
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """See Resource."""
-        if one_phase or self._branches.state(xid) is not State.NONE:
+        if one_phase or self._branches.state(xid) is not BranchState.NONE:
             self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
         if one_phase:
             with self._ending(xid):
@@ -97,7 +97,7 @@ class JmsResource:
 
     def rollback(self, xid: Xid) -> None:
         """See Resource."""
-        if self._branches.state(xid) is State.NONE:
+        if self._branches.state(xid) is BranchState.NONE:
             run_blocking(broker_protocol.end(_Calls(self), xid, ROLLED_BACK))
             return
         with self._lock:
@@ -171,7 +171,7 @@ class JmsResource:
             return None if txn_id is None else _reply(workplace.ask(_request(operation, **_fields(xid), txnId=txn_id.hex())))
 
     def _over(self, xid: Xid, *, reusable: bool = True) -> None:
-        self._branches.move(xid, State.NONE)
+        self._branches.move(xid, BranchState.NONE)
         with self._lock:
             found = self._work.pop(xid, None)
         if found is None:

@@ -32,11 +32,11 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
 from bascule.writer.errors import RecordRefused
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
 from bascule.xa.kafka_clients import Clients, partition_of
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Call, State, Vote
+from bascule.xa.resource import BranchState, Call, Vote
 from bascule.xa.xid import Xid
 
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
@@ -61,7 +61,7 @@ STARTED = b"/started"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBranch:
     """The log's record of a prepared branch: where its messages are (``last`` included), and the transactional id that finishes it."""
 
     slot: str
@@ -76,7 +76,7 @@ class Prepared:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Prepared:
+    def decode(cls, value: bytes) -> PreparedBranch:
         """What ``encode`` gave. Raises ResourceError."""
         try:
             return cls(**json.loads(value))
@@ -155,7 +155,7 @@ class KafkaResource:
         instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
         self._slot_ids = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]
         self._side_partition = partition_of(instance)
-        self._branches = Branches()
+        self._branches = BranchStates()
         self._sent: dict[Xid, _Sent] = {}
         self._waiting: dict[str, list[_Ending]] = {}
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class KafkaResource:
         with self._open().slot(self._slot_ids[slot], own=True) as at:
             at.prepare()
         self._sent[xid] = _Sent(slot, time.time())
-        self._branches.move(xid, State.ACTIVE)
+        self._branches.move(xid, BranchState.ACTIVE)
         return KafkaBranch(lambda record: self._send(xid, record))
 
     def end(self, xid: Xid, *, success: bool) -> None:
@@ -199,7 +199,7 @@ class KafkaResource:
             finally:
                 self._gone(xid)
             return
-        if self._branches.state(xid) is not State.NONE:
+        if self._branches.state(xid) is not BranchState.NONE:
             self._branches.check(xid, Call.COMMIT)
         self._finish(xid, Outcome.COMMIT)
         self._gone(xid)
@@ -208,7 +208,7 @@ class KafkaResource:
         """See Resource."""
         state = self._branches.state(xid)
         try:
-            if state in (State.NONE, State.PREPARED):
+            if state in (BranchState.NONE, BranchState.PREPARED):
                 self._finish(xid, Outcome.ROLLBACK)
             elif self._sent[xid].offsets:
                 self._open().appender.append(Outgoing(self._log, _key(xid) + STARTED, None, partition=self._log_partition(xid)))
@@ -245,7 +245,7 @@ class KafkaResource:
             clients.close()
 
     def _send(self, xid: Xid, record: Outgoing) -> None:
-        if self._branches.state(xid) is not State.ACTIVE:
+        if self._branches.state(xid) is not BranchState.ACTIVE:
             raise OutOfOrder(f"send: branch {xid} is {self._branches.state(xid).value}")
         clients, sent = self._open(), self._sent[xid]
         try:
@@ -284,16 +284,16 @@ class KafkaResource:
             raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
         try:
             offsets = [each.result() for each in sent.offsets]
-            record = Prepared(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
+            record = PreparedBranch(slot, self._side_partition, min(offsets), max(offsets), len(offsets), _now_ms())
             await_stored(clients.appender.append(Outgoing(self._log, _key(xid), record.encode(), partition=partition_of(slot))))
         except (TooLarge, OffsetUnknown) as error:  # by their offsets what was sent is found when the branch is committed
             self.rollback(xid)
             raise BranchRolledBack(f"{xid}: {error}", Code.XA_RBOTHER, cause=error) from error
         except Unavailable as error:
             # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
-            self._branches.move(xid, State.PREPARED)
+            self._branches.move(xid, BranchState.PREPARED)
             raise ResourceFailed(f"{self.name}: {error}") from error
-        self._branches.move(xid, State.PREPARED)
+        self._branches.move(xid, BranchState.PREPARED)
         if abs(time.time() - sent.started_s) > PREPARE_WITHIN_S:
             self.rollback(xid)
             raise BranchRolledBack(f"{xid} was not prepared within {PREPARE_WITHIN_S:g} s", Code.XA_RBTIMEOUT)
@@ -353,7 +353,7 @@ class KafkaResource:
         copies: list[Outgoing] = []
         if each.outcome is Outcome.COMMIT:
             try:
-                copies = each.messages if each.messages is not None else self._read_back(each.xid, Prepared.decode(stored.value))
+                copies = each.messages if each.messages is not None else self._read_back(each.xid, PreparedBranch.decode(stored.value))
             except BasculeError as error:
                 each.error = error if isinstance(error, ResourceError) else ResourceFailed(f"{self.name}: {error}")
                 return []
@@ -365,7 +365,7 @@ class KafkaResource:
             Outgoing(self._log, key + STARTED, told, partition=stored.partition),
         ]
 
-    def _read_back(self, xid: Xid, prepared: Prepared) -> list[Outgoing]:
+    def _read_back(self, xid: Xid, prepared: PreparedBranch) -> list[Outgoing]:
         copies = []
         for record in TopicHistory(self._kafka, self._side, prepared.partition).records(prepared.first, prepared.last + 1):
             headers: Any = record.headers() or []
@@ -383,7 +383,7 @@ class KafkaResource:
             if outcome is Outcome.COMMIT and _is_rolled_back(table.get(_key(xid) + STARTED)):
                 raise _rolled_back(xid, one_phase=False)
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
-        return Prepared.decode(stored.value).slot
+        return PreparedBranch.decode(stored.value).slot
 
     def _table(self) -> dict[bytes, Stored]:
         try:
@@ -406,7 +406,7 @@ class KafkaResource:
         needed: dict[int, int] = {}
         for key, stored in table.items():
             if not key.endswith(STARTED):
-                prepared = Prepared.decode(stored.value)
+                prepared = PreparedBranch.decode(stored.value)
                 needed[prepared.partition] = min(prepared.first, needed.get(prepared.partition, prepared.first))
             elif json.loads(stored.value)["at_ms"] < old_ms:
                 self._open().appender.append(Outgoing(self._log, key, None, partition=stored.partition))
@@ -424,7 +424,7 @@ class KafkaResource:
         return partition_of(self._slot_ids[self._sent[xid].slot])
 
     def _gone(self, xid: Xid) -> None:
-        self._branches.move(xid, State.NONE)
+        self._branches.move(xid, BranchState.NONE)
         self._sent.pop(xid, None)
 
     def _open(self) -> Clients:

@@ -59,7 +59,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RecoveryView:
     """What is known when a plan is made. ``before`` is the log before the resources were asked, ``after`` the log after that."""
 
     branches: Mapping[str, Sequence[Xid]]
@@ -69,7 +69,7 @@ class View:
     now_ms: int
 
 
-def plan(manager: str, view: View, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
+def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
     """Return what is to be done with the manager's own branches and decisions; nothing that bears another name is touched.
 
     ``patient`` leaves a transaction without a decision alone until its deadline: the process that began it may still be at work.
@@ -80,7 +80,7 @@ def plan(manager: str, view: View, *, patient: bool, violations: Collection[enum
 @dataclass(frozen=True, slots=True)
 class _Planner:
     manager: str
-    view: View
+    view: RecoveryView
     patient: bool
     violations: Collection[enum.StrEnum]
 

@@ -16,7 +16,7 @@ from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, Outcome
-from bascule.xa.plan import Action, Step, View, plan
+from bascule.xa.plan import Action, RecoveryView, Step, plan
 from bascule.xa.xid import Xid, manager_of, manager_of_gtrid
 
 _log = get_log("bascule.xa")
@@ -85,7 +85,7 @@ class RecoveryProtocol:
             except Exception as error:  # of one resource: it does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
-        view = View(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms())
+        view = RecoveryView(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms())
         found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found

@@ -79,7 +79,7 @@ class TellsOutcome(Protocol):
         """Return how the branch has ended; None if the resource does not know. Raises RetryLater, ResourceFailed."""
 
 
-class State(enum.Enum):
+class BranchState(enum.Enum):
     """Of a branch (XA specification, section 7.3)."""
 
     NONE = "no branch"
@@ -104,24 +104,24 @@ class Call(enum.Enum):
 
 
 #: The legal orders: (state, call) -> the state after success. What is not here is refused, by ``refusal``.
-NEXT: dict[tuple[State, Call], State] = {
-    (State.NONE, Call.START): State.ACTIVE,
-    (State.ACTIVE, Call.END): State.IDLE,
-    (State.ACTIVE, Call.END_FAILED): State.FAILED,
-    (State.ACTIVE, Call.ROLLBACK): State.NONE,
-    (State.IDLE, Call.PREPARE): State.PREPARED,
-    (State.IDLE, Call.COMMIT_ONE_PHASE): State.NONE,
-    (State.IDLE, Call.ROLLBACK): State.NONE,
-    (State.FAILED, Call.ROLLBACK): State.NONE,
-    (State.PREPARED, Call.COMMIT): State.NONE,
-    (State.PREPARED, Call.ROLLBACK): State.NONE,
-    (State.HEURISTIC, Call.FORGET): State.NONE,
+NEXT: dict[tuple[BranchState, Call], BranchState] = {
+    (BranchState.NONE, Call.START): BranchState.ACTIVE,
+    (BranchState.ACTIVE, Call.END): BranchState.IDLE,
+    (BranchState.ACTIVE, Call.END_FAILED): BranchState.FAILED,
+    (BranchState.ACTIVE, Call.ROLLBACK): BranchState.NONE,
+    (BranchState.IDLE, Call.PREPARE): BranchState.PREPARED,
+    (BranchState.IDLE, Call.COMMIT_ONE_PHASE): BranchState.NONE,
+    (BranchState.IDLE, Call.ROLLBACK): BranchState.NONE,
+    (BranchState.FAILED, Call.ROLLBACK): BranchState.NONE,
+    (BranchState.PREPARED, Call.COMMIT): BranchState.NONE,
+    (BranchState.PREPARED, Call.ROLLBACK): BranchState.NONE,
+    (BranchState.HEURISTIC, Call.FORGET): BranchState.NONE,
 }
 
 
-def refusal(state: State, call: Call, xid: Xid) -> XaError:
+def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:
     """The error for a call that is not legal in a state."""
-    if state is State.NONE:
+    if state is BranchState.NONE:
         return UnknownXid(f"{call.value}: there is no branch {xid}")
     if call is Call.START:
         return DuplicateXid(f"start: branch {xid} is {state.value}")

@@ -14,7 +14,7 @@ from bascule.core.errors import InvalidInput
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, now_ms
 from bascule.xa.log import DecisionLog
 from bascule.xa.resource import Resource
-from bascule.xa.two_phase import ENDED, Status, TwoPhase
+from bascule.xa.two_phase import ENDED, TransactionStatus, TwoPhase
 from bascule.xa.xid import new_gtrid
 
 HandleT = TypeVar("HandleT")
@@ -48,7 +48,7 @@ class Transaction:
         self._leave: Callable[[], None] | None = None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> TransactionStatus:
         """The state of the transaction."""
         return self._protocol.status
 
@@ -99,7 +99,7 @@ class Transaction:
         """Commits, or rolls back when an exception passes. What was ended within the block is left as it is."""
         if self._leave is not None:
             self._leave()
-        if self.status not in (Status.ACTIVE, Status.MARKED_ROLLBACK):
+        if self.status not in (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK):
             return
         if kind is None:
             self.commit()

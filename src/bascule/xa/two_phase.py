@@ -56,7 +56,7 @@ class TwoPhaseViolation(enum.StrEnum):
     LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
 
 
-class Status(enum.Enum):
+class TransactionStatus(enum.Enum):
     """The state of a transaction, as in Jakarta Transactions."""
 
     ACTIVE = "active"
@@ -70,7 +70,7 @@ class Status(enum.Enum):
     IN_DOUBT = "in doubt"
 
 
-class Event(enum.Enum):
+class TransactionEvent(enum.Enum):
     """What changes the state of a transaction."""
 
     MARK = "marked to be rolled back"
@@ -89,25 +89,25 @@ class Event(enum.Enum):
 TRANSITIONS: Final = Transitions(
     "XA transaction",
     {
-        (Status.ACTIVE, Event.MARK): Status.MARKED_ROLLBACK,
-        (Status.MARKED_ROLLBACK, Event.MARK): Status.MARKED_ROLLBACK,
-        (Status.ACTIVE, Event.COMMIT): Status.PREPARING,
-        (Status.MARKED_ROLLBACK, Event.COMMIT): Status.ROLLING_BACK,
-        (Status.ACTIVE, Event.ROLLBACK): Status.ROLLING_BACK,
-        (Status.MARKED_ROLLBACK, Event.ROLLBACK): Status.ROLLING_BACK,
-        (Status.PREPARING, Event.REFUSED): Status.ROLLING_BACK,
-        (Status.PREPARING, Event.NOTHING_LEFT): Status.COMMITTED,
-        (Status.PREPARING, Event.UNANSWERED): Status.IN_DOUBT,
-        (Status.PREPARING, Event.ALL_PREPARED): Status.PREPARED,
-        (Status.PREPARED, Event.COMMIT_STANDS): Status.COMMITTING,
-        (Status.PREPARED, Event.ROLLBACK_STANDS): Status.ROLLING_BACK,
-        (Status.PREPARED, Event.UNANSWERED): Status.IN_DOUBT,
-        (Status.COMMITTING, Event.TOLD): Status.COMMITTED,
-        (Status.ROLLING_BACK, Event.TOLD): Status.ROLLED_BACK,
+        (TransactionStatus.ACTIVE, TransactionEvent.MARK): TransactionStatus.MARKED_ROLLBACK,
+        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.MARK): TransactionStatus.MARKED_ROLLBACK,
+        (TransactionStatus.ACTIVE, TransactionEvent.COMMIT): TransactionStatus.PREPARING,
+        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.COMMIT): TransactionStatus.ROLLING_BACK,
+        (TransactionStatus.ACTIVE, TransactionEvent.ROLLBACK): TransactionStatus.ROLLING_BACK,
+        (TransactionStatus.MARKED_ROLLBACK, TransactionEvent.ROLLBACK): TransactionStatus.ROLLING_BACK,
+        (TransactionStatus.PREPARING, TransactionEvent.REFUSED): TransactionStatus.ROLLING_BACK,
+        (TransactionStatus.PREPARING, TransactionEvent.NOTHING_LEFT): TransactionStatus.COMMITTED,
+        (TransactionStatus.PREPARING, TransactionEvent.UNANSWERED): TransactionStatus.IN_DOUBT,
+        (TransactionStatus.PREPARING, TransactionEvent.ALL_PREPARED): TransactionStatus.PREPARED,
+        (TransactionStatus.PREPARED, TransactionEvent.COMMIT_STANDS): TransactionStatus.COMMITTING,
+        (TransactionStatus.PREPARED, TransactionEvent.ROLLBACK_STANDS): TransactionStatus.ROLLING_BACK,
+        (TransactionStatus.PREPARED, TransactionEvent.UNANSWERED): TransactionStatus.IN_DOUBT,
+        (TransactionStatus.COMMITTING, TransactionEvent.TOLD): TransactionStatus.COMMITTED,
+        (TransactionStatus.ROLLING_BACK, TransactionEvent.TOLD): TransactionStatus.ROLLED_BACK,
     },
 )
 #: The states that no event leaves.
-ENDED = frozenset({Status.COMMITTED, Status.ROLLED_BACK, Status.IN_DOUBT})
+ENDED = frozenset({TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT})
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class TwoPhase:
         """``by`` names this process in the decision. After ``timeout_s`` the transaction takes no more work and does not commit."""
         self.gtrid = gtrid
         self.id = gtrid.decode()
-        self.status = Status.ACTIVE
+        self.status = TransactionStatus.ACTIVE
         self.unfinished: dict[str, str] = {}
         self.pending = False
         self._timeout_s = timeout_s
@@ -161,18 +161,18 @@ class TwoPhase:
         Raises OutOfOrder if the transaction does not take work any more, TransactionTimedOut, and what ``start`` of the resource raises;
         the last two mark the transaction to be rolled back.
         """
-        if self.status is not Status.ACTIVE:
+        if self.status is not TransactionStatus.ACTIVE:
             raise self._refusal()
         if (known := self._branches.get(participant.name)) is not None:
             return known.handle
         if (left_s := self._deadline_s - self._clock.monotonic_s()) <= 0:
-            self._move(Event.MARK)
+            self._move(TransactionEvent.MARK)
             raise self._timed_out()
         xid = branch(self.gtrid, participant.name)
         try:
             handle = await participant.start(xid, timeout_s=left_s)
         except BaseException:
-            self._move(Event.MARK)
+            self._move(TransactionEvent.MARK)
             raise
         crash.point("xa.enlist.after")
         self._branches[participant.name] = _Enlisted(participant, xid, handle)
@@ -180,15 +180,15 @@ class TwoPhase:
 
     def mark(self) -> None:
         """Make sure that the transaction does not commit. Raises OutOfOrder if it has ended."""
-        self._move(Event.MARK)
+        self._move(TransactionEvent.MARK)
 
     async def commit(self) -> None:
         """Run both phases. Returns when COMMIT stands and each branch is told, except those in ``unfinished``.
 
         Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder if the transaction has ended.
         """
-        marked = self.status is Status.MARKED_ROLLBACK
-        self._move(Event.COMMIT)
+        marked = self.status is TransactionStatus.MARKED_ROLLBACK
+        self._move(TransactionEvent.COMMIT)
         if marked:
             await self._undo()
             raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
@@ -197,23 +197,23 @@ class TwoPhase:
         except GeneratorExit:  # the process has died
             raise
         except BaseException as error:
-            if self.status is Status.IN_DOUBT:
+            if self.status is TransactionStatus.IN_DOUBT:
                 raise
-            self._move(Event.REFUSED)
+            self._move(TransactionEvent.REFUSED)
             await self._undo()
             if isinstance(error, TransactionRolledBack) or not isinstance(error, Exception):
                 raise
             raise TransactionRolledBack(f"was rolled back: {error}", transaction_id=self.id, cause=error) from error
         if prepared:
-            self._move(Event.ALL_PREPARED)
+            self._move(TransactionEvent.ALL_PREPARED)
             await self._phase_two(prepared)
         else:
-            self._move(Event.NOTHING_LEFT)
+            self._move(TransactionEvent.NOTHING_LEFT)
         self._report_heuristics()
 
     async def rollback(self) -> None:
         """Undo everything. Raises HeuristicOutcome if a branch was committed from outside, OutOfOrder if the transaction has ended."""
-        self._move(Event.ROLLBACK)
+        self._move(TransactionEvent.ROLLBACK)
         for each in self._branches.values():
             try:
                 await each.participant.end(each.xid, success=False)
@@ -288,15 +288,15 @@ class TwoPhase:
                 await self._tell(each, Outcome.COMMIT)
         decision = await self._decided(prepared)
         if decision.outcome is Outcome.ROLLBACK and TwoPhaseViolation.DECISION_IGNORED not in self._violations:
-            self._move(Event.ROLLBACK_STANDS)
+            self._move(TransactionEvent.ROLLBACK_STANDS)
             await self._undo()
             raise TransactionRolledBack(f"was rolled back by {decision.by}, before it could be committed", transaction_id=self.id)
-        self._move(Event.COMMIT_STANDS)
+        self._move(TransactionEvent.COMMIT_STANDS)
         try:
             for each in prepared:
                 await self._tell(each, Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
-            self._move(Event.TOLD)
+            self._move(TransactionEvent.TOLD)
             self.pending = bool(self.unfinished)
         if not self.unfinished or TwoPhaseViolation.UNTOLD_IS_FORGOTTEN in self._violations:
             crash.point("xa.forget.before")
@@ -323,7 +323,7 @@ class TwoPhase:
             for each in self._branches.values():
                 await self._tell(each, Outcome.ROLLBACK)
         finally:
-            self._move(Event.TOLD)
+            self._move(TransactionEvent.TOLD)
             self.pending = bool(self.unfinished)
         self._report_heuristics()
 
@@ -346,7 +346,7 @@ class TwoPhase:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: TransactionEvent) -> None:
         if (after := TRANSITIONS.get((self.status, event))) is None:
             raise self._refusal()
         self.status = after
@@ -359,7 +359,7 @@ class TwoPhase:
 
     def _in_doubt(self, text: str, error: BaseException) -> BaseException:
         """Return what to raise: what ends the process passes."""
-        self._move(Event.UNANSWERED)
+        self._move(TransactionEvent.UNANSWERED)
         self.pending = True
         return TransactionInDoubt(f"{text}: {error}", transaction_id=self.id, cause=error) if isinstance(error, Exception) else error
 

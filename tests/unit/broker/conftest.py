@@ -9,9 +9,9 @@ import pytest
 from bascule.amqp.codec import decode
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
-from bascule.broker.message import Message
-from bascule.broker.policy import AddressSettings, Policy
-from bascule.broker.queue import Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing
 from bascule.jms.sections import VALUE, places
 from bascule.jms.selector import compile_selector
@@ -32,16 +32,16 @@ class Bench:
     def engine(self) -> Engine:
         return self.broker.engine
 
-    def queue(self, name: str = "q") -> Queue:
+    def queue(self, name: str = "q") -> BrokerQueue:
         return self.engine.queue(name)
 
-    def subscription(self, name: str, address: str = "t", **options: Any) -> Queue:
+    def subscription(self, name: str, address: str = "t", **options: Any) -> BrokerQueue:
         return self.engine.create_queue(name, address, Routing.MULTICAST, **options)
 
     def encode(self, content: Any, **options: Any) -> bytes:
         return message_bytes(content, **options)
 
-    def content(self, message: Message) -> Any:
+    def content(self, message: BrokerMessage) -> Any:
         """What the test called it: the body, whatever stands before it."""
         body = self.engine.bodies.read(message)
         return next(decode(body, start)[0] for section, start, _ in places(body) if section == VALUE)
@@ -58,7 +58,7 @@ class Bench:
             self.put(content, **options)
         self.broker.settle()
 
-    def consumer(self, queue: Queue | None = None, credit: int = 100, selector: str | None = None) -> Receiver:
+    def consumer(self, queue: BrokerQueue | None = None, credit: int = 100, selector: str | None = None) -> Receiver:
         receiver = self.broker.attach(queue or self.queue(), credit, selector=selector if selector is None else compile_selector(selector))
         self.broker.settle()
         return receiver
@@ -69,7 +69,7 @@ class Bench:
     def counts(self, receiver: Receiver) -> list[int]:
         return [count for _, count in receiver.received]
 
-    def waiting(self, queue: Queue) -> list[Any]:
+    def waiting(self, queue: BrokerQueue) -> list[Any]:
         return [self.content(message) for message in queue.ready]
 
     def acknowledge(self, receiver: Receiver, *indexes: int) -> None:
@@ -89,7 +89,7 @@ class Bench:
 
 @pytest.fixture
 def policy() -> Policy:
-    return Policy(AddressSettings(deliveries_max=3))
+    return Policy(AddressPolicy(deliveries_max=3))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from bascule.broker import administration
 from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
 from bascule.broker.engine import Engine
-from bascule.broker.message import Message
-from bascule.broker.policy import AddressSettings, Policy
-from bascule.broker.queue import Queue
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import address_matches
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
@@ -104,7 +104,7 @@ def test_a_delayed_message_that_is_moved_is_delivered_at_its_time_and_not_before
 
 
 def test_a_message_that_waits_for_its_next_try_is_moved_without_the_pause() -> None:
-    bench = Bench(Policy(AddressSettings(redelivery_delay_ms=1_000)))
+    bench = Bench(Policy(AddressPolicy(redelivery_delay_ms=1_000)))
     bench.fill("failed")
     receiver = bench.consumer(credit=1)
     bench.engine.give_back(receiver.consumer, receiver.messages[0], failed=True)
@@ -114,9 +114,9 @@ def test_a_message_that_waits_for_its_next_try_is_moved_without_the_pause() -> N
 
 @pytest.mark.parametrize("action", [lambda engine, queue: move(engine, queue, "other"), return_dead_letters])
 def test_a_message_whose_bytes_cannot_be_read_stays_where_it_is(
-    bench: Bench, action: Callable[[Engine, Queue], Iterator[Progress]], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, action: Callable[[Engine, BrokerQueue], Iterator[Progress]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(message: Message) -> bytes:
+    def fails(message: BrokerMessage) -> bytes:
         raise OSError("input/output error")
 
     killed(bench, "a")
@@ -153,7 +153,7 @@ def test_a_dead_letter_stays_where_the_administrator_may_not_send_to_its_origin(
     killed(bench, "a")
     killed(bench, "b", to="other")
 
-    def check(queue: Queue) -> None:
+    def check(queue: BrokerQueue) -> None:
         if queue.name == "other":
             raise Unauthorized("ann", Permission.SEND, "other")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import Bodies, BrokerMessage
 from tests.unit.broker.conftest import Bench
 
 
@@ -30,8 +30,8 @@ def store() -> Store:
     return Store()
 
 
-def held(bodies: Bodies, body: bytes) -> Message:
-    message = Message(body)
+def held(bodies: Bodies, body: bytes) -> BrokerMessage:
+    message = BrokerMessage(body)
     bodies.hold(message)
     return message
 

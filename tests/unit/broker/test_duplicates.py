@@ -4,7 +4,7 @@ import pytest
 
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from tests.unit.broker.conftest import Bench
 
 
@@ -132,7 +132,7 @@ def test_a_message_whose_senders_id_cannot_be_read_is_refused_and_leaves_no_trac
 
 
 def test_the_bounds_of_the_window_are_the_owners_choice() -> None:
-    bench = Bench(Policy(AddressSettings(duplicate_count=1)))
+    bench = Bench(Policy(AddressPolicy(duplicate_count=1)))
     bench.fill(1, message_id="a")
     bench.fill(2, message_id="b")
     bench.fill(1, message_id="a")

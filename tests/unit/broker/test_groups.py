@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.ready import Ready
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
@@ -139,7 +139,7 @@ def test_what_was_put_aside_for_several_is_taken_out_without_a_search(bench: Ben
 
 
 def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> None:
-    bench = Bench(Policy(AddressSettings(exclusive=True)))
+    bench = Bench(Policy(AddressPolicy(exclusive=True)))
     first, second = bench.consumer(credit=2), bench.consumer()
     bench.fill(1, 2, 3)
     assert (bench.got(first), bench.got(second)) == ([1, 2], [])
@@ -150,7 +150,7 @@ def test_an_exclusive_queue_serves_its_oldest_consumer_and_then_the_next() -> No
 
 
 def test_a_consumer_is_given_no_more_than_the_owner_lets_it_hold() -> None:
-    bench = Bench(Policy(AddressSettings(prefetch_max=2)))
+    bench = Bench(Policy(AddressPolicy(prefetch_max=2)))
     greedy = bench.consumer()
     bench.fill(1, 2, 3, 4)
     assert bench.got(greedy) == [1, 2]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, Log
+from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import Keeper, RetentionHold
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
@@ -26,11 +26,11 @@ class Topics:
     def __init__(self) -> None:
         self.written: dict[str, bytes] = {}
         self.kept: dict[int, bytes] = {}
-        self.first = {Log.JOURNAL: 0, Log.INGRESS: 0}
-        self.retained = {Log.JOURNAL: 1 << 40, Log.INGRESS: 1 << 40}
+        self.first = {TrimmedLog.JOURNAL: 0, TrimmedLog.INGRESS: 0}
+        self.retained = {TrimmedLog.JOURNAL: 1 << 40, TrimmedLog.INGRESS: 1 << 40}
         self.positions: list[RetentionHold] = []
         self.ingress_id: str | None = "ingress"
-        self.trimmed: list[tuple[Log, int]] = []
+        self.trimmed: list[tuple[TrimmedLog, int]] = []
         self.faults: list[Exception] = []
         self.over = False
         self.running: list[asyncio.Task[None]] = []
@@ -80,13 +80,13 @@ class Topics:
             self.during.pop(0)()
         return self.positions
 
-    async def retained_from(self, log: Log, partition: int) -> int:
+    async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         return self.retained[log]
 
-    async def first_offset(self, log: Log, partition: int) -> int:
+    async def first_offset(self, log: TrimmedLog, partition: int) -> int:
         return self.first[log]
 
-    async def trim(self, log: Log, partition: int, end: int) -> None:
+    async def trim(self, log: TrimmedLog, partition: int, end: int) -> None:
         self.trimmed.append((log, end))
         self.first[log] = end
 
@@ -216,11 +216,11 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
             broker.engine.acknowledge(receiver.consumer, message)
         broker.settle()
         await finish(broker, keeping.rounds())
-        assert topics.trimmed[-1] == (Log.JOURNAL, 3)
+        assert topics.trimmed[-1] == (TrimmedLog.JOURNAL, 3)
         topics.positions = []
-        topics.retained[Log.JOURNAL] = 4
+        topics.retained[TrimmedLog.JOURNAL] = 4
         await finish(broker, keeping.rounds())
-        assert topics.trimmed[-1] == (Log.JOURNAL, 4)
+        assert topics.trimmed[-1] == (TrimmedLog.JOURNAL, 4)
         assert [pin.keeper for pin in keeping.retention_holds] == [Keeper.RETENTION, Keeper.SNAPSHOT]
 
     asyncio.run(trim())
@@ -246,12 +246,12 @@ def test_ingress_is_trimmed_up_to_what_the_journal_has() -> None:
         broker.settle()
         keeping = housekeeping(broker, topics)
         await finish(broker, keeping.rounds())
-        assert (Log.INGRESS, 7) in topics.trimmed
+        assert (TrimmedLog.INGRESS, 7) in topics.trimmed
         broker.engine.ingress_is("ingress", {0: 9})
         broker.settle()
-        topics.retained[Log.INGRESS] = 8
+        topics.retained[TrimmedLog.INGRESS] = 8
         await finish(broker, keeping.rounds())
-        assert (Log.INGRESS, 8) in topics.trimmed
+        assert (TrimmedLog.INGRESS, 8) in topics.trimmed
 
     asyncio.run(trim())
 
@@ -263,7 +263,7 @@ def test_recreated_ingress_is_not_trimmed() -> None:
         broker.settle()
         topics.ingress_id = "another"
         await finish(broker, housekeeping(broker, topics).rounds())
-        assert [log for log, _ in topics.trimmed if log is Log.INGRESS] == []
+        assert [log for log, _ in topics.trimmed if log is TrimmedLog.INGRESS] == []
 
     asyncio.run(trim())
 

@@ -7,11 +7,11 @@ import pytest
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.policy import BLOCK, REJECT, AddressSettings, Policy
+from bascule.broker.policy import BLOCK, REJECT, AddressPolicy, Policy
 from bascule.broker.policy import DROP as DROP_OLDEST
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing
-from bascule.journal.records import Send, SendFlag, Source
+from bascule.journal.records import KafkaOrigin, Send, SendFlag
 from tests.unit.broker.conftest import START_MS, Bench
 
 KEEP, DROP = True, False
@@ -19,7 +19,7 @@ KEEP, DROP = True, False
 
 def taken(bench: Bench, content: Any, *, to: str = "q", routing: Routing = Routing.ANYCAST, **properties: Any) -> Send:
     body = bench.encode(content, properties=properties)
-    return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), Source("topic", 0, 7), body)
+    return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), KafkaOrigin("topic", 0, 7), body)
 
 
 def test_ingress_messages_reach_the_queue_when_they_are_stored(bench: Bench) -> None:
@@ -150,7 +150,7 @@ def test_more_messages_than_a_record_can_number_are_refused_before_anything_is_d
 
 
 def test_the_owner_has_a_say_in_how_long_messages_from_kafka_live() -> None:
-    bench = Bench(Policy(AddressSettings(expiry_ms=5_000, expiry_max_ms=8_000), (("free", {"expiry_ms": 0, "expiry_max_ms": 0}),)))
+    bench = Bench(Policy(AddressPolicy(expiry_ms=5_000, expiry_max_ms=8_000), (("free", {"expiry_ms": 0, "expiry_max_ms": 0}),)))
     long = taken(bench, "long")._replace(expiry_ms=START_MS + 60_000)
     bench.engine.take_in(0, 3, [(taken(bench, "none"), KEEP), (long, KEEP), (long._replace(address="free"), KEEP)])
     bench.broker.settle()
@@ -160,7 +160,7 @@ def test_the_owner_has_a_say_in_how_long_messages_from_kafka_live() -> None:
         bench.crash()
 
 
-@pytest.mark.parametrize("policy", [Policy(AddressSettings(max_messages=2, when_full=when)) for when in (BLOCK, REJECT, DROP_OLDEST)])
+@pytest.mark.parametrize("policy", [Policy(AddressPolicy(max_messages=2, when_full=when)) for when in (BLOCK, REJECT, DROP_OLDEST)])
 def test_a_full_queue_is_named_to_whom_brings_it_messages_from_kafka(bench: Bench) -> None:
     sends = [(taken(bench, "x", to=to), KEEP) for to in ("missing", "q")]
     bench.fill(1)
@@ -172,20 +172,20 @@ def test_a_full_queue_is_named_to_whom_brings_it_messages_from_kafka(bench: Benc
 
 
 def test_non_persistent_messages_make_room_for_those_from_kafka_where_the_owner_says_so() -> None:
-    bench = Bench(Policy(AddressSettings(max_messages=2, when_full=DROP_OLDEST)))
+    bench = Bench(Policy(AddressPolicy(max_messages=2, when_full=DROP_OLDEST)))
     bench.fill("old", "new", durable=False)
     assert bench.engine.lacks_room([(taken(bench, "x"), KEEP)]) is None
     assert bench.waiting(bench.queue()) == ["new"]
 
 
 def test_a_full_subscription_holds_up_only_what_its_selector_wants() -> None:
-    bench = Bench(Policy(AddressSettings(max_messages=1, when_full=DROP_OLDEST)))
+    bench = Bench(Policy(AddressPolicy(max_messages=1, when_full=DROP_OLDEST)))
     eu = bench.subscription("eu", selector="region = 'EU'")
     everything = bench.subscription("all", "t2")
     bench.fill("old", to="t", properties={"region": "EU"}, durable=False)
     bench.fill("stays", to="t2")
 
-    def lacking(region: str, to: str = "t") -> Queue | None:
+    def lacking(region: str, to: str = "t") -> BrokerQueue | None:
         return bench.engine.lacks_room([(taken(bench, "new", to=to, routing=Routing.MULTICAST, region=region), KEEP)])
 
     assert lacking("US") is None
@@ -199,7 +199,7 @@ def test_a_full_subscription_holds_up_only_what_its_selector_wants() -> None:
 
 @pytest.mark.parametrize("from_kafka", [True, False])
 def test_a_full_queue_holds_up_nothing_that_an_exclusive_divert_takes(from_kafka: bool) -> None:
-    bench = Bench(Policy(AddressSettings(max_messages=1)))
+    bench = Bench(Policy(AddressPolicy(max_messages=1)))
     bench.fill("stored")
     bench.use(Diverts(exclusive=(ExclusiveDivert("x", "q", lambda _: True, from_kafka),)))
     assert (bench.engine.lacks_room([(taken(bench, "new"), KEEP)]) is None) is from_kafka

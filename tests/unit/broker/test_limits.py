@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from bascule.broker.errors import UnknownAddress
-from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
+from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from tests.unit.broker.conftest import Bench
 
 
 def bench_with(**settings: Any) -> Bench:
-    return Bench(Policy(AddressSettings(**settings)))
+    return Bench(Policy(AddressPolicy(**settings)))
 
 
 def refusals(bench: Bench) -> list[BasculeError]:
@@ -111,7 +111,7 @@ def test_a_sender_that_uses_up_its_share_of_a_queue_with_a_size_limit_fills_it_a
 
 
 def test_what_may_not_be_made_by_asking_is_not_there() -> None:
-    bench = Bench(Policy(AddressSettings(auto_create=False), rules=(("free.#", {"auto_create": True}),), queues=("q",), topics=("t",)))
+    bench = Bench(Policy(AddressPolicy(auto_create=False), rules=(("free.#", {"auto_create": True}),), queues=("q",), topics=("t",)))
     bench.engine.create_configured()
     bench.fill(1)
     bench.fill(2, to="other")
@@ -146,7 +146,7 @@ def test_the_more_specific_rule_wins_setting_by_setting() -> None:
 
 @pytest.mark.parametrize("how", ["release", "fail", "reject", "transaction"])
 def test_a_consumer_at_its_limit_has_the_next_message_however_it_settles_one(how: str) -> None:
-    bench = Bench(Policy(AddressSettings(prefetch_max=1, redelivery_delay_ms=60_000)))
+    bench = Bench(Policy(AddressPolicy(prefetch_max=1, redelivery_delay_ms=60_000)))
     bench.fill(1, 2)
     consumer = bench.consumer()
     message = consumer.messages[0]

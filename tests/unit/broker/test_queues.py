@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker import delivery
-from bascule.broker.message import Message
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.message import BrokerMessage
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
@@ -134,7 +134,7 @@ def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench
 
 
 def test_without_a_dead_letter_address_what_fails_too_often_is_gone() -> None:
-    bench = Bench(Policy(AddressSettings(dead_letter_address="", deliveries_max=1)))
+    bench = Bench(Policy(AddressPolicy(dead_letter_address="", deliveries_max=1)))
     bench.fill("poison", "good")
     consumer = bench.consumer(credit=1)
     bench.engine.give_back(consumer.consumer, consumer.messages[0], failed=True)
@@ -276,7 +276,7 @@ def test_a_non_persistent_message_is_delivered_at_once_and_lost_in_a_crash(bench
 
 def test_a_settled_consumer_needs_no_acknowledgement(bench: Bench) -> None:
     class Settled(Receiver):
-        def deliver(self, message: Message, delivery_count: int) -> None:
+        def deliver(self, message: BrokerMessage, delivery_count: int) -> None:
             super().deliver(message, delivery_count)
             bench.engine.acknowledge(self.consumer, message)
 

@@ -9,7 +9,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import DamagedRecord
 from tests.unit.broker.conftest import Bench
@@ -83,7 +83,7 @@ def failed_once(bench: Bench, subscription: str) -> None:
 
 @pytest.mark.parametrize("failed", ["one", "two"])
 def test_a_message_that_waits_for_its_next_try_is_stored_with_its_count_and_holds_up_no_other_subscription(failed: str) -> None:
-    bench = Bench(Policy(AddressSettings(redelivery_delay_ms=10_000)))
+    bench = Bench(Policy(AddressPolicy(redelivery_delay_ms=10_000)))
     failed_once(bench, failed)
     traffic(bench, 20)
     taken, stored = moved(bench)

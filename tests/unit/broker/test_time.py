@@ -13,7 +13,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
-from bascule.broker.policy import AddressSettings, Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, message_annotation, scan, section_bytes
 from bascule.testing.broker import Receiver, message_bytes
 from tests.unit.broker.conftest import START_MS, Bench
@@ -28,7 +28,7 @@ def later(bench: Bench, by_ms: int) -> None:
 
 
 def bench_with(**settings: Any) -> Bench:
-    return Bench(Policy(AddressSettings(**settings)))
+    return Bench(Policy(AddressPolicy(**settings)))
 
 
 def annotation(bench: Bench, queue: str, name: str) -> Any:
@@ -342,7 +342,7 @@ def test_a_transaction_that_is_too_large_keeps_what_it_received_no_longer_than_a
 
 
 def test_an_auto_created_queue_that_nobody_uses_is_deleted_after_a_while() -> None:
-    bench = Bench(Policy(AddressSettings(auto_delete_ms=SECOND), queues=("kept",)))
+    bench = Bench(Policy(AddressPolicy(auto_delete_ms=SECOND), queues=("kept",)))
     bench.engine.create_configured()
     bench.fill(1)
     consumer = bench.consumer()

@@ -4,7 +4,7 @@ import pytest
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.administration import move, return_dead_letters
-from bascule.broker.policy import DROP, AddressSettings, Policy
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 from tests.unit.broker.conftest import Bench
@@ -93,7 +93,7 @@ def test_what_becomes_of_it_later_in_a_queue_is_journaled_as_it_is_persistent(be
 
 
 def test_a_full_subscription_refuses_it_where_non_persistent_ones_give_way() -> None:
-    bench = Bench(Policy(AddressSettings(max_messages=2, when_full=DROP)))
+    bench = Bench(Policy(AddressPolicy(max_messages=2, when_full=DROP)))
     bench.use(Diverts((), (), ()))
     watch = bench.subscription("watch", durable=False)
     bench.fill("gossip", to="t", durable=False)

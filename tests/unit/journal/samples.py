@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ended, Ending, Prepared, ended_entry, prepared_entry
+from bascule.journal.branches import Ended, Ending, PreparedEntry, ended_entry, prepared_entry
 from bascule.journal.records import (
+    KafkaOrigin,
     Kind,
     Op,
     Send,
     SendFlag,
-    Source,
     ack_entry,
     count_entry,
     encode_record,
@@ -25,7 +25,7 @@ PLAIN = Send(SendFlag.DURABLE, 0, 4, 1_700_000_000_000, 0, 0, "orders", (1,), ()
 FULL = Send(
     SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.DIVERTS | SendFlag.SOURCE,
     1, 9, 1_700_000_000_001, 1_700_000_060_000, 1_700_000_030_000, "news.zürich", (2, 3, 70_000),
-    (bytes(range(16)), bytes(range(16, 32))), ("to-kafka", "audit"), Source("airport.alerts", 3, 1 << 40), b"\x00\x53\x75\xa0\x00",
+    (bytes(range(16)), bytes(range(16, 32))), ("to-kafka", "audit"), KafkaOrigin("airport.alerts", 3, 1 << 40), b"\x00\x53\x75\xa0\x00",
 )  # fmt: skip
 PIPELINES_ONLY = Send(SendFlag.PIPELINES_ONLY, 1, 0, 1_700_000_000_002, 0, 0, "t", (), (), (), None, b"")
 
@@ -44,7 +44,7 @@ STATE = (
 
 XID = Xid(0x42415343, b"shop/0199a1b2c3d4", "geschäft".encode())
 IN_BRANCH = Send(SendFlag.DURABLE | SendFlag.DUPLICATE_ID, 0, 4, 0, 0, 0, "orders", (), (bytes(range(16)),), (), None, PLAIN.body)
-BRANCH = Prepared(
+BRANCH = PreparedEntry(
     XID, 1_700_000_000_003, "client-ü", (IN_BRANCH,), ((1, [(mid_of(41, 3), 0), (mid_of(41, 4), 2)]), (2, [(mid_of(40, 0), 1)]))
 )
 ENDS = [Ended(XID, ending, 1_700_000_000_004) for ending in Ending]

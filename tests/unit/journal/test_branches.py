@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ended, Ending, Prepared, decode_ended, decode_prepared, ended_entry, prepared_entry
+from bascule.journal.branches import Ended, Ending, PreparedEntry, decode_ended, decode_prepared, ended_entry, prepared_entry
 from bascule.journal.records import DamagedRecord, Op, ack_entry, entries, entry
 from tests.unit.journal.samples import BRANCH, ENDS, PLAIN, XID
 
@@ -15,8 +15,10 @@ def payload(encoded: bytes) -> tuple[bytes, int, int]:
     return encoded, start, end
 
 
-@pytest.mark.parametrize("prepared", [BRANCH, Prepared(Xid(0, b"g" * 64, b""), 0, "", (), ()), Prepared(XID, 1, "c", (PLAIN, PLAIN), ())])
-def test_a_prepared_branch_is_read_as_it_was_written(prepared: Prepared) -> None:
+@pytest.mark.parametrize(
+    "prepared", [BRANCH, PreparedEntry(Xid(0, b"g" * 64, b""), 0, "", (), ()), PreparedEntry(XID, 1, "c", (PLAIN, PLAIN), ())]
+)
+def test_a_prepared_branch_is_read_as_it_was_written(prepared: PreparedEntry) -> None:
     assert decode_prepared(*payload(prepared_entry(*prepared))) == prepared
 
 

@@ -13,7 +13,7 @@ from bascule.core.kafka_records import KafkaRecord
 from bascule.jms.from_kafka import property_name
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
-from bascule.journal.records import Send, SendFlag, Source, decode_send, entries
+from bascule.journal.records import KafkaOrigin, Send, SendFlag, decode_send, entries
 from bascule.pipelines.failures import CarriedError, encoded, error_from_spark
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import Ingress, from_settings
@@ -36,7 +36,7 @@ def sent(record: KafkaRecord, **choices: object) -> Send:
 
 def test_a_record_becomes_a_message_with_its_coordinates() -> None:
     send = sent(RECORD, routing=Routing.ANYCAST)
-    assert (send.address, send.routing, send.source) == ("to.topic.a", Routing.ANYCAST, Source("topic.a", 3, 42))
+    assert (send.address, send.routing, send.source) == ("to.topic.a", Routing.ANYCAST, KafkaOrigin("topic.a", 3, 42))
     assert send.flags == SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
     message = decode_message(send.body)
     assert (message.destination, message.destination_kind, message.timestamp_ms) == ("to.topic.a", "queue", RECORD.timestamp_ms)

@@ -11,7 +11,7 @@ from bascule.amqp.events import ConnectionClosed
 from bascule.broker.administration import InUse
 from bascule.broker.delivery import Counters
 from bascule.broker.errors import UnknownAddress, UnknownBranch
-from bascule.broker.queue import Queue
+from bascule.broker.queue import BrokerQueue
 from bascule.config import Settings
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
@@ -244,5 +244,5 @@ async def test_the_status_has_the_queues_and_the_counters() -> None:
 def test_a_queue_is_found_by_the_name_of_its_subscription() -> None:
     node = Node()
     created = node.engine.create_queue("ann.sub", "news", Routing.MULTICAST, subscription="sub")
-    found: Queue = actions.queue_named(node.engine, "ann.sub")
+    found: BrokerQueue = actions.queue_named(node.engine, "ann.sub")
     assert found is created

@@ -12,11 +12,11 @@ import pytest
 
 from bascule.broker import ingress_tail
 from bascule.broker.ingress_tail import CHUNK_BYTES, CHUNKS_MAX
-from bascule.broker.policy import BLOCK, DROP, REJECT, AddressSettings, Policy
+from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
-from bascule.journal.records import Kind, Send, SendFlag, Source, encode_record, send_entry
+from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.server import ingress
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
@@ -31,7 +31,7 @@ class Record:
     def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, body: bytes = b"") -> None:
         flags = SendFlag.SOURCE | (SendFlag.GROUPED if body else 0)
         body = body or message_bytes(offset if content is None else content)
-        send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
+        send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
         self._offset = offset
         self._value = encode_record(Kind.DATA, 0, 0, send_entry(send))
         if damaged:
@@ -134,7 +134,7 @@ def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(
         await until(broker, lambda: tail.failure == "")
 
     bounded = ("bounded", {"max_messages": 2, "when_full": when_full})
-    run(Policy(AddressSettings(), (bounded,)), check, monkeypatch)
+    run(Policy(AddressPolicy(), (bounded,)), check, monkeypatch)
 
 
 def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.Mon
         await until(broker, lambda: engine.ingress_positions == {0: 8})
         assert len(broker.log.records) > records
 
-    run(Policy(AddressSettings(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
+    run(Policy(AddressPolicy(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
 
 
 def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
         broker.engine.delete_queue(broker.engine.queue("bounded"))
         await until(broker, lambda: broker.engine.ingress_positions == {0: 8})
 
-    run(Policy(AddressSettings(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
+    run(Policy(AddressPolicy(), (("bounded", {"max_messages": 2}),)), check, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_topic_that_was_created_again_is_begun_anew_when_all_of_the_one_before
         assert (broker.engine.ingress_topic_id, tail.failure) == ("second", "")
 
     monkeypatch.setattr(ingress_tail, "LOOK_S", 0.0)
-    run(Policy(AddressSettings(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
+    run(Policy(AddressPolicy(), (("bounded", {"max_messages": 1, "when_full": BLOCK}),)), check, monkeypatch, Second)
 
 
 def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
@@ -258,7 +258,7 @@ def test_a_client_that_cannot_be_made_is_said_and_tried_again() -> None:
 
 
 def test_a_chunk_and_the_largest_message_are_one_record_of_the_journal() -> None:
-    before = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, "a" * 1024, (), (), (), Source("topic", 0, 0), b"x" * CHUNK_BYTES)
+    before = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, "a" * 1024, (), (), (), KafkaOrigin("topic", 0, 0), b"x" * CHUNK_BYTES)
     largest = before._replace(body=b"x" * MESSAGE_BYTES_MAX)
     short = before._replace(body=b"")
     assert len(encode_record(Kind.DATA, 0, 0, b"".join(map(send_entry, [before, *[short] * 998, largest])))) < RECORD_BYTES_MAX

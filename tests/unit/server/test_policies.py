@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bascule.broker.policy import AddressSettings
+from bascule.broker.policy import AddressPolicy
 from bascule.config import Settings
 from bascule.config.address import AddressSettings as Keys
 from bascule.server.policies import FIELDS, policy_of
 
 
 def test_without_settings_the_engine_has_its_own_defaults() -> None:
-    assert policy_of(Settings()).defaults == AddressSettings()
+    assert policy_of(Settings()).defaults == AddressPolicy()
 
 
 def test_every_key_of_the_file_reaches_a_field_of_the_engine_and_no_field_is_left_out() -> None:
     assert set(FIELDS) == set(Keys.model_fields)
-    assert {field for field, _ in FIELDS.values()} == set(AddressSettings.__dataclass_fields__)
+    assert {field for field, _ in FIELDS.values()} == set(AddressPolicy.__dataclass_fields__)
 
 
 def test_the_most_specific_table_wins_key_by_key_and_the_broker_says_the_rest() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bascule.broker.message import Bodies, Message
+from bascule.broker.message import Bodies, BrokerMessage
 from bascule.server import spill
 from bascule.server.spill import SpillFiles
 
@@ -48,7 +48,7 @@ def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies = Bodies(SpillFiles(tmp_path / "bodies"), budget_bytes=0)
-    messages = [Message(bytes([number]) * spill.WRITE_BYTES) for number in range(4)]
+    messages = [BrokerMessage(bytes([number]) * spill.WRITE_BYTES) for number in range(4)]
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

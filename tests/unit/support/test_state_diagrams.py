@@ -4,11 +4,11 @@ import enum
 
 import pytest
 
-from bascule.xa.resource import State
+from bascule.xa.resource import BranchState
 from tests.support.state_diagrams import PAGE, Machine, diagram, machines, page
 
 #: States that a machine is made in, beside its first: a branch that an operator has finished is found by recovery.
-ENTRIES = {"bascule.xa.resource.NEXT": {State.HEURISTIC}}
+ENTRIES = {"bascule.xa.resource.NEXT": {BranchState.HEURISTIC}}
 
 
 class Door(enum.Enum):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bascule.testing.xa import Checked, ModelResource
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid
-from bascule.xa.resource import NEXT, Call, State
+from bascule.xa.resource import NEXT, BranchState, Call
 from bascule.xa.xid import branch, new_gtrid
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "xa.md"
@@ -27,14 +27,14 @@ def test_the_examples_do_what_the_page_says() -> None:
     assert "".join(said) == ""
 
 
-@pytest.mark.parametrize(("state", "call"), list(product(State, Call)))
-def test_what_is_not_in_the_table_is_refused(state: State, call: Call) -> None:
-    branches, xid = Branches(), branch(new_gtrid("shop", 0), "db")
+@pytest.mark.parametrize(("state", "call"), list(product(BranchState, Call)))
+def test_what_is_not_in_the_table_is_refused(state: BranchState, call: Call) -> None:
+    branches, xid = BranchStates(), branch(new_gtrid("shop", 0), "db")
     branches.move(xid, state)
     if (state, call) in NEXT:
         assert branches.check(xid, call) is NEXT[state, call]
         return
-    wanted = UnknownXid if state is State.NONE else DuplicateXid if call is Call.START else OutOfOrder
+    wanted = UnknownXid if state is BranchState.NONE else DuplicateXid if call is Call.START else OutOfOrder
     with pytest.raises(wanted, match=call.value):
         branches.check(xid, call)
 

@@ -22,7 +22,7 @@ from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.resource import Vote
 from bascule.xa.transaction import Transaction
-from bascule.xa.two_phase import Status
+from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid, branch, new_gtrid
 from tests.support.system import wait_for
 
@@ -255,4 +255,4 @@ def test_branch_votes_yes_when_its_record_is_stored_and_not_before() -> None:
             vote.result(0.2)
         clients.stored.set_result(1)
         assert vote.result(WAIT_S) is Vote.YES
-        assert transaction.status is Status.ACTIVE
+        assert transaction.status is TransactionStatus.ACTIVE

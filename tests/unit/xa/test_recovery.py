@@ -13,7 +13,7 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
-from bascule.xa.plan import Action, View, plan
+from bascule.xa.plan import Action, RecoveryView, plan
 from bascule.xa.recovery import Recoverer
 from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, new_gtrid
 
@@ -24,9 +24,9 @@ ANSWER_S = 2.0
 LONG_S = 30.0
 
 
-def view(branches: dict[str, list[Xid]], *decisions: Decision, live: tuple[bytes, ...] = (), now: int = NOW_MS) -> View:
+def view(branches: dict[str, list[Xid]], *decisions: Decision, live: tuple[bytes, ...] = (), now: int = NOW_MS) -> RecoveryView:
     state = LogState({each.gtrid: each for each in decisions})
-    return View(branches, state, state, live, now)
+    return RecoveryView(branches, state, state, live, now)
 
 
 def decision(gtrid: bytes, outcome: Outcome = Outcome.COMMIT, resources: tuple[str, ...] = ("db",), at_ms: int = NOW_MS) -> Decision:
@@ -190,7 +190,7 @@ def test_commit_that_is_answered_with_rolled_back_is_a_heuristic_outcome(durable
 
 def test_a_commit_that_was_stored_after_the_resources_were_asked_is_not_forgotten() -> None:
     gtrid = new_gtrid("shop", LATER_MS)
-    seen = View({"db": []}, LogState(), LogState({gtrid: decision(gtrid)}), (), NOW_MS)
+    seen = RecoveryView({"db": []}, LogState(), LogState({gtrid: decision(gtrid)}), (), NOW_MS)
     assert plan("shop", seen, patient=False) == []
 
 

@@ -16,7 +16,7 @@ from bascule.xa import manager as module
 from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
 from bascule.xa.log import Outcome
 from bascule.xa.plan import Action
-from bascule.xa.two_phase import Status
+from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import branch, new_gtrid
 
 WAIT_S = 20.0
@@ -82,7 +82,7 @@ def test_what_is_written_in_a_with_block_is_committed_everywhere(
         transaction.enlist(one).append("a")
         manager.enlist(two).append("b")
         manager.enlist(one).append("c")
-    assert transaction.status is Status.COMMITTED
+    assert transaction.status is TransactionStatus.COMMITTED
     assert (one.durable.committed, two.durable.committed) == (["a", "c"], ["b"])
 
 
@@ -93,7 +93,7 @@ def test_an_exception_rolls_back_and_passes_on(manager: TransactionManager, one:
     transaction = manager.begin()
     with pytest.raises(KeyError, match="mine"):
         spend(transaction, one, two, then=fail)
-    assert transaction.status is Status.ROLLED_BACK
+    assert transaction.status is TransactionStatus.ROLLED_BACK
     assert one.durable.committed == two.durable.committed == []
 
 
@@ -171,7 +171,7 @@ def test_a_resource_that_does_not_start_rolls_the_transaction_back(
     transaction = manager.begin()
     with pytest.raises(ResourceFailed):
         spend(transaction, one, two)
-    assert transaction.status is Status.ROLLED_BACK
+    assert transaction.status is TransactionStatus.ROLLED_BACK
     assert one.durable.committed == []
 
 
@@ -182,7 +182,7 @@ def test_what_is_decided_is_told_later_to_a_resource_that_was_down(
     with manager.begin() as transaction:
         transaction.enlist(one).append("a")
         transaction.enlist(two).append("b")
-    assert transaction.status is Status.COMMITTED
+    assert transaction.status is TransactionStatus.COMMITTED
     assert transaction.unfinished == {"two": "XAER_RMFAIL: down"}
     assert two.durable.committed == []
     down.calls.clear()
@@ -199,7 +199,7 @@ def test_a_decision_in_doubt_is_told_and_settled_when_the_log_is_back(
     transaction = manager.begin()
     with pytest.raises(TransactionInDoubt, match="is prepared, and its decision may be stored or not: the disk"):
         spend(transaction, one, two)
-    assert transaction.status is Status.IN_DOUBT
+    assert transaction.status is TransactionStatus.IN_DOUBT
     down.calls.clear()
     wait_until(lambda: not (one.durable.prepared or two.durable.prepared))
     assert one.durable.committed == committed

@@ -24,7 +24,7 @@ from bascule.xa.errors import (
 from bascule.xa.finishing import FinishingViolation
 from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.recovery_protocol import RecoveryProtocol, RecoveryViolation
-from bascule.xa.two_phase import ENDED, TRANSITIONS, Event, Status, TwoPhase, TwoPhaseViolation
+from bascule.xa.two_phase import ENDED, TRANSITIONS, TransactionEvent, TransactionStatus, TwoPhase, TwoPhaseViolation
 from bascule.xa.xid import branch, new_gtrid
 
 Points = dict[str, Callable[[], object]]
@@ -75,8 +75,8 @@ def fail(error: Exception) -> Callable[[], object]:
 
 def test_no_event_leaves_a_state_that_has_ended_and_all_others_are_left() -> None:
     assert ENDED.isdisjoint(state for state, _ in TRANSITIONS)
-    assert {state for state, _ in TRANSITIONS} | ENDED == set(Status)
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {state for state, _ in TRANSITIONS} | ENDED == set(TransactionStatus)
+    assert {event for _, event in TRANSITIONS} == set(TransactionEvent)
 
 
 def test_ended_transaction_refuses_every_call() -> None:
@@ -125,7 +125,7 @@ def test_commit_in_doubt_is_not_reported_as_rolled_back(violations: list[TwoPhas
     stage.at["log.decide.after"] = fail(Unavailable("no answer"))
     with pytest.raises(TransactionRolledBack if violations else TransactionInDoubt):
         stage.commit()
-    assert stage.transaction.status is Status.IN_DOUBT
+    assert stage.transaction.status is TransactionStatus.IN_DOUBT
     assert stage.transaction.pending
     stage.at.clear()
     stage.recover()
@@ -199,7 +199,7 @@ def test_rollback_goes_on_when_a_resource_refuses_the_end_of_its_work() -> None:
     stage.enlist()
     stage.at["one.end.before"] = fail(BranchRolledBack("gone"))
     run_blocking(stage.transaction.rollback())
-    assert stage.transaction.status is Status.ROLLED_BACK
+    assert stage.transaction.status is TransactionStatus.ROLLED_BACK
     assert {"one.rollback.after", "two.rollback.after"} <= set(stage.seen)
 
 
@@ -212,7 +212,7 @@ def test_process_that_is_told_to_end_during_the_commit_leaves_the_rest_to_recove
     stage.at["one.commit.before"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         stage.commit()
-    assert stage.transaction.status is Status.COMMITTED
+    assert stage.transaction.status is TransactionStatus.COMMITTED
     assert stage.transaction.pending
     stage.at.clear()
     stage.recover()

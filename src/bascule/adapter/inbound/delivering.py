@@ -20,7 +20,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.compacted import await_stored
 from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
-from bascule.xa.two_phase import Status
+from bascule.xa.two_phase import TransactionStatus
 
 #: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
 AWAY_PAUSE_S = 1.0
@@ -96,7 +96,7 @@ class InTransaction:
             with transaction:
                 transaction.enlist(self._xa.log).take(ref)
                 work()
-            if transaction.status is not Status.COMMITTED:
+            if transaction.status is not TransactionStatus.COMMITTED:
                 raise TransactionRolledBack("was rolled back by its endpoint", transaction_id=transaction.id)
         except ResourceFailed as error:
             raise NotNow(str(error)) from error

@@ -18,9 +18,9 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
 from bascule.kafka.compacted import await_stored
-from bascule.xa.branches import Branches
+from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
-from bascule.xa.resource import Call, State, Vote
+from bascule.xa.resource import BranchState, Call, Vote
 
 _R = TypeVar("_R")
 
@@ -55,7 +55,7 @@ class InboundLog:
         self.topic = topic or f"{group}.inbound"
         self._at = at or LogTopic(kafka, self.topic)
         self.protocol = LogProtocol(self._at, f"{socket.gethostname()}/{uuid.uuid4().hex[:8]}", violations=violations)
-        self._branches = Branches()
+        self._branches = BranchStates()
         self._taken: dict[Xid, InboundBranch] = {}
 
     # -- of the adapter
@@ -142,7 +142,7 @@ class InboundLog:
             if self.prepare(xid) is Vote.YES:
                 self._finish(xid, commit=True)
             return
-        if self._branches.state(xid) is not State.NONE:
+        if self._branches.state(xid) is not BranchState.NONE:
             self._branches.check(xid, Call.COMMIT)
         self._finish(xid, commit=True)
 
@@ -150,9 +150,9 @@ class InboundLog:
         """See Resource."""
         state, branch = self._branches.state(xid), self._taken.get(xid)
         try:
-            if state is State.PREPARED and branch is not None and branch.ref is not None:
+            if state is BranchState.PREPARED and branch is not None and branch.ref is not None:
                 self._answer(self.protocol.withdraw(xid, branch.ref))
-            elif state in (State.NONE, State.PREPARED):
+            elif state in (BranchState.NONE, BranchState.PREPARED):
                 self._finish(xid, commit=False)
         finally:  # recovery finds it by the log, if it ever was there
             self._gone(xid)
@@ -172,7 +172,7 @@ class InboundLog:
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
 
     def _gone(self, xid: Xid) -> None:
-        self._branches.move(xid, State.NONE)
+        self._branches.move(xid, BranchState.NONE)
         self._taken.pop(xid, None)
 
     def _answer(self, protocol: Coroutine[Any, Any, _R]) -> _R:
