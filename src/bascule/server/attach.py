@@ -156,7 +156,7 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
         else:
             client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, address)
             queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, routing, durable=False)
-            _consume(client, link, queue, None, source=answer).on_close = queue
+            _consume(client, link, queue, None, source=answer, made_for=True)
         return
     place = place_of(source.address, source.capabilities)
     if place.address == MANAGEMENT_ADDRESS:
@@ -187,18 +187,19 @@ def _selector(link: Link) -> Selector | None:
 
 
 def _consume(
-    client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None, *, source: Source | None = None
-) -> ConsumerLink:
+    client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None, *, source: Source | None = None, made_for: bool = False
+) -> None:
+    """Attach a consumer. A queue that is made for its consumers is deleted with the last of them, and if this one is refused."""
     engine = client.engine
     consumer = ConsumerLink(
         client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
         keeps_credit=in_first_transaction(client, link.session),
     )  # fmt: skip
     link.context = consumer
+    consumer.on_close = queue if made_for else None
     consumer.consumer = engine.attach(queue, consumer, selector)
     # The queue, or a subscription, is there for good before the client is told so.
     engine.journaling.then(_accept, client, link, source)
-    return consumer
 
 
 def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
@@ -230,7 +231,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
         queue = engine.create_queue(
             f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local
         )
-        _consume(client, link, queue, None).on_close = queue
+        _consume(client, link, queue, None, made_for=True)
         return
     owner, name = _subscription(client, link)
     existing = _existing(client, owner, name, durable=durable)
@@ -252,9 +253,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
         subscription_queue(owner, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
         subscription=name, shared=shared,
     )  # fmt: skip
-    consumer = _consume(client, link, queue, None)
-    if not durable:
-        consumer.on_close = queue
+    _consume(client, link, queue, None, made_for=not durable)
 
 
 def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
@@ -315,9 +314,10 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
         context.abandon()
     elif isinstance(context, ProducerLink) and context.address is not None and context.routing is not None:
         engine.detach_producer(context.address, context.routing)
-    elif isinstance(context, ConsumerLink) and context.consumer is not None:
-        # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
-        engine.detach(context.consumer, failed=False, seen=not orderly)
+    elif isinstance(context, ConsumerLink):
+        if context.consumer is not None:
+            # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.
+            engine.detach(context.consumer, failed=False, seen=not orderly)
         if context.on_close is not None and not context.on_close.consumers:
             engine.delete_queue(context.on_close)
     queue = client.unsubscribing.pop(link, None)

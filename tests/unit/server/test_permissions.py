@@ -14,6 +14,7 @@ from bascule.amqp.events import Detached, Dispositioned
 from bascule.amqp.performatives import Coordinator, Rejected, Source, Target
 from bascule.amqp.types import Int
 from bascule.broker.addresses import TEMPORARY_PREFIX
+from bascule.broker.errors import ResourceLimit
 from bascule.core.destination import Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized, Unrestricted
 from bascule.jms.message import JmsMessage, encode_message
@@ -206,6 +207,28 @@ async def test_temporary_queue_of_refused_link_is_deleted_though_client_is_lost(
     served.broker.settle()
     assert permission in {asked for _, asked, _ in permissions.asked}
     assert [name for name in served.engine.addresses.anycast if name.startswith(TEMPORARY_PREFIX)] == []
+
+
+@pytest.mark.parametrize(
+    "does",
+    [consumes("news", TOPIC), consumes("news", SHARED), consumes(None, TOPIC, dynamic=True)],
+    ids=["subscriber", "shared subscriber", "temporary topic"],
+)
+@run_async
+async def test_non_durable_queue_is_deleted_if_its_consumer_cannot_be_attached(
+    does: Callable[[Client], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served()
+
+    def refuse(*_: object) -> None:
+        raise ResourceLimit("no more consumers")
+
+    monkeypatch.setattr(served.engine, "attach", refuse)
+    client = Client(served)
+    does(client)
+    served.settle(client)
+    assert len(refusals(client)) == 1
+    assert not served.engine.addresses.subscriptions
 
 
 @run_async
