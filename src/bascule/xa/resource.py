@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
+from bascule.core.states import Transitions
 from bascule.xa.errors import DuplicateXid, OutOfOrder, UnknownXid, XaError
 from bascule.xa.log import Outcome
 from bascule.xa.xid import Xid
@@ -104,19 +105,22 @@ class Call(enum.Enum):
 
 
 #: The legal orders: (state, call) -> the state after success. What is not here is refused, by ``refusal``.
-NEXT: dict[tuple[BranchState, Call], BranchState] = {
-    (BranchState.NONE, Call.START): BranchState.ACTIVE,
-    (BranchState.ACTIVE, Call.END): BranchState.IDLE,
-    (BranchState.ACTIVE, Call.END_FAILED): BranchState.FAILED,
-    (BranchState.ACTIVE, Call.ROLLBACK): BranchState.NONE,
-    (BranchState.IDLE, Call.PREPARE): BranchState.PREPARED,
-    (BranchState.IDLE, Call.COMMIT_ONE_PHASE): BranchState.NONE,
-    (BranchState.IDLE, Call.ROLLBACK): BranchState.NONE,
-    (BranchState.FAILED, Call.ROLLBACK): BranchState.NONE,
-    (BranchState.PREPARED, Call.COMMIT): BranchState.NONE,
-    (BranchState.PREPARED, Call.ROLLBACK): BranchState.NONE,
-    (BranchState.HEURISTIC, Call.FORGET): BranchState.NONE,
-}
+NEXT: Final = Transitions[BranchState, Call](
+    "branch",
+    {
+        (BranchState.NONE, Call.START): BranchState.ACTIVE,
+        (BranchState.ACTIVE, Call.END): BranchState.IDLE,
+        (BranchState.ACTIVE, Call.END_FAILED): BranchState.FAILED,
+        (BranchState.ACTIVE, Call.ROLLBACK): BranchState.NONE,
+        (BranchState.IDLE, Call.PREPARE): BranchState.PREPARED,
+        (BranchState.IDLE, Call.COMMIT_ONE_PHASE): BranchState.NONE,
+        (BranchState.IDLE, Call.ROLLBACK): BranchState.NONE,
+        (BranchState.FAILED, Call.ROLLBACK): BranchState.NONE,
+        (BranchState.PREPARED, Call.COMMIT): BranchState.NONE,
+        (BranchState.PREPARED, Call.ROLLBACK): BranchState.NONE,
+        (BranchState.HEURISTIC, Call.FORGET): BranchState.NONE,
+    },
+)
 
 
 def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:
