@@ -18,7 +18,7 @@ from tests.sim.world import TROUBLE
 CHUNK: Final = 25
 PROCESSES: Final = 2
 #: Troubles of the inbound adapter, which has a simulation of its own (``tests.sim.adapter``).
-INBOUND: Final = frozenset({"kill member", "stop member", "rebalance", "read log anew", "finish claim"})
+INBOUND: Final = frozenset({"kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim"})
 
 
 @dataclass(slots=True)

@@ -82,6 +82,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     # of the adapter's members
     "kill member": "one with partitions, perhaps",
     "stop member": "it stands still for a while",
+    "set group back": "a commit of offsets that was held up arrives after later ones",
     "rebalance": "the group gives partitions to other members",
     "finish claim": "a new owner ends the transaction of an earlier one",
     "read log anew": "a member begins to read the inbound log from its beginning",

@@ -23,6 +23,9 @@ SHOWS: Final = {
     FoldViolation.FENCE_IGNORED: ("duplicated", "stuck"),
     LogViolation.TAKE_UNCHECKED: ("lost", "stuck"),
     LogViolation.OWNERS_BEFORE_VOID: ("lost", "stuck", "duplicated"),
+    LogViolation.READ_ENTRIES_IGNORED: ("duplicated",),
+    LogViolation.FORMER_READ_ENTRIES_DELETED_UNREAD: ("duplicated",),
+    LogViolation.ADVANCED_BEFORE_FLIGHTS: ("lost",),
     LogViolation.CLAIM_UNCHECKED: ("duplicated",),
     LogViolation.CLAIM_ENDS_FIRST: ("duplicated",),
     LogViolation.ROLLBACK_ENDS_FLIGHT: ("lost",),
@@ -30,7 +33,7 @@ SHOWS: Final = {
     LogViolation.OFFSETS_BEFORE_LOG: ("lost",),
     LogViolation.DELIVERED_BEFORE_COMMIT: ("duplicated",),
     LogViolation.RECEIPT_BEFORE_WORK: ("lost",),
-    LogViolation.DOUBTFUL_TOKEN_KEPT: ("duplicated", "stuck"),
+    LogViolation.DOUBTFUL_TOKEN_KEPT: ("lost", "duplicated", "stuck"),
     LogViolation.AHEAD_DELIVERED_AT_ONCE: ("duplicated",),
 }
 PLANTED = tuple(PlantedInbound(violation, violation.value, anomalies) for violation, anomalies in SHOWS.items())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import pytest
 
+from bascule.adapter.inbound.taking_over import PARTITION_STATES, PartitionEvent, PartitionState
 from tests.sim.adapter import InboundSimulation
 
 #: One test runs so many seeds.
@@ -26,10 +28,16 @@ def test_a_seed_repeats_its_run() -> None:
     assert one.world.trace == other.world.trace
 
 
-def test_runs_meet_every_trouble() -> None:
+def test_runs_meet_every_trouble_and_every_transition_of_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    for seed in range(1, 60):
+    monkeypatch.setattr(PARTITION_STATES, "taken", Counter())
+    for seed in range(1, 200):
         run = InboundSimulation(seed)
         run.run()
         seen.update(run.world.seen)
-    assert {"kill member", "stop member", "rebalance", "compact", "finish claim", "read log anew", "fail stored append"} <= seen
+    assert {
+        "kill member", "stop member", "rebalance", "set group back", "compact", "finish claim", "read log anew", "fail stored append",
+    } <= seen  # fmt: skip
+    assert PARTITION_STATES.taken is not None
+    # A member that starts again after a stop is the only one that loses a partition twice.
+    assert set(PARTITION_STATES) - set(PARTITION_STATES.taken) == {(PartitionState.GONE, PartitionEvent.LEFT)}

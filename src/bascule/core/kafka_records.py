@@ -20,6 +20,16 @@ class KafkaRecord(NamedTuple):
     timestamp_ms: int
 
 
+class GroupOffset(NamedTuple):
+    """The offset from which a consumer group reads a partition on.
+
+    ``by_member``: a member has committed it, perhaps late. Otherwise an operator has set it, and nothing else says where to read on.
+    """
+
+    offset: int
+    by_member: bool = True
+
+
 class Outgoing(NamedTuple):
     """A record to write. ``value`` None deletes a table's key; ``partition`` -1 is chosen by the key, ``timestamp_ms`` 0 by the client."""
 

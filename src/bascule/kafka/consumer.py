@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.compacted import CLIENT_SETTINGS
@@ -19,6 +19,8 @@ from bascule.kafka.instance import InstanceFence, fenced
 GAP_MAX = 1000
 #: How long it may take to learn what is committed, or where a topic begins and ends.
 LOOK_TIMEOUT_S = 10.0
+#: The note beside each offset that a member commits. An operator's tool, which sets a group back, commits none.
+BY_MEMBER = "bascule"
 _SETTINGS: Mapping[str, Any] = {
     **CLIENT_SETTINGS,
     # Members that keep their partitions go on while others come or go.
@@ -85,14 +87,16 @@ class GroupConsumer:
 
         Raises Unavailable: to be repeated, unless ``on_lost`` or ``on_revoked`` comes first.
         """
-        at = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        self._commit([TopicPartition(topic, partition, offset, BY_MEMBER) for (topic, partition), offset in offsets.items()])
+
+    def _commit(self, at: list[TopicPartition]) -> None:
         try:
             for each in self._consumer.commit(offsets=at, asynchronous=False) or []:
                 _good(each)
         except KafkaException as error:
             raise Unavailable(f"offsets are not committed: {error.args[0].str()}") from error
 
-    def hold(self, at: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def hold(self, at: Collection[tuple[str, int]]) -> dict[tuple[str, int], GroupOffset]:
         """The group's next offset to read of each of these partitions, which stand still; all of them were still ours when it was called.
 
         For they are committed by this, and the coordinator takes that from no member whose partitions it has given to others. Where
@@ -100,11 +104,12 @@ class GroupConsumer:
         """
         try:
             found = self._consumer.committed([TopicPartition(*each) for each in at], timeout=LOOK_TIMEOUT_S)
-            offsets = {(each.topic, each.partition): self._begun(each) if each.offset < 0 else each.offset for each in map(_good, found)}
+            offsets = [self._begun(each) if each.offset < 0 else each for each in map(_good, found)]
         except KafkaException as error:
             raise Unavailable(f"the offsets of the group are not readable: {error.args[0].str()}") from error
-        self.commit(offsets)
-        return offsets
+        # An operator's offset stays one until a record is read from there.
+        self._commit(offsets)
+        return {(each.topic, each.partition): GroupOffset(each.offset, each.metadata == BY_MEMBER) for each in offsets}
 
     def read_on(self, at: tuple[str, int], offset: int) -> int:
         """A partition that is being read is read from ``offset`` on, or from its beginning where it ends before that; gives where.
@@ -161,10 +166,10 @@ class GroupConsumer:
         self._held.update(places)
         self._on_assigned(places)
 
-    def _begun(self, at: TopicPartition) -> int:
+    def _begun(self, at: TopicPartition) -> TopicPartition:
         """Where the group begins with a partition of which it has committed nothing. Raises KafkaException."""
         first, end = self._ends(TopicPartition(at.topic, at.partition))
-        return end if self._at_end and at.topic not in self._whole else first
+        return TopicPartition(at.topic, at.partition, end if self._at_end and at.topic not in self._whole else first, BY_MEMBER)
 
     def _ends(self, at: TopicPartition) -> tuple[int, int]:
         """The first offset that is there, and the next one to come. Raises KafkaException."""

@@ -13,13 +13,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Order, activation
-from bascule.adapter.inbound.activation import _delivery
 from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.performing import delivery_of
 from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
 from bascule.adapter.inbound.taking_over import PartitionEvent, PartitionState, Run
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.threads.background import in_background
+from bascule.xa.xid import branch, new_gtrid
 from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)
@@ -40,12 +41,12 @@ class Group:
         assert at == PLACE
         return offset if offset <= self.end else 0
 
-    def hold(self, at: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def hold(self, at: Sequence[tuple[str, int]]) -> dict[tuple[str, int], GroupOffset]:
         if self.away:
             raise Unavailable("UNKNOWN_MEMBER_ID")
         if self.offset is None:
             self.offset = self._begins
-        return dict.fromkeys(at, self.offset)
+        return dict.fromkeys(at, GroupOffset(self.offset))
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         self.offset = offsets[PLACE]
@@ -54,12 +55,15 @@ class Group:
 class Member:
     """One that takes a partition over in which some records are in flight, by an earlier member."""
 
-    def __init__(self, in_flight: Sequence[int], committed: int | None, begins: int = 0) -> None:
+    def __init__(self, in_flight: Sequence[int], committed: int | None, begins: int = 0, read_to: int | None = None) -> None:
         self.activation: Any = cast("Any", Activation({}, SPEC, lambda _: None))
         self.scheduled: list[int] = []
+        self.advanced: list[int] = []
         self.activation._log.schedule = lambda refs: self.scheduled.extend(ref.offset for ref in refs)
+        self.activation._log.advance = lambda ends: self.advanced.extend(end.offset for end in ends)
         self.group = Group(committed, begins)
-        run = self.activation._runs[PLACE] = Run(PLACE, "new", PartitionState.OWNED, next_offset=self.group.hold([PLACE])[PLACE])
+        run = self.activation._runs[PLACE] = Run(PLACE, "new", PartitionState.OWNED, self.group.hold([PLACE])[PLACE])
+        run.begin_at(read_to)
         self.activation._begin(self.group, run, [found(offset) for offset in in_flight])
 
     def read(self, *offsets: int) -> None:
@@ -85,7 +89,7 @@ def received(offset: int) -> KafkaRecord:
 
 
 def found(offset: int) -> Delivery:
-    return _delivery(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
+    return delivery_of(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
 
 
 @pytest.mark.parametrize(("order", "goes_on"), [(Order.NONE, {PLACE}), (Order.KEY, set()), (Order.PARTITION, set())])
@@ -144,6 +148,31 @@ def test_what_is_in_flight_and_passed_over_by_the_reading_is_delivered_all_the_s
     assert (member.begun(), member.scheduled) == ([7, 8, 20], [20])
 
 
+def test_group_that_a_late_commit_has_set_back_is_read_on_where_the_log_says() -> None:
+    member = Member([5], committed=3, read_to=6)
+    assert member.begun() == [5]
+    member.activation._receive(received(3))
+    assert member.moved() == [6]
+    member.read(6)
+    assert (member.begun(), member.scheduled, member.advanced, member.group.offset) == ([6], [6], [7], 7)
+
+
+def test_read_entry_is_not_stored_again_when_only_the_commit_failed() -> None:
+    member = Member([], committed=4)
+    commit = member.group.commit
+
+    def refuse(_offsets: Mapping[tuple[str, int], int]) -> None:
+        raise Unavailable("REBALANCE_IN_PROGRESS")
+
+    member.group.commit = refuse  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        member.read(4, 5)
+    assert (member.begun(), member.scheduled, member.advanced) == ([], [4, 5], [6])
+    member.group.commit = commit  # type: ignore[method-assign]
+    member.activation._schedule(member.group)
+    assert (member.begun(), member.scheduled, member.advanced, member.group.offset) == ([4, 5], [4, 5], [6], 6)
+
+
 def test_what_is_delivered_already_is_not_delivered_again_when_it_is_read() -> None:
     """A late commit of the dead member, which this one's first question to the group was too early for."""
     member = Member([3, 4], committed=5)
@@ -191,10 +220,33 @@ def test_a_taking_over_is_tried_again_whatever_it_failed_of(monkeypatch: pytest.
     activation._log.owner = owner
     activation._log.take = lambda *_: "new"
     activation._log.flights = lambda _: Flights({}, {}, {})
-    activation._held = lambda _: True
+    activation._held = lambda _: GroupOffset(0)
     run = Run(PLACE)
     activation._take(run)
     assert (run.token, activation._taken.get_nowait()) == ("new", (run, []))
+
+
+def test_partition_that_waits_for_a_transaction_of_another_manager_is_told_by_status_metrics_and_one_line_of_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bascule.adapter.inbound.activation.TAKE_AGAIN_S", 0.0)
+    activation = Member([], committed=0).activation
+    claimed = [Flights({}, {}, {branch(new_gtrid("store", 0), "inbound"): 5})]
+    stops = activation._stopping.wait
+    waits = iter([False, False, True])
+    monkeypatch.setattr(activation._stopping, "wait", lambda _: next(waits) and activation._stopping.set() and stops(0))
+    activation._log.owner = lambda _: None
+    activation._log.take = lambda *_: "new"
+    activation._log.flights = lambda _: claimed[0]
+    activation._held = lambda _: GroupOffset(0)
+    run = activation._runs[PLACE] = Run(PLACE)
+    activation._take(run)
+    status = activation.status()
+    assert status.blocked == ("payments-0",)
+    assert "payments-0 is blocked: transactions" in status.trouble
+    assert "of manager 'store'" in status.partitions["payments-0"]
+    (line,) = [record for record in caplog.records if "is blocked" in record.getMessage()]
+    assert line.levelname == "ERROR"
 
 
 class Taking:
@@ -319,7 +371,7 @@ def test_what_was_left_behind_at_a_stop_has_to_end_before_the_next_start(monkeyp
 def test_a_record_that_is_due_in_a_thousand_years_waits_for_the_longest_pause() -> None:
     headers = [("bascule.retry.origin", b"payments/0/1"), ("bascule.retry.due", b"9" * 14)]
     retry = KafkaRecord(SPEC.retry_topic, 0, 5, None, b"", headers, 0)
-    due_s = _delivery(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
+    due_s = delivery_of(SPEC, Ref(Place(SPEC.retry_topic, 0), "new", 5), retry).due_s
     assert 0 < due_s <= time.monotonic() + SPEC.backoff.longest_s
 
 
@@ -345,7 +397,7 @@ def test_what_waits_behind_a_record_that_fails_holds_up_the_reading_of_its_parti
         place = Place(PLACE.topic, partition)
         activation._runs[place] = Run(place, f"token-{partition}", PartitionState.READY)
         refs = [Ref(place, f"token-{partition}", offset) for offset in range(1 + waiting.get(partition, 0))]
-        activation._workers.add([_delivery(SPEC, ref, KafkaRecord(*place, ref.offset, None, b"", (), 0)) for ref in refs])
+        activation._workers.add([delivery_of(SPEC, ref, KafkaRecord(*place, ref.offset, None, b"", (), 0)) for ref in refs])
     scheduler = activation._workers.scheduler
     for head in [scheduler.take(0.0) for _ in range(3)]:
         scheduler.again(head, 60.0)

@@ -14,7 +14,7 @@ from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
 from bascule.adapter.inbound.log_protocol import Superseded, refusal
 from bascule.adapter.inbound.log_topic import BARRIER_ENTRY, LogClients, LogTopic
-from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, LogFold, Place, Ref, key_of
+from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, READ, LogFold, Place, Ref, key_of
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.core.kafka_records import Outgoing
@@ -345,6 +345,54 @@ def test_records_stored_at_unknown_offsets_are_in_flight_and_done() -> None:
     case.log.done(PLACE, [key_of(FLIGHT, other)])
     assert not case.log.flights(PLACE).keys
     assert not case.at._deletions
+
+
+def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_may_not_be(case: Case) -> None:
+    assert case.log.failed(case.ref, 2) == key_of(FAILED, case.ref)
+    assert case.log.flights(PLACE).failures == {5: 2}
+    case.topic.drops = 1
+    with pytest.raises(Unavailable):
+        case.log.failed(case.ref, 3)
+    assert case.log.flights(PLACE).failures == {5: 2}
+
+
+def test_read_entries_are_deleted_when_a_later_one_was_read_and_by_their_owner_alone(case: Case) -> None:
+    ends = [Ref(PLACE, case.ref.token, offset) for offset in (6, 8)]
+    for end in ends:
+        case.log.advance([end])
+    assert not [key for key, value in case.topic._entries if value is None]
+    other = InboundLog("inbound", {}, group="shop", at=case.at)
+    case.log.housekeep()  # has read up to here
+    other.housekeep()
+    assert [key for key, value in case.topic._entries if value is None] == [key_of(READ, ends[0])]
+    assert case.log.flights(PLACE).read_to == 8
+    case.log.housekeep()
+    assert len([key for key, value in case.topic._entries if value is None]) == 1
+
+
+def test_owners_stay_in_the_log_while_the_deletion_of_what_they_make_void_is_not_stored(case: Case) -> None:
+    """Without the owners the late entry of the first one would count, and its record would be delivered again."""
+    first = case.ref.token
+    second = case.log.take(PLACE, first)
+    late = key_of(FLIGHT, Ref(PLACE, first, 6))
+    case.topic._entries.append((late, b"1"))
+    case.topic._end += 1
+    owner = case.topic.append
+
+    def stores_owners_alone(record: Outgoing) -> Future[int]:
+        case.topic.drops = 0 if record.value is not None else 1
+        return owner(record)
+
+    case.topic.append = stores_owners_alone  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        case.log.take(PLACE, second)
+    case.topic.append = owner  # type: ignore[method-assign]
+    assert case.at.known(lambda fold: fold.place(PLACE).void) == {late}
+    third = case.at.known(lambda fold: fold.place(PLACE).owner)
+    assert {first, second} & set(case.at.known(lambda fold: list(fold.place(PLACE).owners)))
+    case.log.take(PLACE, third)
+    case.log.flights(PLACE)
+    assert case.at.known(lambda fold: (fold.place(PLACE).void, len(fold.place(PLACE).owners))) == (set(), 1)
 
 
 class ReadAnew(LogTopic):

@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, LogFold, LogUnreadable, Place, Ref, entry_of, key_of, owner_value
+from bascule.adapter.inbound.state import (
+    CLAIM,
+    FAILED,
+    FLIGHT,
+    OWNER,
+    READ,
+    LogFold,
+    LogUnreadable,
+    Place,
+    Ref,
+    entry_of,
+    key_of,
+    owner_value,
+)
 from bascule.core.xid import Xid
 
 PLACE = Place("payments.eu", 3)
@@ -27,6 +40,10 @@ def flight(token: str, offset: int) -> tuple[bytes, bytes]:
     return key_of(FLIGHT, Ref(PLACE, token, offset)), b"1"
 
 
+def read(token: str, offset: int) -> tuple[bytes, bytes]:
+    return key_of(READ, Ref(PLACE, token, offset)), b"1"
+
+
 def claim(token: str, offset: int, xid: Xid = XID) -> tuple[bytes, bytes]:
     return key_of(CLAIM, Ref(PLACE, token, offset), xid), b"1"
 
@@ -38,7 +55,7 @@ def folded(*entries: tuple[bytes, bytes | None]) -> LogFold:
     return fold
 
 
-@pytest.mark.parametrize("kind", [OWNER, FLIGHT, FAILED, CLAIM])
+@pytest.mark.parametrize("kind", [OWNER, FLIGHT, FAILED, CLAIM, READ])
 def test_a_key_is_what_it_was_made_of(kind: str) -> None:
     entry = entry_of(key_of(kind, Ref(PLACE, "5f", 17), XID))
     assert entry.kind == kind
@@ -47,7 +64,17 @@ def test_a_key_is_what_it_was_made_of(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [b"", b"flight/payments/2", b"flight/payments/two/5f/1", b"claim/payments/2/5f/1/no-xid", b"\xff", b"more/a/1/b"]
+    "key",
+    [
+        b"",
+        b"flight/payments/2",
+        b"flight/payments/two/5f/1",
+        b"claim/payments/2/5f/1/no-xid",
+        b"\xff",
+        b"more/a/1/b",
+        b"read/a/1/b/2",
+        b"v2/flight/a/1/b/2",
+    ],
 )
 def test_a_foreign_key_is_no_entry(key: bytes) -> None:
     with pytest.raises(LogUnreadable, match="unreadable key"):
@@ -55,8 +82,8 @@ def test_a_foreign_key_is_no_entry(key: bytes) -> None:
 
 
 def test_entry_of_a_later_format_is_refused() -> None:
-    with pytest.raises(LogUnreadable, match="has format 2; this Bascule reads up to format 1"):
-        entry_of(b"v2/flight/payments/2/5f/17")
+    with pytest.raises(LogUnreadable, match="has format 3; this Bascule reads up to format 2"):
+        entry_of(b"v3/flight/payments/2/5f/17")
 
 
 def test_entries_of_version_1_stay_readable() -> None:
@@ -106,14 +133,40 @@ def test_what_counted_before_stands_for_the_next_owner_with_its_claims() -> None
     assert list(state.claims) == [XID]
 
 
-def test_a_record_of_two_keys_is_in_flight_until_both_are_gone() -> None:
+def test_record_is_in_flight_until_its_flight_entries_are_gone_whatever_is_left_of_its_failures() -> None:
     failed = key_of(FAILED, Ref(PLACE, "b", 1))
-    fold = folded(owner("a"), flight("a", 1), owner("b"), (failed, b"2"))
+    fold = folded(owner("a"), flight("a", 1), owner("b"), (failed, b"2"), flight("b", 1))
     assert fold.place(PLACE).flights[1].failures == 2
     fold.apply(flight("a", 1)[0], None)
-    assert set(fold.place(PLACE).flights) == {1}
+    assert fold.place(PLACE).seen().keys == {1: (*fold.place(PLACE).flights[1].keys,)}
+    assert fold.place(PLACE).flights[1].keys == {failed, flight("b", 1)[0]}
+    fold.apply(flight("b", 1)[0], None)
+    assert (fold.place(PLACE).flights, fold.place(PLACE).void) == ({}, {failed})
     fold.apply(failed, None)
-    assert fold.place(PLACE).flights == {}
+    assert fold.place(PLACE).void == set()
+
+
+def test_number_of_failures_that_is_stored_after_its_record_is_done_brings_nothing_in_flight() -> None:
+    failed = key_of(FAILED, Ref(PLACE, "a", 1))
+    state = folded(owner("a"), flight("a", 1), (flight("a", 1)[0], None), (failed, b"1")).place(PLACE)
+    assert (state.flights, state.void) == ({}, {failed})
+
+
+def test_last_read_entry_that_counts_says_up_to_where_the_partition_was_read() -> None:
+    assert folded(owner("a"), flight("a", 1)).place(PLACE).seen().read_to is None
+    log = [owner("a"), read("a", 7), read("a", 9), taken("b", "a"), read("a", 12)]
+    assert folded(*log).place(PLACE).seen().read_to == 9
+    assert folded(*log).place(PLACE).void == {read("a", 12)[0]}
+    # The topic was recreated.
+    assert folded(*log, read("b", 2)).place(PLACE).seen().read_to == 2
+    assert folded(*log, (read("a", 7)[0], None)).place(PLACE).seen().read_to == 9
+    assert folded(*log, read("b", 11), read("b", 9), (read("b", 9)[0], None), read("b", 11)).place(PLACE).seen().read_to == 11
+
+
+def test_entries_of_version_2_stay_readable() -> None:
+    golden = [(b"owner/payments.eu/3/0f3a9c41d2be", b"shop-1/1b2c3d4e -"), (b"v2/read/payments.eu/3/0f3a9c41d2be/17", b"1")]
+    assert folded(*golden).place(PLACE).seen().read_to == 17
+    assert golden[1][0] == key_of(READ, Ref(PLACE, "0f3a9c41d2be", 17))
 
 
 def test_a_deletion_of_what_does_not_count_changes_nothing_that_does() -> None:
@@ -149,9 +202,11 @@ def histories(draw: st.DrawFn) -> Log:
             writer = draw(st.sampled_from(TOKENS[: number + 1]))
             offset = draw(st.integers(0, 3))
             # A transaction has one record.
-            entry = (
-                flight(writer, offset) if draw(st.booleans()) else claim(writer, offset, Xid(7, f"{writer}{offset}".encode(), b"inbound"))
-            )
+            kinds = (flight(writer, offset), claim(writer, offset, Xid(7, f"{writer}{offset}".encode(), b"inbound")), read(writer, offset))
+            entry = draw(st.sampled_from(kinds))
+            if entry[0] == kinds[2][0]:
+                log += [entry] if entry not in log else []
+                continue
             if entry[0] in done or entry in log:
                 continue
             log.append(entry)
@@ -177,3 +232,4 @@ def test_a_compacted_log_says_what_the_whole_log_says(log: Log, seed: int) -> No
     }
     assert short.claims == whole.claims
     assert short.owner == whole.owner
+    assert short.seen().read_to == whole.seen().read_to

@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import GroupOffset
 from bascule.kafka import clients
-from bascule.kafka.consumer import GroupConsumer
+from bascule.kafka.consumer import BY_MEMBER, GroupConsumer
 from bascule.kafka.instance import SameInstance
 
 At = tuple[str, int]
@@ -35,6 +36,7 @@ class Client:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.offsets = {ORDERS: OFFSET_INVALID, RETRY[0]: OFFSET_INVALID, RETRY[1]: 17}
+        self.notes = dict.fromkeys(self.offsets, BY_MEMBER)
         self.refuses: int | None = None
         self.read_from: list[int] = []
         self.says: list[int] = []
@@ -59,7 +61,8 @@ class Client:
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         assert timeout > 0
-        return [TopicPartition(each.topic, each.partition, self.offsets[each.topic, each.partition]) for each in partitions]
+        places = [(each.topic, each.partition) for each in partitions]
+        return [TopicPartition(*at, self.offsets[at], self.notes[at]) for at in places]
 
     def get_watermark_offsets(self, at: TopicPartition, timeout: float) -> tuple[int, int]:
         assert timeout > 0
@@ -70,6 +73,7 @@ class Client:
         if self.refuses is not None:
             raise KafkaException(KafkaError(self.refuses))
         self.offsets |= {(each.topic, each.partition): each.offset for each in offsets}
+        self.notes |= {(each.topic, each.partition): each.metadata for each in offsets}
 
 
 def member(
@@ -90,7 +94,7 @@ def test_a_group_begins_where_it_is_told_and_the_retry_topic_is_read_from_its_be
     """As where a member died between the first failure and the first retry: nothing is committed there, and 'latest' is behind it."""
     group, client = member(monkeypatch, start)
     held = {ORDERS: first, RETRY[0]: 3, RETRY[1]: 17}
-    assert group.hold(list(held)) == held
+    assert group.hold(list(held)) == {at: GroupOffset(offset) for at, offset in held.items()}
     assert client.offsets == held
     assert client.settings["auto.offset.reset"] == "earliest"
 
@@ -99,8 +103,17 @@ def test_a_group_that_has_begun_at_the_end_does_not_begin_there_again(monkeypatc
     """What came while it had no member, or before its first commit, is read."""
     group, client = member(monkeypatch, "latest")
     client.offsets[ORDERS] = 38
-    assert group.hold([ORDERS]) == {ORDERS: 38}
+    assert group.hold([ORDERS]) == {ORDERS: GroupOffset(38)}
     assert client.settings["auto.offset.reset"] == "earliest"
+
+
+def test_offset_that_an_operator_has_set_is_told_from_those_of_members_until_a_member_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, client = member(monkeypatch)
+    client.offsets[ORDERS], client.notes[ORDERS] = 5, ""
+    assert group.hold([ORDERS]) == {ORDERS: GroupOffset(5, by_member=False)}
+    assert group.hold([ORDERS]) == {ORDERS: GroupOffset(5, by_member=False)}
+    group.commit({ORDERS: 6})
+    assert group.hold([ORDERS]) == {ORDERS: GroupOffset(6)}
 
 
 def test_reading_goes_on_where_it_is_told_and_at_the_beginning_of_a_topic_that_ends_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +129,7 @@ def test_who_is_no_member_any_more_holds_nothing(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Unavailable, match="offsets are not committed"):
             group.hold([at])
     client.refuses = None
-    assert group.hold([ORDERS]) == {ORDERS: 40}
+    assert group.hold([ORDERS]) == {ORDERS: GroupOffset(40)}
 
 
 def fence(group: GroupConsumer, client: Client) -> None:

@@ -1,9 +1,9 @@
 """An endpoint at work: a member of a consumer group that takes partitions over, schedules what comes, and commits at once.
 
-    poll -> inbound log: in flight -> commit the group's offsets -> scheduler -> workers -> inbound log: done
+    poll -> inbound log: in flight -> inbound log: read -> commit the group's offsets -> scheduler -> workers -> inbound log: done
 
-A record that is read is in the inbound log before its offset is committed, and is delivered after that: so whatever dies, it is either read
-again or found in flight by whoever takes its partition over.
+A record that was read is in flight in the inbound log before the log says that the partition is read up to it, and is delivered after that:
+so whatever dies, it is either read again or found in flight by whoever takes its partition over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,22 +24,21 @@ from bascule.adapter.inbound.deliveries import Delivery
 from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
-from bascule.adapter.inbound.record import Record, record_of
+from bascule.adapter.inbound.performing import BlockingReading, BlockingTakeover, delivery_of
+from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.spec import ActivationSpec
-from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
-from bascule.adapter.inbound.taking_over import PartitionEvent, Run, pass_on, take_over
+from bascule.adapter.inbound.state import Flights, Place, Ref
+from bascule.adapter.inbound.taking_over import ClaimOfOthers, PartitionEvent, Run, pass_on, take_over
 from bascule.adapter.inbound.topics import missing, set_up
 from bascule.adapter.inbound.workers import END_S, Counts, Workers, left_behind
 from bascule.core import crash
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.core.log import get_log
-from bascule.core.xid import Xid
 from bascule.kafka.consumer import GroupConsumer, read_again
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
-from bascule.xa.log import Outcome
 
 POLL_S = 0.1
 #: A partition goes to another member when what is at work on its records is done, or after this time; the rest is in the log.
@@ -63,7 +62,10 @@ _log = get_log("bascule.adapter")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for."""
+    """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for.
+
+    ``blocked`` are those that wait for a transaction which this endpoint cannot finish.
+    """
 
     group: str
     endpoint: str
@@ -73,6 +75,7 @@ class Status:
     delayed: int
     at_work: int
     hanging: tuple[str, ...]
+    blocked: tuple[str, ...]
     dead_letters: int
     counts: dict[str, int]
     trouble: str
@@ -113,13 +116,15 @@ class Activation:
         self._behind: set[Place] = set()
         #: Taken over anew by this member: its client has read further than the group.
         self._anew_at: set[Place] = set()
-        self._asked: queue.SimpleQueue[tuple[Run[Delivery], Future[int]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Run[Delivery], Future[GroupOffset]]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[tuple[Run[Delivery], list[Delivery]]] = queue.SimpleQueue()
         self._to_take: queue.SimpleQueue[Run[Delivery] | None] = queue.SimpleQueue()
         self._takers: list[threading.Thread] = []
         #: Read, and not yet both in the log and committed.
         self._unscheduled: list[Delivery] = []
-        self._offsets: dict[tuple[str, int], int] = {}
+        self._offsets: dict[Place, int] = {}
+        #: Up to where the log says that they were read.
+        self._advanced: dict[Place, int] = {}
         self._trouble = ""
         self._failure = ""
         self._stopping = threading.Event()
@@ -186,8 +191,12 @@ class Activation:
         unburied = next((why for ref, why in list(self._deliverer.unburied.items()) if ref.token in tokens), "")
         running = bool(self._threads) and self._threads[0].is_alive() and not self._failure
         hanging = tuple(self._workers.hanging)
-        trouble = self._failure or self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else unburied)
-        return Status(self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, self._dead, counts, trouble)
+        blocked = tuple(str(run.place) for run in runs if run.blocked and not run.gone)
+        stopped = next((f"{run.place} {run.trouble}" for run in runs if run.blocked and not run.gone), "") or unburied
+        trouble = self._failure or self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else stopped)
+        return Status(
+            self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble
+        )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:
         """One of its threads has failed: it gives its partitions up and takes no more records; ``status`` says why it does not run."""
@@ -270,7 +279,7 @@ class Activation:
         run = self._runs.get(place)
         if run is None or not run.ready:
             return  # it is not ours, and comes to whose it is
-        found = run.receive(received.offset, lambda: _delivery(self.spec, Ref(place, run.token, received.offset), received))
+        found = run.receive(received.offset, lambda: delivery_of(self.spec, Ref(place, run.token, received.offset), received))
         if found is None:
             self._behind.add(place)
             return
@@ -284,8 +293,9 @@ class Activation:
             run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:
-        """What was read is in flight; then it is committed; then it is delivered. Tried again until the partition is somebody else's."""
-        run_blocking(pass_on(_Reading(self._log, consumer, self._workers, self._unscheduled, self._offsets, self._take_anew)))
+        """See ``pass_on``. Tried again until the partition is somebody else's."""
+        ends = [Ref(place, self._runs[place].token, offset) for place, offset in self._offsets.items()]
+        run_blocking(pass_on(BlockingReading(self._log, consumer, self._workers, self._unscheduled, ends, self._advanced, self._take_anew)))
         self._unscheduled, self._offsets = [], {}
 
     def _take_anew(self, places: Collection[Place]) -> None:
@@ -314,6 +324,7 @@ class Activation:
             run.on(PartitionEvent.LEFT)
             self._flowing.discard(run.place)
             self._offsets.pop(run.place, None)
+            self._advanced.pop(run.place, None)
             self._behind.discard(run.place)
             self._anew_at.discard(run.place)
         gone = {run.place for run in runs}
@@ -332,22 +343,27 @@ class Activation:
             self._take(run)
 
     def _take(self, run: Run[Delivery]) -> None:
+        told = ""
         while not run.gone and not self._stopping.is_set():
             try:
-                if (flights := run_blocking(take_over(run, _Takeover(self._log, run, self._held, self._finish)))) is not None:
+                if (flights := run_blocking(take_over(run, BlockingTakeover(self.spec, self._log, run, self._held)))) is not None:
                     self._taken.put((run, self._adopt(run, flights)))
                     return
+            except ClaimOfOthers as error:
+                if str(error) != told:
+                    _log.error("%s: %s %s", self.spec.group, run.place, error)
+                told = run.trouble = str(error)
             except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
                 run.trouble = str(error)
                 _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
             self._stopping.wait(TAKE_AGAIN_S)
 
-    def _held(self, run: Run[Delivery]) -> int | None:
+    def _held(self, run: Run[Delivery]) -> GroupOffset | None:
         """Where the group reads on, if the partition is this member's, as the group says when it is asked after this began.
 
         A process that stood still goes by what it believed before, until it is told.
         """
-        answer: Future[int] = Future()
+        answer: Future[GroupOffset] = Future()
         self._asked.put((run, answer))
         while not run.gone and not self._stopping.is_set():
             with suppress(TimeoutError):
@@ -362,7 +378,7 @@ class Activation:
         for offset, keys in sorted(flights.keys.items()):
             if offset in found:
                 ref, failures = Ref(run.place, run.token, offset), flights.failures[offset]
-                deliveries.append(_delivery(self.spec, ref, found[offset], keys, failures=failures, redelivered=True))
+                deliveries.append(delivery_of(self.spec, ref, found[offset], keys, failures=failures, redelivered=True))
                 continue
             _log.error("%s, offset %d was in flight and is not there any more: it was deleted from its topic", run.place, offset)
             self.counts.add("vanished")
@@ -370,17 +386,6 @@ class Activation:
         self.counts.add("redelivered", len(deliveries))
         crash.point("inbound.take.after")
         return deliveries
-
-    def _finish(self, run: Run[Delivery], claims: Sequence[Xid]) -> None:
-        """Who held the partition can decide nothing more: what is not decided is rolled back, and what is, is carried out."""
-        if (xa := self.spec.transacted) is None:
-            _log.warning("%s: %s %s; this endpoint has no transaction manager", self.spec.group, run.place, run.trouble)
-            return
-        for xid in claims:
-            # It is the claim that is in the way; a database that hangs shall not be.
-            stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK, who="the next member", only=xa.log.name)
-            xa.manager.recover_soon()
-            _log.info("%s: %s %s, found at the taking over of %s", self.spec.group, xid, stands, run.place)
 
     def _housekeep(self) -> None:
         for turn in itertools.count():
@@ -405,81 +410,3 @@ class Activation:
             _log.warning(
                 "%s: %d dead letters wait; bascule adapter dead-letters list --group %s", self.spec.group, self._dead, self.spec.group
             )
-
-
-class _Takeover:
-    """The effects of a takeover, blocking."""
-
-    def __init__(
-        self,
-        log: InboundLog,
-        run: Run[Delivery],
-        held: Callable[[Run[Delivery]], int | None],
-        finish: Callable[[Run[Delivery], Sequence[Xid]], None],
-    ) -> None:
-        self._log = log
-        self._run = run
-        self._held = held
-        self._finish = finish
-
-    async def owner(self, place: Place) -> str | None:
-        """See TakeoverEffects."""
-        return self._log.owner(place)
-
-    async def held(self, _place: Place) -> int | None:
-        """See TakeoverEffects."""
-        return self._held(self._run)
-
-    async def take(self, place: Place, after: str | None) -> str:
-        """See TakeoverEffects."""
-        return self._log.take(place, after)
-
-    async def flights(self, place: Place) -> Flights:
-        """See TakeoverEffects."""
-        return self._log.flights(place)
-
-    async def finish(self, _place: Place, claims: Sequence[Xid]) -> None:
-        """See TakeoverEffects."""
-        self._finish(self._run, claims)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The effects of records that were read, blocking."""
-
-    log: InboundLog
-    consumer: GroupConsumer
-    workers: Workers
-    deliveries: list[Delivery]
-    offsets: Mapping[tuple[str, int], int]
-    take_anew: Callable[[Collection[Place]], None]
-
-    async def schedule(self) -> None:
-        """See Reading. What was found in flight is in the log."""
-        new = [delivery for delivery in self.deliveries if not (delivery.logged or delivery.record.redelivered)]
-        self.log.schedule([delivery.ref for delivery in new])
-        for delivery in new:
-            delivery.logged = True
-
-    def give_up(self) -> None:
-        """See Reading."""
-        places = {each.ref.place for each in self.deliveries if not (each.logged or each.record.redelivered)}
-        self.consumer.pause(places)
-        self.take_anew(places)
-
-    async def commit(self) -> None:
-        """See Reading."""
-        self.consumer.commit(self.offsets)
-
-    async def deliver(self) -> None:
-        """See Reading."""
-        self.workers.add(self.deliveries)
-
-
-def _delivery(
-    spec: ActivationSpec, ref: Ref, received: KafkaRecord, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
-) -> Delivery:
-    record, due_ms = record_of(received, spec.retry_topic, failures=failures, redelivered=redelivered)
-    # Whoever may write to the retry topic parks nothing for ever.
-    pause_s = min(due_ms / 1000 - time.time(), spec.backoff.longest_s)
-    return Delivery(ref, record, keys or (key_of(FLIGHT, ref),), time.monotonic() + pause_s if pause_s > 0 else 0.0)

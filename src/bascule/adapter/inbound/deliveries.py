@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.state import Ref
 from bascule.core.errors import BasculeError, Scope
+from bascule.core.states import Transitions
 
 
 class OutOfTurn(BasculeError):
@@ -38,13 +38,16 @@ class DeliveryStep(enum.StrEnum):
 
 
 #: What is not here cannot happen. A delivery that failed is settled by later workers without its endpoint, so WORKING may be FINISHED.
-PHASES: Final[Mapping[tuple[Phase, DeliveryStep], Phase]] = {
-    (Phase.WAITING, DeliveryStep.TAKEN): Phase.WORKING,
-    (Phase.WORKING, DeliveryStep.RETURNED): Phase.SETTLING,
-    (Phase.WORKING, DeliveryStep.HANGS): Phase.LATE,
-    (Phase.WORKING, DeliveryStep.FINISHED): Phase.WAITING,
-    (Phase.SETTLING, DeliveryStep.FINISHED): Phase.WAITING,
-}
+PHASES: Final = Transitions[Phase, DeliveryStep](
+    "delivery",
+    {
+        (Phase.WAITING, DeliveryStep.TAKEN): Phase.WORKING,
+        (Phase.WORKING, DeliveryStep.RETURNED): Phase.SETTLING,
+        (Phase.WORKING, DeliveryStep.HANGS): Phase.LATE,
+        (Phase.WORKING, DeliveryStep.FINISHED): Phase.WAITING,
+        (Phase.SETTLING, DeliveryStep.FINISHED): Phase.WAITING,
+    },
+)
 
 
 @dataclass(slots=True, eq=False)

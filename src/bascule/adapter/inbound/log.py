@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 from bascule.adapter.inbound.log_protocol import LogProtocol
 from bascule.adapter.inbound.log_topic import LogTopic
-from bascule.adapter.inbound.state import FAILED, FLIGHT, Flights, Place, Ref, key_of
+from bascule.adapter.inbound.state import Flights, Place, Ref
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import await_stored
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
 from bascule.xa.resource import BranchState, Call, Vote
@@ -82,14 +81,15 @@ class InboundLog:
 
     def schedule(self, refs: Sequence[Ref]) -> None:
         """Returns when all of them are in flight, and stored. May be repeated. Raises Unavailable: some may be stored, or all."""
-        for future in [self._at.append_soon(key_of(FLIGHT, ref), b"1", ref.place, many=True) for ref in refs]:
-            await_stored(future)
+        run_blocking(self.protocol.schedule(refs))
+
+    def advance(self, ends: Sequence[Ref]) -> None:
+        """Return when the log says that all records before these are in it, stored. Raises Unavailable, as ``schedule``."""
+        run_blocking(self.protocol.advance(ends))
 
     def failed(self, ref: Ref, failures: int) -> bytes:
-        """Keeps how often a record has failed; gives the key. Lazy: when it gets lost the record is tried once more."""
-        key = key_of(FAILED, ref)
-        self._at.send(key, str(failures).encode(), ref.place)
-        return key
+        """Store how often a record has failed; return the entry's key. Raises Unavailable: to be repeated."""
+        return run_blocking(self.protocol.failed(ref, failures))
 
     def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = False) -> None:
         """A record is in flight no more. Raises Unavailable, if ``wait``; else ``housekeep`` repeats what Kafka has not stored."""
@@ -100,8 +100,9 @@ class InboundLog:
         return self._at.append_record(outgoing)
 
     def housekeep(self) -> None:
-        """See LogTopic."""
+        """Repeat deletions that failed, and delete what says nothing any more. Raises Unavailable."""
         self._at.housekeep()
+        self.protocol.tidy()
 
     def close(self) -> None:
         """See LogTopic."""

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from bascule.adapter.inbound.state import CLAIM, FLIGHT, OWNER, Flights, LogFold, Place, PlaceState, Ref, key_of, owner_value
+from bascule.adapter.inbound.state import CLAIM, FAILED, FLIGHT, OWNER, READ, Flights, LogFold, Place, PlaceState, Ref, key_of, owner_value
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.xid import Xid
@@ -25,12 +25,15 @@ class LogViolation(enum.StrEnum):
 
     TAKE_UNCHECKED = "a member takes a partition over without reading whether somebody else has it"
     OWNERS_BEFORE_VOID = "a new owner deletes the entries of earlier owners before the entries that do not count because of them"
+    READ_ENTRIES_IGNORED = "a new owner begins at the group's offset, though the log says that more was read"
+    FORMER_READ_ENTRIES_DELETED_UNREAD = "a member deletes earlier read entries without knowing whether its own one counts"
+    ADVANCED_BEFORE_FLIGHTS = "the log says that a partition was read up to an offset before the records are in flight"
     CLAIM_UNCHECKED = "a claim counts whoever owns the partition and whoever else has claimed the record"
     CLAIM_ENDS_FIRST = "a commit deletes the claim before the record's entries"
     ROLLBACK_ENDS_FLIGHT = "a rollback deletes the record's entries, as a commit does"
     OPEN_CLAIMS_IGNORED = "a new owner delivers records that a prepared transaction has claimed"
     OFFSETS_BEFORE_LOG = "a member commits the group's offsets before the records are in the log"
-    DELIVERED_BEFORE_COMMIT = "a member delivers records before the group's offsets are committed"
+    DELIVERED_BEFORE_COMMIT = "a member delivers records before log and group say that they were read"
     RECEIPT_BEFORE_WORK = "a member writes the receipt of a record before its endpoint has returned"
     DOUBTFUL_TOKEN_KEPT = "a member goes on under the same token after an entry whose append failed"
     AHEAD_DELIVERED_AT_ONCE = "a new owner delivers at once what is in flight ahead of the group's offset"
@@ -45,6 +48,12 @@ class LogEffects(Protocol):
 
     async def append(self, key: bytes, value: bytes | None, place: Place) -> int | None:
         """Store an entry and return its offset, None if that is unknown. Raises Unavailable: it may be stored or not."""
+
+    async def store(self, entries: Sequence[tuple[Place, bytes, bytes | None]], *, many: bool) -> None:
+        """Return when all entries are stored; if ``many``, they may wait a moment for others.
+
+        Raises Unavailable: each may be stored or not.
+        """
 
     def send(self, key: bytes, value: bytes | None, place: Place) -> None:
         """Store an entry some time. It may get lost."""
@@ -91,6 +100,8 @@ class LogProtocol:
         self._effects = effects
         self._by = by
         self._violations = frozenset(violations)
+        #: The tokens of this process.
+        self._tokens: set[str] = set()
 
     # -- owners
 
@@ -104,6 +115,7 @@ class LogProtocol:
         ``after`` is the owner before, read while the group gave the partition to this member: if somebody else has taken the partition
         over since then, the partition stays theirs. Raises Unavailable, in that case too.
         """
+        self._tokens.add(token)
         offset = await self._effects.append(key_of(OWNER, Ref(place, token, -1)), owner_value(self._by, after), place)
         crash.point("inbound.take.owner")
         owner, void, owners = await self._effects.reach(
@@ -111,9 +123,14 @@ class LogProtocol:
         )
         if owner != token and LogViolation.TAKE_UNCHECKED not in self._violations:
             raise Unavailable(f"{place} was taken over by another member meanwhile")
-        # Void entries are deleted before the owners that make them void: without those owners they would count.
-        gone = (*void, *owners) if LogViolation.OWNERS_BEFORE_VOID not in self._violations else (*owners, *void)
-        for key in gone:
+        # The deletion of void entries is stored before that of the owners that make them void: without those owners they would count.
+        if LogViolation.OWNERS_BEFORE_VOID in self._violations:
+            self._delete(place, owners)
+        await self._effects.store([(place, key, None) for key in void], many=True)
+        self._delete(place, owners)
+
+    def _delete(self, place: Place, keys: Iterable[bytes]) -> None:
+        for key in keys:
             self._effects.send(key, None, place)
 
     # -- flights
@@ -122,13 +139,42 @@ class LogProtocol:
         """Return what is in flight of a source partition. Raises Unavailable."""
         return await self._effects.read(lambda fold: fold.place(place).seen())
 
-    async def schedule(self, ref: Ref) -> None:
-        """Return when a record is in flight, and stored.
+    async def schedule(self, refs: Sequence[Ref]) -> None:
+        """Return when records are in flight, and stored.
 
-        Raises Unavailable: the entry may still be stored at any time, also after it was deleted. So the token must not be used any more
-        (``pass_on``): entries of an earlier token do not count.
+        Raises Unavailable: the entries may still be stored at any time, also after they were deleted. So the token must not be used any
+        more (``pass_on``): entries of an earlier token do not count.
         """
-        await self._effects.append(key_of(FLIGHT, ref), b"1", ref.place)
+        await self._effects.store([(ref.place, key_of(FLIGHT, ref), b"1") for ref in refs], many=True)
+
+    async def advance(self, ends: Sequence[Ref]) -> None:
+        """Return when the log says that all records before these are in it, stored. Raises Unavailable, as ``schedule``."""
+        await self._effects.store([(ref.place, key_of(READ, ref), b"1") for ref in ends], many=False)
+        if LogViolation.FORMER_READ_ENTRIES_DELETED_UNREAD in self._violations:
+            for ref in ends:
+                former = self._effects.known(lambda fold, at=ref.place: list(fold.place(at).reads))  # type: ignore[misc]
+                self._effects.delete_soon(ref.place, [key for key in former if key != key_of(READ, ref)])
+
+    def tidy(self) -> None:
+        """Delete ``read`` entries that later ones have replaced, as far as the log was read.
+
+        An owner that was replaced does not know it: its last entry may not count, so its earlier ones must stay until that was read.
+        """
+        for place, former in self._effects.known(self._replaced):
+            self._effects.delete_soon(place, former)
+
+    def _replaced(self, fold: LogFold) -> list[tuple[Place, list[bytes]]]:
+        own = [(place, state) for place, state in fold.places.items() if state.owner in self._tokens]
+        return [(place, list(state.reads)[:-1]) for place, state in own if len(state.reads) > 1]
+
+    async def failed(self, ref: Ref, failures: int) -> bytes:
+        """Return when the log has the number of a record's failures; return the entry's key. Raises Unavailable: to be repeated.
+
+        An entry that is stored late, when the record is done, does not count: a record is in flight by its ``flight`` entries alone.
+        """
+        key = key_of(FAILED, ref)
+        await self._effects.append(key, str(failures).encode(), ref.place)
+        return key
 
     async def done(self, place: Place, keys: Iterable[bytes], *, wait: bool = True) -> None:
         """Return when a record is in flight no more; if ``wait``, when that is stored. May be repeated. Raises Unavailable."""

@@ -20,6 +20,7 @@ from bascule.kafka.compacted import (
     Appender,
     OffsetUnknown,
     TableReader,
+    await_stored,
     trim,
 )
 from bascule.kafka.guards import Role, ensure
@@ -88,6 +89,11 @@ class LogTopic:
             return self.append_soon(key, value, place).result()
         except OffsetUnknown:
             return None
+
+    async def store(self, entries: Sequence[tuple[Place, bytes, bytes | None]], *, many: bool) -> None:
+        """See LogEffects."""
+        for future in [self.append_soon(key, value, place, many=many) for place, key, value in entries]:
+            await_stored(future)
 
     def send(self, key: bytes, value: bytes | None, place: Place) -> None:
         """See LogEffects."""

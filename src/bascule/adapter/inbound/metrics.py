@@ -17,6 +17,7 @@ GAUGES = {
     "delayed": "records that wait for their next try",
     "at_work": "endpoints at work",
     "hanging": "threads in an endpoint that was given up",
+    "blocked": "source partitions that wait for a transaction which this endpoint cannot finish",
     "dead_letters": "records that failed too often and are not sent back",
 }
 COUNTERS = {

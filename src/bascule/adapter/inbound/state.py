@@ -7,6 +7,10 @@ P, the record at offset N, and the token T of one who has taken P over:
     flight/P/T/N       T has scheduled the record; it is in flight until this is deleted
     failed/P/T/N       how often it has failed so far, where it is not moved to the retry topic
     claim/P/T/N/XID    a transaction under T that is prepared: it alone decides what becomes of the record
+    v2/read/P/T/N      T has put all records before N into the log: those of them that are not in flight are done
+
+The group's offset cannot say what is done: a commit that was held up in the network may set it back at any time. A new owner begins at the
+larger one of the group's offset and the last ``read`` entry that counts.
 
 The fence is the order of the log: an entry of T after a later owner's does not count. Who was replaced and does not know it (a process
 that stood still) schedules and claims nothing any more, and finds that out by reading up to its own entry. Nor does an owner's entry count
@@ -37,6 +41,7 @@ class FoldViolation(enum.StrEnum):
     """Rules of the log's entries that a test may break."""
 
     FENCE_IGNORED = "an entry of a replaced owner counts"
+    FAILURE_IS_FLIGHT = "the number of a record's failures brings the record in flight again"
 
 
 class Place(NamedTuple):
@@ -66,11 +71,13 @@ class Entry(NamedTuple):
 
 
 #: The version of the entries' format. Entries of version 1 do not say so; a key of a later version ``N`` begins with ``vN/``.
-VERSION = 1
+VERSION = 2
 _VERSIONED = re.compile(rb"v(\d{1,9})/")
 NOBODY = "-"
-OWNER, FLIGHT, FAILED, CLAIM = "owner", "flight", "failed", "claim"
-_FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6}
+OWNER, FLIGHT, FAILED, CLAIM, READ = "owner", "flight", "failed", "claim", "read"
+_FIELDS = {OWNER: 4, FLIGHT: 5, FAILED: 5, CLAIM: 6, READ: 5}
+#: The format that has brought a kind of entry, if it is not the first one. Earlier releases must not pass such an entry over.
+_SINCE = {READ: 2}
 
 
 def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
@@ -81,16 +88,19 @@ def key_of(kind: str, ref: Ref, xid: Xid | None = None) -> bytes:
     """
     place = ref.place
     parts = [kind, place.topic, str(place.partition), ref.token, str(ref.offset), str(xid)]
-    return "/".join(parts[: _FIELDS[kind]]).encode()
+    version = f"v{_SINCE[kind]}/" if kind in _SINCE else ""
+    return (version + "/".join(parts[: _FIELDS[kind]])).encode()
 
 
 def entry_of(key: bytes) -> Entry:
     """What ``key_of`` was given. Raises LogUnreadable, also for an entry of a later format."""
-    if (later := _VERSIONED.match(key)) is not None and int(later[1]) > VERSION:
-        raise LogUnreadable(f"entry {key[:200]!r} has format {int(later[1])}; this Bascule reads up to format {VERSION}: upgrade it")
+    versioned = _VERSIONED.match(key)
+    version = 1 if versioned is None else int(versioned[1])
+    if version > VERSION:
+        raise LogUnreadable(f"entry {key[:200]!r} has format {version}; this Bascule reads up to format {VERSION}: upgrade it")
     try:
-        kind, topic, partition, token, *rest = key.decode().split("/", 5)
-        if len(rest) + 4 != _FIELDS[kind]:
+        kind, topic, partition, token, *rest = key.removeprefix(versioned[0] if versioned else b"").decode().split("/", 5)
+        if len(rest) + 4 != _FIELDS[kind] or version != _SINCE.get(kind, 1):
             raise ValueError(kind)
         offset = int(rest[0]) if rest else -1
         return Entry(kind, Ref(Place(topic, int(partition)), token, offset), Xid.parse(rest[1]) if kind == CLAIM else None)
@@ -100,9 +110,10 @@ def entry_of(key: bytes) -> Entry:
 
 @dataclass(slots=True)
 class Flight:
-    """A record that is in flight: the keys that say so, and how often it has failed."""
+    """A record that is in flight: the keys of its entries, those among them that say so, and how often it has failed."""
 
     keys: set[bytes] = field(default_factory=set)
+    scheduled: set[bytes] = field(default_factory=set)
     failures: int = 0
 
 
@@ -122,11 +133,15 @@ class Claimed(NamedTuple):
 
 
 class Flights(NamedTuple):
-    """What is in flight of a source partition: offset -> the keys that say so, offset -> failures so far; who has claimed what."""
+    """What the log says of a source partition: offset -> the keys of what is in flight, offset -> failures so far; who has claimed what.
+
+    Records before ``read_to`` are done unless they are in flight. It is None where the log does not say so, as an earlier release's.
+    """
 
     keys: dict[int, tuple[bytes, ...]]
     failures: dict[int, int]
     claims: dict[Xid, int]
+    read_to: int | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +152,8 @@ class PlaceState:
     owners: dict[str, bytes] = field(default_factory=dict)
     flights: dict[int, Flight] = field(default_factory=dict)
     claims: dict[Xid, RecordClaim] = field(default_factory=dict)
+    #: Up to where the partition was read: the keys that say so, in the order of the log. The last one stands.
+    reads: dict[bytes, int] = field(default_factory=dict)
     #: Entries that do not count; whoever takes over deletes them, and then the owners' before it.
     void: set[bytes] = field(default_factory=set)
 
@@ -146,6 +163,7 @@ class PlaceState:
             {offset: tuple(flight.keys) for offset, flight in self.flights.items()},
             {offset: flight.failures for offset, flight in self.flights.items()},
             {xid: claim.offset for xid, claim in self.claims.items()},
+            next(reversed(self.reads.values()), None),
         )
 
     def first_claim(self, offset: int) -> Xid | None:
@@ -158,6 +176,7 @@ class LogFold:
 
     def __init__(self, violations: Collection[enum.StrEnum] = ()) -> None:
         self._fenced = FoldViolation.FENCE_IGNORED not in violations
+        self._failure_is_flight = FoldViolation.FAILURE_IS_FLIGHT in violations
         self.places: dict[Place, PlaceState] = {}
 
     def place(self, place: Place) -> PlaceState:
@@ -185,9 +204,16 @@ class LogFold:
             state.void.add(key)
         elif entry.xid is not None:
             state.claims[entry.xid] = RecordClaim(entry.ref.offset, key)
+        elif entry.kind == READ:
+            state.reads.pop(key, None)
+            state.reads[key] = entry.ref.offset
+        elif entry.kind == FAILED and entry.ref.offset not in state.flights and not self._failure_is_flight:
+            state.void.add(key)  # it comes late: the record is done
         else:
             flight = state.flights.setdefault(entry.ref.offset, Flight())
             flight.keys.add(key)
+            if entry.kind == FLIGHT or self._failure_is_flight:
+                flight.scheduled.add(key)
             if entry.kind == FAILED:
                 flight.failures = max(flight.failures, json.loads(value))
 
@@ -205,10 +231,14 @@ def _remove(state: PlaceState, entry: Entry, key: bytes) -> None:
     state.void.discard(key)
     if entry.kind == OWNER:
         state.owners.pop(entry.ref.token, None)
+    elif entry.kind == READ:
+        state.reads.pop(key, None)
     elif entry.xid is not None:
         if (claim := state.claims.get(entry.xid)) is not None and claim.key == key:
             del state.claims[entry.xid]
     elif (flight := state.flights.get(entry.ref.offset)) is not None:
         flight.keys.discard(key)
-        if not flight.keys:
+        flight.scheduled.discard(key)
+        if not flight.scheduled:
+            state.void |= flight.keys
             del state.flights[entry.ref.offset]

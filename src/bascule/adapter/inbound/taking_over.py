@@ -1,14 +1,15 @@
 """A source partition in the hands of a member: how the member takes it over, and in which order records are read, logged and delivered.
 
-Without IO: no Kafka, no threads, no clock. A record that was read is in the inbound log before the group's offset is committed, and is
-delivered after that. So whatever dies, the record is either read again or found in flight by the next owner of its partition.
+Without IO: no Kafka, no threads, no clock. A record that was read is in flight in the inbound log before the log says that the partition is
+read up to it, and is delivered after that. So whatever dies, the record is either read again or found in flight by the next owner of its
+partition, and a record that is done is not read again. The group's offset is where a partition begins of which the log says nothing.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -16,7 +17,9 @@ from bascule.adapter.inbound.deliveries import OutOfTurn
 from bascule.adapter.inbound.log_protocol import LogViolation
 from bascule.adapter.inbound.state import Flights, Place, Ref
 from bascule.core import crash
-from bascule.core.errors import Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.core.kafka_records import GroupOffset
+from bascule.core.states import Transitions
 from bascule.core.xid import Xid
 
 
@@ -37,16 +40,26 @@ class PartitionEvent(enum.StrEnum):
     LEFT = "the group has taken it away, or the member stops"
 
 
-PARTITION_STATES: Final[Mapping[tuple[PartitionState, PartitionEvent], PartitionState]] = {
-    (PartitionState.ASSIGNED, PartitionEvent.TAKEN): PartitionState.OWNED,
-    (PartitionState.OWNED, PartitionEvent.ADOPTED): PartitionState.READY,
-    (PartitionState.ASSIGNED, PartitionEvent.LEFT): PartitionState.GONE,
-    (PartitionState.OWNED, PartitionEvent.LEFT): PartitionState.GONE,
-    (PartitionState.READY, PartitionEvent.LEFT): PartitionState.GONE,
-    #: A taker finds out later that the partition is gone.
-    (PartitionState.GONE, PartitionEvent.TAKEN): PartitionState.GONE,
-    (PartitionState.GONE, PartitionEvent.LEFT): PartitionState.GONE,
-}
+PARTITION_STATES: Final = Transitions[PartitionState, PartitionEvent](
+    "source partition",
+    {
+        (PartitionState.ASSIGNED, PartitionEvent.TAKEN): PartitionState.OWNED,
+        (PartitionState.OWNED, PartitionEvent.ADOPTED): PartitionState.READY,
+        (PartitionState.ASSIGNED, PartitionEvent.LEFT): PartitionState.GONE,
+        (PartitionState.OWNED, PartitionEvent.LEFT): PartitionState.GONE,
+        (PartitionState.READY, PartitionEvent.LEFT): PartitionState.GONE,
+        #: A taker finds out later that the partition is gone.
+        (PartitionState.GONE, PartitionEvent.TAKEN): PartitionState.GONE,
+        (PartitionState.GONE, PartitionEvent.LEFT): PartitionState.GONE,
+    },
+)
+
+
+class ClaimOfOthers(BasculeError):
+    """A record of the partition is claimed by a transaction that this endpoint cannot finish. Somebody else must, as the text says."""
+
+    retriable = True
+    scope = Scope.OPERATION
 
 
 class Located(Protocol):
@@ -58,6 +71,7 @@ class Located(Protocol):
 
 
 ItemT = TypeVar("ItemT", bound=Located)
+_BEGINNING: Final = GroupOffset(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,11 +81,15 @@ class Run(Generic[ItemT]):
     place: Place
     token: str = ""
     state: PartitionState = PartitionState.ASSIGNED
+    #: Where the group reads on, as it has said at the takeover.
+    held: GroupOffset = _BEGINNING
     #: Records before this offset are in flight or done. If reading begins before it, they are passed over.
     next_offset: int = 0
     #: In flight though the group has not come to them: they are delivered when they have been read, and that is committed.
     ahead: deque[ItemT] = field(default_factory=deque)
     trouble: str = ""
+    #: Whether it waits for a transaction that this endpoint cannot finish.
+    blocked: bool = False
 
     @property
     def ready(self) -> bool:
@@ -89,6 +107,14 @@ class Run(Generic[ItemT]):
         if after is None:
             raise OutOfTurn(f"{self.place} is {self.state}: {event} cannot happen")
         self.state = after
+
+    def begin_at(self, read_to: int | None, violations: Collection[enum.StrEnum] = ()) -> None:
+        """Begin at the group's offset, or at the log's if that is larger: a commit that was held up may have set the group back.
+
+        An offset that an operator has set stands, because it also sets back on purpose.
+        """
+        log_counts = self.held.by_member and LogViolation.READ_ENTRIES_IGNORED not in violations
+        self.next_offset = max(self.held.offset, read_to or 0) if log_counts else self.held.offset
 
     def adopt(self, items: Iterable[ItemT], violations: Collection[enum.StrEnum] = ()) -> list[ItemT]:
         """Become ready with what was in flight; return what is to be delivered now.
@@ -123,7 +149,7 @@ class TakeoverEffects(Protocol):
     async def owner(self, place: Place) -> str | None:
         """Return the owner's token."""
 
-    async def held(self, place: Place) -> int | None:
+    async def held(self, place: Place) -> GroupOffset | None:
         """Return where the group reads on, if the partition is this member's still when it is asked; None if not."""
 
     async def take(self, place: Place, after: str | None) -> str:
@@ -133,29 +159,35 @@ class TakeoverEffects(Protocol):
         """Return what is in flight."""
 
     async def finish(self, place: Place, claims: Sequence[Xid]) -> None:
-        """Finish the transactions of earlier owners: who held the partition can decide nothing more. Raises BasculeError."""
+        """Finish the transactions of earlier owners: who held the partition can decide nothing more. Raises ClaimOfOthers, BasculeError."""
 
 
 async def take_over(run: Run[ItemT], effects: TakeoverEffects, violations: Collection[enum.StrEnum] = ()) -> Flights | None:
     """Take one step of a takeover; return what is in flight, or None to try again later (or never, if the run is gone).
 
-    Raises Unavailable: to be tried again.
+    Raises Unavailable, ClaimOfOthers: to be tried again.
     """
     if not run.token:
         crash.point("inbound.take.before")
         before = await effects.owner(run.place)
         # After the owner was read: the next member's entry may be the one that was read.
-        offset = await effects.held(run.place)
-        if offset is None:
+        held = await effects.held(run.place)
+        if held is None:
             return None
-        run.next_offset = offset
+        run.held = held
         run.token = await effects.take(run.place, before)
         run.on(PartitionEvent.TAKEN)
     flights = await effects.flights(run.place)
     if flights.claims and LogViolation.OPEN_CLAIMS_IGNORED not in violations:
         run.trouble = f"waits for the outcome of {', '.join(map(str, flights.claims))}"
-        await effects.finish(run.place, list(flights.claims))
+        try:
+            await effects.finish(run.place, list(flights.claims))
+        except ClaimOfOthers:
+            run.blocked = True
+            raise
         return None
+    run.blocked = False
+    run.begin_at(flights.read_to, violations)
     return flights
 
 
@@ -164,6 +196,9 @@ class Reading(Protocol):
 
     async def schedule(self) -> None:
         """Store in the log that those records are in flight of which it was not stored yet. Raises Unavailable."""
+
+    async def advance(self) -> None:
+        """Store in the log up to where the partitions were read. Raises Unavailable."""
 
     def give_up(self) -> None:
         """Take the records' partitions over anew, under new tokens, and read on where the group is."""
@@ -176,7 +211,7 @@ class Reading(Protocol):
 
 
 async def pass_on(reading: Reading, violations: Collection[enum.StrEnum] = ()) -> None:
-    """Schedule, commit and deliver what was read. May be repeated as a whole if it raises Unavailable.
+    """Schedule what was read, advance the log, commit and deliver. May be repeated as a whole if it raises Unavailable.
 
     An entry whose append failed may be stored at any time. After the receipt of its record it would bring the record in flight again,
     so it must not count then: the partitions are given up, and are taken over anew under other tokens.
@@ -185,16 +220,18 @@ async def pass_on(reading: Reading, violations: Collection[enum.StrEnum] = ()) -
         await reading.commit()
     crash.point("inbound.log.before")
     try:
+        if LogViolation.ADVANCED_BEFORE_FLIGHTS in violations:
+            await reading.advance()
         await reading.schedule()
+        if LogViolation.DELIVERED_BEFORE_COMMIT in violations:
+            await reading.deliver()
+        await reading.advance()
     except Unavailable:
         if LogViolation.DOUBTFUL_TOKEN_KEPT not in violations:
             reading.give_up()
         raise
     crash.point("inbound.log.after")
-    if LogViolation.DELIVERED_BEFORE_COMMIT in violations:
-        await reading.deliver()
-        await reading.commit()
-        return
     await reading.commit()
     crash.point("inbound.commit.after")
-    await reading.deliver()
+    if LogViolation.DELIVERED_BEFORE_COMMIT not in violations:
+        await reading.deliver()
