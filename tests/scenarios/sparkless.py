@@ -122,7 +122,9 @@ class Bridge:
     """A journal written by hand, diverts that come and go, and what became of the messages."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix, f"{prefix}.dead"))
+        self.pipelines = Pipelines(
+            prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix, f"{prefix}.dead")
+        )
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.pipelines.topics.journal, 1, {})
         self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.topics.journal)

@@ -30,7 +30,7 @@ class Source:
     """A topic of one partition that is written in transactions, and an ingress that takes them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
+        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix))
         self.topic = f"{prefix}-in"
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.topic, 1, {})

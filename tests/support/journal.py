@@ -23,7 +23,9 @@ class SyntheticJournal:
     """Writes one journal partition as a broker does: epochs, contiguous sequences, one record for each JMS action."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1, "log_level": 2}
+        )
         self._topic = topic
         self.epoch = -1
         self.sequence = 0

@@ -1,0 +1,121 @@
+"""A Kafka cluster inside the test's process: the mock cluster of librdkafka (``rdkafka_mock.h``), reached by its C functions.
+
+It answers produce, fetch, offsets, consumer groups, transactions and descriptions of topics over TCP, and starts in a millisecond. The
+clients are the real ones. It differs from Kafka in what ``product_on`` bridges, and in this: a reader of what is committed sees what was
+rolled back, and no topic can be deleted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+from confluent_kafka import Consumer, KafkaError
+
+from bascule.kafka import admin, clients, own_topics
+from bascule.pipelines import positions
+
+#: librdkafka's type of a client (``RD_KAFKA_PRODUCER``): the cluster lives in it.
+_PRODUCER: Final = 0
+_ERROR_BYTES: Final = 512
+
+
+def _librdkafka() -> ctypes.CDLL:
+    """The library that the installed Kafka client has brought along."""
+    spec = importlib.util.find_spec("confluent_kafka")
+    if spec is None or spec.origin is None:
+        raise ImportError("confluent_kafka is not installed")
+    bundled = sorted((Path(spec.origin).parents[1] / "confluent_kafka.libs").glob("librdkafka*"))
+    library = ctypes.CDLL(str(bundled[0]) if bundled else "librdkafka.so.1")
+    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+    return library
+
+
+class MockCluster:
+    """A cluster of so many nodes. A context: it ends with it."""
+
+    def __init__(self, nodes: int = 1) -> None:
+        self._library = _librdkafka()
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        conf = ctypes.c_void_p(self._library.rd_kafka_conf_new())
+        self._library.rd_kafka_conf_set(conf, b"log_level", b"0", error, _ERROR_BYTES)
+        self._client = ctypes.c_void_p(self._library.rd_kafka_new(_PRODUCER, conf, error, _ERROR_BYTES))
+        if not self._client.value:
+            raise RuntimeError(f"no client for a mock cluster: {error.value.decode()}")
+        self._cluster = ctypes.c_void_p(self._library.rd_kafka_mock_cluster_new(self._client, nodes))
+        # Questions about topics go to the controller.
+        self._library.rd_kafka_mock_set_controller_id(self._cluster, 1)
+        #: Ids of topics in place of their own, as of topics that have been recreated; empty: the topic is gone.
+        self.ids: dict[str, str] = {}
+        self.bootstrap: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+
+    @property
+    def kafka(self) -> dict[str, Any]:
+        """Settings of a client. It says nothing when the cluster ends before it."""
+        return {"bootstrap.servers": self.bootstrap, "log_level": 0}
+
+    def create(self, topic: str, partitions: int = 1) -> bool:
+        """Create a topic; false when it was there. One that nobody has created has four partitions from its first use on."""
+        code: int = self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1)
+        if code not in (0, KafkaError.TOPIC_ALREADY_EXISTS):
+            raise RuntimeError(f"the mock cluster refuses topic {topic!r}: error {code}")
+        return code == 0
+
+    def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        """Delete a partition's records before an offset."""
+        deleted = self._library.rd_kafka_mock_partition_delete_records(
+            self._cluster, topic.encode(), ctypes.c_int32(partition), ctypes.c_int64(before)
+        )
+        if deleted:
+            raise RuntimeError(f"the mock cluster refuses to delete records of {topic!r}: error {deleted}")
+
+    def fail(self, api_key: int, *errors: int) -> None:
+        """Answer the next requests of a kind (Kafka's API key) with these error codes, one each."""
+        self._library.rd_kafka_mock_push_request_errors(self._cluster, ctypes.c_int16(api_key), ctypes.c_size_t(len(errors)), *errors)
+
+    def close(self) -> None:
+        """End the cluster."""
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
+
+    def __enter__(self) -> Self:
+        """The cluster."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End it."""
+        self.close()
+
+
+@contextmanager
+def product_on(nodes: int = 1) -> Iterator[MockCluster]:
+    """A cluster, and this process's product made to work on it.
+
+    The mock cluster stores the ends of transactions without a checksum, creates and trims topics by C functions alone, and its topics have
+    no settings to look at.
+    """
+
+    def unchecked(settings: Mapping[str, Any]) -> Consumer:
+        return Consumer({**settings, "check.crcs": False})
+
+    described = admin.Topics.ids
+
+    def ids(topics: admin.Topics, names: Iterable[str], timeout_s: float = admin.ADMIN_TIMEOUT_S) -> dict[str, str]:
+        found = described(topics, names, timeout_s)
+        return {name: cluster.ids.get(name, each) for name, each in found.items() if cluster.ids.get(name) != ""}
+
+    with MockCluster(nodes) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients, "consumer", unchecked)
+        patch.setattr(admin.Topics, "create", lambda _, topic, partitions, *__, **___: cluster.create(topic, partitions))
+        patch.setattr(admin.Topics, "ids", ids)
+        patch.setattr(own_topics, "guard", lambda *_: [])
+        patch.setattr(positions, "guard_transactions", lambda _: [])
+        yield cluster

@@ -1,0 +1,37 @@
+"""A Kafka for tests of the pipelines that takes no service: librdkafka's mock cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_END
+
+from bascule.kafka.history import TopicHistory
+from tests.scenarios import sparkless, test_positions
+from tests.support.mock_cluster import MockCluster, product_on
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
+    """A cluster of one node on which the product works, and what the scenarios without Spark need of one."""
+    with product_on() as cluster:
+
+        def delete_records(_: str, topic: str, before: int) -> None:
+            cluster.delete_records(topic, TopicHistory(cluster.kafka, topic, 0).latest() if before == OFFSET_END else before)
+
+        def trim(_: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
+            for partition, before in ends.items():
+                cluster.delete_records(topic, before, partition)
+
+        monkeypatch.setattr(test_positions, "delete_records", delete_records)
+        monkeypatch.setattr(sparkless, "trim", trim)
+        yield cluster
+
+
+@pytest.fixture
+def bridge(kafka: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> sparkless.Bridge:
+    """A journal on the mock cluster, and drivers without Spark."""
+    sparkless.without_spark(monkeypatch)
+    return sparkless.Bridge(kafka, topic_prefix)

@@ -1,0 +1,185 @@
+"""``readStream.format("bascule")`` asked as Spark asks it, on the mock cluster. Scenarios run the imported tests on Kafka."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.journal.records import Kind, Op, SendFlag, json_entry
+from bascule.pipelines import source as module
+from bascule.pipelines.rows import ROW_SCHEMA
+from bascule.pipelines.sink import DestinationWriter
+from bascule.pipelines.source import BasculeDataSource, JournalStreamReader, kafka_settings, register
+from bascule.writer.position import PositionLost
+from tests.scenarios.sparkless import Bridge as Sparkless
+from tests.scenarios.test_source import (  # noqa: F401 - the same on the mock cluster
+    Job,
+    malformed,
+    test_a_mode_that_there_is_not_is_refused_by_name,
+    test_a_stream_stops_where_its_records_are_trimmed,
+    test_a_stream_whose_offset_an_earlier_version_has_left_goes_on_and_knows_its_journal_from_then_on,
+    test_what_is_no_jms_message_has_a_row_as_it_was_sent,
+    test_what_is_no_jms_message_is_left_out_and_logged_where_the_job_says_so,
+    test_what_is_no_jms_message_stops_a_job_that_says_so_and_with_another_mode_it_goes_on,
+)
+from tests.support.mock_cluster import MockCluster
+
+
+@pytest.fixture
+def bridge(kafka: Any, topic_prefix: str) -> Sparkless:
+    """An epoch with two messages: the journal ends at offset 3."""
+    found = Sparkless(kafka, topic_prefix)
+    found.journal.start_epoch()
+    found.send("1", "2")
+    return found
+
+
+def reader(bridge: Sparkless, **options: str) -> JournalStreamReader:
+    return JournalStreamReader(
+        {"kafka.bootstrap.servers": bridge.pipelines.kafka["bootstrap.servers"], "prefix": bridge.pipelines.topics.prefix, **options}
+    )
+
+
+def texts(found: JournalStreamReader, start: int, end: int, journal_id: str | None = None) -> list[str]:
+    (part,) = found.partitions({"offset": start}, {"offset": end, "journal_id": journal_id})
+    return [row["text"] for rows in found.read(part) for row in rows.to_pylist()]
+
+
+def test_kafka_settings_are_the_options_under_kafka() -> None:
+    assert kafka_settings({"kafka.bootstrap.servers": "k:1", "kafka.sasl.username": "u", "id": "w"}) == {
+        "bootstrap.servers": "k:1",
+        "sasl.username": "u",
+    }
+    with pytest.raises(InvalidInput, match=r"option kafka\.bootstrap\.servers is missing"):
+        kafka_settings({"bootstrap.servers": "k:1"})
+
+
+def test_the_format_bascule_reads_the_journal_and_writes_to_destinations(bridge: Sparkless) -> None:
+    class Session:
+        registered: Any = None
+
+        @property
+        def dataSource(self) -> Session:
+            return self
+
+        def register(self, kind: Any) -> None:
+            Session.registered = kind
+
+    register(Session())  # type: ignore[arg-type]
+    assert Session.registered is BasculeDataSource
+    assert BasculeDataSource.name() == "bascule"
+    format_ = BasculeDataSource({"kafka.bootstrap.servers": "127.0.0.1:1", "id": "w", "address": "q"})
+    assert format_.schema() == ROW_SCHEMA
+    texts_only = StructType([StructField("value", StringType())])
+    assert isinstance(format_.streamReader(texts_only), JournalStreamReader)
+    assert isinstance(format_.streamWriter(texts_only, overwrite=False), DestinationWriter)
+
+
+@pytest.mark.parametrize(
+    ("options", "offset"),
+    [
+        ({}, 3),
+        ({"startingOffsets": "latest"}, 3),
+        ({"startingoffsets": "earliest", "startingOffsets": "latest"}, 1),
+        ({"startingOffsets": "99999999999999"}, 3),
+    ],
+)
+def test_a_stream_begins_where_its_option_says(bridge: Sparkless, options: dict[str, str], offset: int) -> None:
+    bridge.trim(1)
+    found = reader(bridge, **options).initialOffset()
+    assert found == {"offset": offset, "journal_id": bridge.topics.id(bridge.pipelines.topics.journal)}
+
+
+def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(bridge: Sparkless) -> None:
+    found = reader(bridge, maxoffsetspertrigger="2")
+    limit = found.getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows)
+    assert limit.max_rows == 2
+    start = {"offset": 0, "journal_id": "as it was"}
+    assert found.latestOffset(start, limit) == {"offset": 2, "journal_id": "as it was"}
+    assert found.latestOffset(start, ReadMaxRows(7)) == {"offset": 3, "journal_id": "as it was"}
+    assert found.latestOffset({"offset": 3, "journal_id": "as it was"}, limit)["offset"] == 3
+    assert found.latestOffset(start, ReadAllAvailable())["offset"] == 3
+
+
+def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless) -> None:
+    with pytest.raises(PositionLost, match="ends at 3, before offset 4 of this stream: it was deleted and created again"):
+        reader(bridge).latestOffset({"offset": 4}, ReadAllAvailable())
+
+
+def test_a_stream_stops_at_another_journal_of_the_same_name(bridge: Sparkless, kafka: MockCluster) -> None:
+    journal = bridge.pipelines.topics.journal
+    before = bridge.topics.id(journal)
+    kafka.ids[journal] = "another"
+    with pytest.raises(PositionLost, match="is not the journal of which this stream stands at offset 2"):
+        texts(reader(bridge), 2, 3, before)
+    assert texts(reader(bridge), 2, 3, None) == ["2"]
+    kafka.ids[journal] = ""
+    with pytest.raises(Unavailable, match=r"there is no topic '.*\.journal': the broker creates it"):
+        reader(bridge).initialOffset()
+
+
+def test_a_range_is_the_readers_own_and_holds_the_records_before_its_end_alone(bridge: Sparkless) -> None:
+    found = reader(bridge)
+    assert [(part.start, part.end, part.journal_id) for part in found.partitions({"offset": 1}, {"offset": 3, "journal_id": "i"})] == [
+        (1, 3, "i")
+    ]
+    assert texts(found, 0, 2) == ["1"]
+    assert texts(found, 2, 2) == []
+    with pytest.raises(InvalidInput, match="is no range of the journal"):
+        list(found.read(InputPartition(0)))
+
+
+def test_a_range_gives_the_same_rows_each_time_whatever_was_read_before(bridge: Sparkless) -> None:
+    epoch = bridge.journal.epoch
+    bridge.journal.start_epoch()
+    bridge.send("3")
+    bridge.journal.put(Kind.DATA, b"", epoch=epoch, sequence=3)  # of a dead broker
+    bridge.send("4")
+    found = reader(bridge)
+    for start, end, expected in ((0, 5, ["1", "2", "3"]), (5, 7, ["4"]), (0, 5, ["1", "2", "3"]), (4, 7, ["3", "4"]), (5, 7, ["4"])):
+        assert texts(found, start, end) == expected
+        assert module._reached[bridge.pipelines.topics.journal].offset == end
+
+
+def test_the_next_range_goes_on_at_the_fence_of_the_last_one_in_the_same_journal(
+    bridge: Sparkless, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    look = module.journal_position
+
+    def looks(topic: str, topic_id: str, partition: int, offset: int, history: Any) -> Any:
+        looked.append(offset)
+        return look(topic, topic_id, partition, offset, history)
+
+    monkeypatch.setattr(module, "journal_position", looks)
+    found, journal = reader(bridge), bridge.topics.id(bridge.pipelines.topics.journal)
+    texts(found, 0, 2, journal)
+    texts(found, 2, 3, journal)
+    assert looked == [0]
+    kafka.ids[bridge.pipelines.topics.journal] = "another"
+    texts(found, 3, 3, "another")
+    assert looked == [0, 3]
+
+
+def test_a_stream_takes_the_messages_that_its_options_name(bridge: Sparkless) -> None:
+    bridge.send("taken", taken_by=["exclusive"])
+    bridge.send("from kafka", flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
+    everything = ["1", "2", "taken", "from kafka"]
+    assert texts(reader(bridge), 0, 5) == everything
+    assert texts(reader(bridge, address="flights"), 0, 5) == everything
+    assert texts(reader(bridge, address="other"), 0, 5) == []
+    assert texts(reader(bridge, selector="JMSPriority = 4"), 0, 5) == everything
+    assert texts(reader(bridge, selector="JMSPriority > 4"), 0, 5) == []
+
+
+def test_exclusive_diverts_in_force_take_nothing_from_a_stream(bridge: Sparkless) -> None:
+    bridge.journal.epoch = bridge.journal.put(Kind.EPOCH, json_entry(Op.EPOCH, {"exclusive": ["bascule-stream"]}), epoch=0, sequence=0)
+    bridge.journal.sequence = 0
+    bridge.send("3")
+    assert texts(reader(bridge), 0, 3) == ["1", "2"]

@@ -1,0 +1,174 @@
+"""``writeStream.format("bascule")`` asked as Spark asks it, on the mock cluster. Scenarios run the imported tests on Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from bascule.core.destination import Routing
+from bascule.core.errors import BadRecord, InvalidInput, Unavailable
+from bascule.core.topics import JournalTopics
+from bascule.jms.message import decode_message
+from bascule.journal.records import KafkaOrigin, Op, Send, SendFlag, decode_header, decode_send, entries
+from bascule.kafka.history import TopicHistory
+from bascule.kafka.positions import PositionReader
+from bascule.pipelines import sink as module
+from bascule.pipelines.sink import DestinationWriter, Encoded
+from bascule.writer.errors import Unwritable
+from bascule.writer.position import POSITION_PARTITIONS, Position
+from tests.scenarios.test_sink import (  # noqa: F401 - the same on the mock cluster
+    TEXTS,
+    test_a_batch_that_is_repeated_is_written_once_and_one_that_cannot_be_a_repeat_is_refused,
+    test_a_job_makes_positions_and_ingress_where_no_pipeline_has_run_and_nothing_else,
+)
+from tests.support.mock_cluster import MockCluster
+
+#: Kafka's number of the request that brings records.
+PRODUCE = 0
+
+
+def schema(**columns: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def writer(options: dict[str, str] | None = None, columns: StructType = TEXTS, kafka: dict[str, Any] | None = None) -> DestinationWriter:
+    return DestinationWriter({"id": "w", "address": "q"} if options is None else options, kafka or {}, columns)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "said"),
+    [
+        ({"address": "q"}, TEXTS, "option id is missing"),
+        ({"id": "", "address": "q"}, TEXTS, "option id is missing"),
+        ({"id": "w", "address": "q", "Routing": "fanout"}, TEXTS, "option routing is 'fanout'; it is 'queue' or 'topic'"),
+        ({"id": "w"}, TEXTS, "give a column `address` or an option address"),
+        ({"id": "w", "address": "q"}, schema(text=StringType()), "needs a column `value`"),
+        ({"id": "w", "address": "q"}, schema(value=IntegerType()), "column `value` is int; it must be string or binary"),
+        (
+            {"id": "w", "address": "q"},
+            schema(value=StringType(), who=StringType(), colour=StringType()),
+            "without a meaning for a JMS message: colour, who; known are address, correlation_id, group_id, message_id, priority,",
+        ),
+    ],
+)
+def test_an_option_that_is_missing_and_a_column_without_a_meaning_are_refused(
+    options: dict[str, str], columns: StructType, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        writer(options, columns)
+
+
+def test_options_are_known_whatever_their_case_and_an_address_may_be_a_column() -> None:
+    writer({"ID": "w", "Address": "q"})
+    writer({"id": "w"}, schema(value=BinaryType(), address=StringType()))
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskContext]:
+    """A task of the streaming query ``query``, as a worker of Spark sets it up."""
+    context = TaskContext._getOrCreate()
+    context._localProperties = {"sql.streaming.queryId": "query"}
+    yield context
+    TaskContext._setTaskContext(None)  # type: ignore[arg-type]
+
+
+def sends(encoded: Encoded) -> list[Send]:
+    return [decode_send(value, start, end) for value in encoded.values for op, start, end in entries(value) if op == Op.SEND]
+
+
+def test_a_row_is_a_message_with_what_its_columns_say(task: TaskContext) -> None:
+    row = Row(
+        value="text", address="other", message_id="ID:1", correlation_id="c", type="t", group_id="g", reply_to="r", priority=7,
+        properties={"n": "1"},
+    )  # fmt: skip
+    encoded = writer({"id": "w", "address": "q", "routing": "topic"}).write(iter([row]))
+    (send,) = sends(encoded)
+    assert encoded.query == "query"
+    assert (decode_header(encoded.values[0]).epoch, decode_header(encoded.values[0]).sequence) == (0, 0)
+    assert (send.address, send.routing, send.priority, send.source) == ("other", Routing.MULTICAST, 7, KafkaOrigin("sink:w", 0, 0))
+    assert send.flags == SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE | SendFlag.GROUPED
+    message = decode_message(send.body)
+    assert (message.message_id, message.correlation_id, message.type, message.group_id, message.reply_to) == ("ID:1", "c", "t", "g", "r")
+    assert (message.priority, message.properties, message.body_kind, message.body) == (7, {"n": "1"}, "text", "text")
+    assert (message.destination, message.destination_kind) == ("other", "topic")
+
+
+def test_a_row_without_more_than_a_value_is_a_message_to_the_address_of_the_option(task: TaskContext) -> None:
+    binary = writer(columns=schema(value=BinaryType()))
+    (first, second) = sends(binary.write(iter([Row(value=bytearray(b"\x00\xff")), Row(value=b"x", priority=0)])))
+    assert (first.address, first.routing, first.priority) == ("q", Routing.ANYCAST, 4)
+    assert first.flags == SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
+    message = decode_message(first.body)
+    assert (message.body_kind, message.body, message.destination_kind) == ("bytes", b"\x00\xff", "queue")
+    assert second.priority == 0
+
+
+def test_a_row_without_an_address_and_one_that_is_too_large_are_refused(task: TaskContext) -> None:
+    with pytest.raises(InvalidInput, match="a row has no address"):
+        writer({"id": "w"}, schema(value=StringType(), address=StringType())).write(iter([Row(value="x", address=None)]))
+    with pytest.raises(BadRecord, match="an address has 1 to 1024 bytes"):
+        writer().write(iter([Row(value="x", address="a" * 1025)]))
+
+
+@pytest.mark.parametrize("properties", [None, {}, {"sql.streaming.queryId": ""}])
+def test_a_writer_that_does_not_know_its_query_writes_nothing(task: TaskContext, properties: dict[str, str] | None) -> None:
+    if properties is None:
+        TaskContext._setTaskContext(None)  # type: ignore[arg-type]
+    else:
+        task._localProperties = properties
+    with pytest.raises(InvalidInput, match="Spark does not say which streaming query this is"):
+        writer().write(iter([Row(value="x")]))
+
+
+def position(kafka: MockCluster, prefix: str) -> Position:
+    reader = PositionReader(kafka.kafka, JournalTopics(prefix).positions, range(POSITION_PARTITIONS))
+    try:
+        return reader.read()["sink:w/batches/0"]
+    finally:
+        reader.close()
+
+
+def test_the_position_of_a_writer_says_the_next_batch_the_query_and_how_many_messages_the_last_one_had(
+    kafka: MockCluster, topic_prefix: str
+) -> None:
+    options = {"id": "w", "address": "q", "prefix": topic_prefix, "unbound": "drop"}
+    found = writer(options, kafka=kafka.kafka)
+    found.commit([Encoded((b"1", b"2"), "query"), None, Encoded((b"3",), "query")], 0)
+    assert position(kafka, topic_prefix) == Position("batches", "query", 0, 1, sequence=3)
+    found.commit([Encoded((b"4",), "query")], 1)
+    assert position(kafka, topic_prefix) == Position("batches", "query", 0, 2, sequence=1)
+    history = TopicHistory(kafka.kafka, JournalTopics(topic_prefix).ingress, 0)
+    records = list(history.records(0, history.latest()))
+    assert [record.value() for record in records] == [b"1", b"2", b"3", b"4"]
+    assert {tuple(record.headers() or ()) for record in records} == {(("unbound", b"drop"),)}
+    found.abort([], 2)
+    assert position(kafka, topic_prefix).offset == 2
+
+
+@pytest.mark.parametrize("raised", [Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)}), Unavailable("no Kafka")])
+def test_the_transaction_of_a_batch_that_was_refused_is_ended_and_the_writer_is_closed(
+    kafka: MockCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    ended: list[str] = []
+    closed: list[str] = []
+
+    class Refusing(module.TransactionalWriter):
+        def write(self, *_: Any) -> None:
+            raise raised
+
+        def close(self) -> None:
+            closed.append(self.key)
+            super().close()
+
+    monkeypatch.setattr(module, "TransactionalWriter", Refusing)
+    monkeypatch.setattr(module, "end_open_transactions", lambda _, ids: ended.extend(ids))
+    with pytest.raises(type(raised)):
+        writer({"id": "w", "address": "q", "prefix": topic_prefix}, kafka=kafka.kafka).commit([Encoded((b"1",), "query")], 0)
+    assert ended == [f"{topic_prefix}.bascule.sink:w/batches/0"]
+    assert closed == ["sink:w/batches/0"]
