@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import Divert, Ingress, Pipelines
-from bascule.pipelines.tasks import DivertTask
+from bascule.pipelines.tasks import Batches, DivertTask
 from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
@@ -38,7 +38,7 @@ class Rows:
     start: int
     end: int | None = None
 
-    def run(self, task: DivertTask, end: int) -> None:
+    def run(self, task: Callable[[Batches], Batches], end: int) -> None:
         history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
         records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
         columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)

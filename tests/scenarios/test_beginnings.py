@@ -23,7 +23,7 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
 from bascule.writer.position import Position, PositionLost, PositionTaken, position_partition
 from tests.scenarios.sparkless import Bridge, without_spark
-from tests.scenarios.test_owners import MESSAGES, Run, carry
+from tests.scenarios.test_owners import Run, carried_journal
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
 from tests.support.system import wait_for
 
@@ -75,9 +75,7 @@ def test_diverts_start_though_a_driver_was_killed_when_it_registered_them_first(
 def test_a_divert_stands_where_it_stood_though_a_driver_was_killed_when_it_joined_the_others(
     kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(kafka, topic_prefix)
-    journal.take("before")
-    carry(journal.positions, journal.positions.common_key, MESSAGES)
+    journal = carried_journal(kafka, topic_prefix)
     first, second = Run(journal, "first"), Run(journal, "second")
     first.take()
     shared = first.positions.read(first.common)

@@ -1,9 +1,10 @@
-"""Who moves a position: the driver that took it last and the tasks that it has started since, and nobody who is left of another one."""
+"""Who moves a position: the driver that took it last and the tasks that this driver has started since, and no task of another driver."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +12,23 @@ import pytest
 
 from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.pipelines.tasks import Batches, DivertTask
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionTaken
+from tests.scenarios.sparkless import Rows
 from tests.scenarios.test_positions import Journal
 
-MESSAGES = 10
-START = Start(EARLIEST)
+#: The journal has the start of an epoch and ten messages.
+END = 11
+TASK_TIMEOUT_S = 60.0
 
 
 class Run:
-    """A driver run of the diverts ``orders`` and ``late``, the second of which stands apart: it has come less far."""
+    """A driver run of the diverts ``orders`` and ``late``. ``late`` is behind ``orders``, so it has a position of its own."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self.positions = Positions(journal.pipelines, name)
@@ -31,19 +36,68 @@ class Run:
         self.common, self.late = self.positions.common_key, self.positions.own_key("late")
 
     def take(self) -> None:
-        diverts = tuple(Divert(name, "#", "out", start=START) for name in ("orders", "late"))
         journal = self.journal
+        diverts = tuple(divert(journal, name) for name in ("orders", "late"))
         assert self.positions.take_diverts(diverts, journal.topics.ids([journal.name])[journal.name]) is not None
 
     def stored(self, key: str) -> Position:
         return self.positions.stored()[key]
 
 
+class Task:
+    """A task of a query of diverts as a worker of Spark runs it. It has read its position and waits for its rows until ``finish``."""
+
+    def __init__(self, journal: Journal, key: str, end: int = END) -> None:
+        """It gets the rows of the journal from its position to ``end``."""
+        positions = journal.positions
+        position = positions.stored()[key]
+        diverts = tuple(divert(journal, name) for name in position.members)
+        self._task = DivertTask(journal.pipelines, positions.claim(key, position), diverts)
+        self._started, self._rows_come = threading.Event(), threading.Event()
+        worker = ThreadPoolExecutor(1)
+        self._work = worker.submit(Rows(journal.pipelines, position.offset).run, self._run, end)
+        self._work.add_done_callback(lambda _: self._started.set())
+        worker.shutdown(wait=False)
+        assert self._started.wait(TASK_TIMEOUT_S)
+
+    def finish(self) -> None:
+        """Carries the rows. Raises what the task raises."""
+        self._rows_come.set()
+        self._work.result(TASK_TIMEOUT_S)
+
+    def _run(self, batches: Batches) -> Batches:
+        return self._task(self._when_told(batches))
+
+    def _when_told(self, batches: Batches) -> Batches:
+        self._started.set()
+        assert self._rows_come.wait(TASK_TIMEOUT_S)
+        yield from batches
+
+
+def divert(journal: Journal, name: str) -> Divert:
+    return Divert(name, "#", f"{journal.name}.{name}", start=Start(EARLIEST))
+
+
+def carried(journal: Journal, name: str) -> list[bytes]:
+    """What is in the divert's topic."""
+    topic = f"{journal.name}.{name}"
+    if topic not in journal.topics.partitions():
+        return []
+    history = TopicHistory(journal.client, topic, 0)
+    return [bytes(record.value() or b"") for record in history.records(history.earliest(), history.latest(), committed=True)]
+
+
 @pytest.fixture
 def journal(kafka: EmbeddedKafka, topic_prefix: str) -> Journal:
-    journal = Journal(kafka, topic_prefix)
+    return carried_journal(kafka, topic_prefix)
+
+
+def carried_journal(kafka: EmbeddedKafka, prefix: str) -> Journal:
+    """A journal whose messages the divert ``orders`` has carried."""
+    journal = Journal(kafka, prefix)
     journal.take("before")
-    carry(journal.positions, journal.positions.common_key, MESSAGES)
+    Task(journal, journal.positions.common_key).finish()
+    assert len(carried(journal, "orders")) == END - 1
     return journal
 
 
@@ -51,29 +105,13 @@ def journal(kafka: EmbeddedKafka, topic_prefix: str) -> Journal:
 def first(journal: Journal) -> Run:
     run = Run(journal, "first")
     run.take()
-    assert (run.stored(run.common).offset, run.stored(run.late).offset) == (MESSAGES, 0)
+    assert (run.stored(run.common).offset, run.stored(run.late).offset) == (END, 0)
     return run
 
 
 @pytest.fixture
 def second(journal: Journal) -> Run:
     return Run(journal, "second")
-
-
-def carry(positions: Positions, key: str, offset: int) -> None:
-    """What a task does that knows the position as it is stored."""
-    task(positions, key, offset)()
-
-
-def task(positions: Positions, key: str, offset: int) -> Callable[[], None]:
-    """One that knows the position as it is stored, and moves it when it is called."""
-    known = positions.stored()[key]
-
-    def move() -> None:
-        with closing(positions.writer(key)) as writer:
-            writer.write([], known, replace(known, offset=offset))
-
-    return move
 
 
 def at(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
@@ -88,44 +126,52 @@ def at(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> N
 
 
 def test_a_task_of_a_driver_that_was_replaced_cannot_move_what_its_successor_is_about_to_write(
-    first: Run, second: Run, monkeypatch: pytest.MonkeyPatch
+    first: Run, second: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orphan = task(first.positions, first.late, 5)
+    orphan = Task(journal, first.late)
 
     def try_again() -> None:
         with pytest.raises(PositionMoved):
-            orphan()
+            orphan.finish()
 
     at(monkeypatch, "driver.take.before", try_again)
     second.take()
     assert second.stored(second.late).offset == 0
+    assert carried(journal, "late") == []
 
 
-def test_what_a_task_moves_at_the_last_moment_counts(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, orphans = TransactionalWriter.write, [task(first.positions, first.late, 5)]
-
-    def write_later(writer: TransactionalWriter, *arguments: Any) -> None:
-        if orphans:
-            orphans.pop()()
-        write(writer, *arguments)
-
-    monkeypatch.setattr(TransactionalWriter, "write", write_later)
+def test_what_a_task_moves_at_the_last_moment_counts(first: Run, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the driver has read the position and is about to write its name into it."""
+    orphan = Task(journal, first.late, 5)
+    at(monkeypatch, "writer.position.read", orphan.finish)
     assert first.positions.read(first.late).offset == 5
+    assert carried(journal, "late") == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_task_of_a_query_that_was_stopped_cannot_move_what_its_driver_has_read(first: Run) -> None:
-    stopped = task(first.positions, first.late, 5)
+def test_a_task_of_a_query_that_was_stopped_cannot_move_what_its_driver_has_read(first: Run, journal: Journal) -> None:
+    stopped = Task(journal, first.late)
     assert first.positions.read(first.late).offset == 0
     with pytest.raises(PositionMoved):
-        stopped()
+        stopped.finish()
+    assert first.stored(first.late).offset == 0
+    assert carried(journal, "late") == []
 
 
-def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first: Run) -> None:
+def test_a_task_that_starts_when_its_driver_was_replaced_reads_nothing(first: Run, second: Run, journal: Journal) -> None:
+    claim = first.positions.claim(first.late, first.stored(first.late))
+    second.take()
+    with pytest.raises(PositionTaken):
+        Rows(journal.pipelines, 0).run(DivertTask(journal.pipelines, claim, (divert(journal, "late"),)), END)
+    assert carried(journal, "late") == []
+
+
+def test_diverts_do_not_join_where_one_of_them_has_moved_since_it_was_read(first: Run, journal: Journal) -> None:
     shared = first.positions.read(first.common)
-    carry(first.positions, first.common, MESSAGES + 1)
+    journal.send("more")
+    Task(journal, first.common, END + 1).finish()
     with pytest.raises(PositionMoved):
         first.positions.move(first.common, shared, replace(shared, members=("late", "orders")), {first.late: None})
-    assert first.stored(first.common).offset == MESSAGES + 1
+    assert first.stored(first.common).offset == END + 1
     assert first.stored(first.late).offset == 0
 
 

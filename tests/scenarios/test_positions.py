@@ -38,23 +38,26 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 
 
 class Journal:
-    """A journal with ten messages, and a divert that has come to its end."""
+    """A journal with ten messages, and a divert."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.client = {"bootstrap.servers": kafka.bootstrap}
         self.topics = Topics(self.client)
         self.pipelines = Pipelines(
-            prefix, self.client, (Divert("orders", "#", "out", start=Start(EARLIEST)),), topics=JournalTopics(prefix)
+            prefix, self.client, (Divert("orders", "#", f"{prefix}.orders", start=Start(EARLIEST)),), topics=JournalTopics(prefix)
         )
         self.name = self.pipelines.topics.journal
         self.topics.create(self.name, 1, {})
         self.positions = Positions(self.pipelines, "first")
         self.positions.prepare_topics()
-        journal = SyntheticJournal(kafka.bootstrap, self.name)
-        journal.start_epoch()
-        for number in range(10):
-            journal.send(text_message(str(number)))
-        journal.flush()
+        self._written = SyntheticJournal(kafka.bootstrap, self.name)
+        self._written.start_epoch()
+        self.send(*map(str, range(10)))
+
+    def send(self, *texts: str) -> None:
+        for text in texts:
+            self._written.send(text_message(text))
+        self._written.flush()
 
     def take(self, owner: str) -> Position:
         """As a driver does when it starts."""

@@ -12,6 +12,7 @@ from confluent_kafka import Message, Producer
 from bascule.adapter.inbound import InboundLog
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.client import Queue, connect
+from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.compacted import Appender, OffsetUnknown, await_stored
@@ -84,10 +85,22 @@ def test_record_scheduled_at_unknown_offset_is_in_flight(kafka: EmbeddedKafka, p
         log.schedule([Ref(PLACE, token, 7)])
         assert scheduling.hit
         assert set(log.flights(PLACE).keys) == {7}
+
+
+def test_partition_taken_at_unknown_offset_is_taken(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
+    with closing(InboundLog("inbound", {"bootstrap.servers": proxy.bootstrap}, group=topic_prefix)) as log:
+        before = log.take(PLACE, None)
+        log.schedule([Ref(PLACE, before, 7)])
         taking = proxy.inject(Api.PRODUCE, Action.SEQUENCE_KNOWN, topic=log.topic)
-        assert log.take(PLACE, token) == log.owner(PLACE)
+        token = log.take(PLACE, before)
         assert taking.hit
+        assert log.owner(PLACE) == token
         assert set(log.flights(PLACE).keys) == {7}
+        taking = proxy.inject(Api.PRODUCE, Action.SEQUENCE_KNOWN, topic=log.topic)
+        with pytest.raises(Unavailable, match="was taken over by another member"):
+            log.take(PLACE, before)
+        assert taking.hit
+        assert log.owner(PLACE) == token
 
 
 def test_broker_starts_new_epoch_after_journal_append_at_unknown_offset(kafka: EmbeddedKafka, tmp_path: Path, name: str) -> None:
