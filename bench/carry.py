@@ -23,7 +23,7 @@ from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
 from bascule.pipelines.driver import run_pipelines
 from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session
-from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 
 ADDRESS = "flights"
 DIVERT = "all"
@@ -32,13 +32,13 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ARROW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)])
 
 
-def pipelines(servers: str, prefix: str, target: str, checkpoints: str) -> Pipelines:
+def pipelines(servers: str, prefix: str, target: str, checkpoints: str) -> PipelinesSpec:
     """One plain divert of everything, from the journal's start."""
-    divert = Divert(DIVERT, ADDRESS, target, start=Start(EARLIEST))
-    return Pipelines("bench", {"bootstrap.servers": servers}, (divert,), topics=JournalTopics(prefix), checkpoint_dir=checkpoints)
+    divert = DivertSpec(DIVERT, ADDRESS, target, start=StartPosition(EARLIEST))
+    return PipelinesSpec("bench", {"bootstrap.servers": servers}, (divert,), topics=JournalTopics(prefix), checkpoint_dir=checkpoints)
 
 
-def mapped_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
+def mapped_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
     """Journal rows to what the divert would write."""
     (divert,) = options.diverts
     bridge, name = options.bridge_id.encode(), divert.name.encode()
@@ -64,13 +64,13 @@ def mapped_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
     return journal.mapInArrow(mapped, SINK_SCHEMA)
 
 
-def copied_rows(journal: DataFrame, options: Pipelines) -> DataFrame:
+def copied_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
     """Journal rows as they are."""
     topic = sql.lit(options.diverts[0].target).alias("topic")
     return journal.where(sql.col("key") == sql.lit(KEY_OF_KIND[Kind.DATA])).select(topic, "key", "value")
 
 
-def run_sink(options: Pipelines, rows: Callable[[DataFrame, Pipelines], DataFrame]) -> None:
+def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], DataFrame]) -> None:
     """Journal to target by Spark's Kafka sink, until SIGTERM."""
     session = spark_session(options)
     with StopSignals() as stop:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bascule.adapter.inbound import ActivationSpec, InboundLog, Record, ResourceAdapter, Xa
-from bascule.adapter.outbound import ConnectionFactory, XaSends, bind, lookup
+from bascule.adapter.outbound import KafkaConnectionFactory, XaSends, bind, lookup
 from bascule.client import Message, Topic
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.kafka import KafkaResource
@@ -32,7 +32,7 @@ def main(servers: str, conninfo: str, directory: str) -> None:
     kafka = KafkaResource("kafka", settings, prefix="shop.xa", instance="shop")
     inbound = InboundLog("payments", settings, group="shop.payments")
     manager = TransactionManager("shop", FileLog(Path(directory, "shop.xalog")), [inbound, database, kafka])
-    bind("kafka/notifications", ConnectionFactory(settings, transacted=XaSends(manager, kafka)))
+    bind("kafka/notifications", KafkaConnectionFactory(settings, transacted=XaSends(manager, kafka)))
     adapter = ResourceAdapter({**settings, "group.instance.id": "shop"})  # a name, so that a restart goes on at once
     spec = ActivationSpec(topics=("payments",), group="shop.payments", workers=8, retries=3, transacted=Xa(manager, inbound, kafka))
 

@@ -12,7 +12,7 @@ from bascule.amqp.composite import Composite, encode_composite
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Event, Opened, Transferred
 from bascule.amqp.frames import AMQP_HEADER, frame
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     ACCEPTED,
@@ -47,7 +47,7 @@ from bascule.amqp.states import (
 )
 from bascule.amqp.transactions import encode_control
 
-LIMITS = Limits(channel_max=3, handle_max=3, incoming_window_frames=8, unsettled_per_session_max=8, message_size_bytes_max=200)
+LIMITS = ConnectionLimits(channel_max=3, handle_max=3, incoming_window_frames=8, unsettled_per_session_max=8, message_size_bytes_max=200)
 HANDLES = st.integers(0, 4)
 IDS = st.integers(0, 6) | st.just(0xFFFFFFFF)
 STATES = st.sampled_from([None, ACCEPTED, TransactionalState(b"t", ACCEPTED)])

@@ -22,7 +22,7 @@ from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.pipelines.tasks import Batches, DivertTask
 from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
@@ -34,7 +34,7 @@ from tests.support.system import wait_for
 class Rows:
     """A range of the journal, to its end if it has none of its own."""
 
-    pipelines: Pipelines
+    pipelines: PipelinesSpec
     start: int
     end: int | None = None
 
@@ -92,10 +92,10 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     def pooled(_: object, __: str, rows: Rows, task: DivertTask) -> Any:
         return type("Frame", (), {"writeStream": type("Writer", (), {"format": lambda _, __: Stream(rows, task)})()})()
 
-    def stream(_: object, pipelines: Pipelines, start: dict[tuple[str, int], int], *, committed: bool) -> Rows:
+    def stream(_: object, pipelines: PipelinesSpec, start: dict[tuple[str, int], int], *, committed: bool) -> Rows:
         return Rows(pipelines, next(iter(start.values())))
 
-    def part(_: object, pipelines: Pipelines, topic: str, partition: int, start: int, end: int) -> Rows:
+    def part(_: object, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> Rows:
         return Rows(pipelines, start, end)
 
     def batch(task: DivertTask, *_: object) -> Any:
@@ -122,7 +122,7 @@ class Bridge:
     """A journal written by hand, diverts that come and go, and what became of the messages."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(
+        self.pipelines = PipelinesSpec(
             prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix, f"{prefix}.dead")
         )
         self.topics = Topics(self.pipelines.kafka)
@@ -130,9 +130,9 @@ class Bridge:
         self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.topics.journal)
         self.positions = Positions(self.pipelines, "")
 
-    def divert(self, name: str, **more: Any) -> Divert:
+    def divert(self, name: str, **more: Any) -> DivertSpec:
         """Of all that is sent, into a topic of its own name."""
-        return Divert(name, "#", f"{self.pipelines.topics.prefix}.{name}", **more)
+        return DivertSpec(name, "#", f"{self.pipelines.topics.prefix}.{name}", **more)
 
     def send(self, *texts: str, taken_by: Sequence[str] = (), flags: int = 1) -> None:
         for text in texts:
@@ -156,7 +156,7 @@ class Bridge:
         return TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0).latest()
 
     @contextmanager
-    def running(self, *diverts: Divert, ingresses: tuple[Ingress, ...] = ()) -> Iterator[Running]:
+    def running(self, *diverts: DivertSpec, ingresses: tuple[IngressSpec, ...] = ()) -> Iterator[Running]:
         """A driver with these diverts, and ingresses whose queries take no batch."""
         found = driver.Driver(replace(self.pipelines, diverts=diverts, ingresses=ingresses))
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bascule.adapter.outbound import ConnectionFactory, KafkaTransactions, PoolExhausted, PoolLimits, XaSends
+from bascule.adapter.outbound import KafkaConnectionFactory, KafkaTransactions, PoolExhausted, PoolLimits, XaSends
 from bascule.client import Message, Queue, Topic
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
@@ -38,7 +38,7 @@ def watcher(kafka: EmbeddedKafka, topic: str) -> Iterator[Watcher]:
 
 
 def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
-    factory = ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, limits=PoolLimits(most=1, wait_s=0.05))
+    factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, limits=PoolLimits(most=1, wait_s=0.05))
     with factory.connection() as connection:
         connection.send(topic, b"one", b"key", headers=[("name", b"value")], timestamp_ms=1000)
         with pytest.raises(PoolExhausted, match="test_a_plain_connection_stores_what_it_is_given"):
@@ -55,7 +55,7 @@ def test_a_plain_connection_stores_what_it_is_given(kafka: EmbeddedKafka, topic:
 
 
 def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
-    factory = ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic))
+    factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic))
     with factory.connection() as connection:
         with suppress(ZeroDivisionError), connection.transaction():
             connection.send(topic, b"never")
@@ -72,7 +72,7 @@ def test_a_kafka_transaction_is_whole_or_not_there(kafka: EmbeddedKafka, topic: 
 def test_a_commit_that_was_not_answered_is_not_repeated_though_another_factory_has_the_same_id(
     kafka: EmbeddedKafka, topic: str, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = (ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic)) for _ in range(2))
+    one, two = (KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=KafkaTransactions(topic)) for _ in range(2))
     write = _SlotClients.write
 
     async def unanswered(*given: Any) -> None:
@@ -101,7 +101,7 @@ def test_sends_in_the_current_transaction_are_committed_with_its_rows_and_rolled
     database = PostgresResource("db", postgres.conninfo)
     resource = KafkaResource("kafka", {"bootstrap.servers": kafka.bootstrap}, prefix=f"{topic}.xa")
     manager = TransactionManager("out", FileLog(tmp_path / "log"), [database, resource])
-    factory = ConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=XaSends(manager, resource))
+    factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap}, transacted=XaSends(manager, resource))
 
     def work(number: int) -> None:
         manager.enlist(database).execute(f"INSERT INTO {table} VALUES (%s)", (number,))
@@ -124,7 +124,7 @@ def test_sends_in_the_current_transaction_are_committed_with_its_rows_and_rolled
 
 
 def test_a_jms_message_becomes_the_record_that_a_divert_would_make(kafka: EmbeddedKafka, topic: str, watcher: Watcher) -> None:
-    factory = ConnectionFactory({"bootstrap.servers": kafka.bootstrap})
+    factory = KafkaConnectionFactory({"bootstrap.servers": kafka.bootstrap})
     with factory.connection() as connection:
         session = connection.jms(key="property:order")
         producer = session.producer(Topic(topic))

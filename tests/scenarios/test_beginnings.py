@@ -20,7 +20,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import LATEST, Ingress, Pipelines, Start
+from bascule.pipelines.spec import LATEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import Position, PositionLost, PositionTaken, position_partition
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import Run, carried_journal
@@ -91,7 +91,7 @@ def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_s
 ) -> None:
     """By itself it ends after five minutes, whatever the driver takes."""
     without_spark(monkeypatch)
-    bridge, alert = Bridge(kafka, topic_prefix), Ingress("shelved", "alerts", topics=("a",))
+    bridge, alert = Bridge(kafka, topic_prefix), IngressSpec("shelved", "alerts", topics=("a",))
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x"), ingresses=(alert,)):
         pass
@@ -114,7 +114,7 @@ class Source:
     """A topic with a few records in each partition, and drivers of an ingress that begins behind them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
+        self.pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
         self.topic = f"{prefix}-in"
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.topic, 2, {})
@@ -147,7 +147,7 @@ class Source:
         """As a driver does when it starts the ingress; where each partition stands."""
         topic_id = self.topics.ids([self.topic])[self.topic]
         sources = {(self.topic, partition): topic_id for partition in range(partitions)}
-        return [position.offset for position in positions.take_sources("ingress:in", sources, Start(LATEST))]
+        return [position.offset for position in positions.take_sources("ingress:in", sources, StartPosition(LATEST))]
 
     def stored(self) -> dict[str, Position]:
         return {key: position for key, position in self.drivers[0].stored().items() if position.topic == self.topic}
@@ -224,7 +224,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
     third = Positions(source.pipelines, "third")
     assert third.removed_ingresses({"in"}) == set()
     assert third.removed_ingresses({"other"}) == {"ingress:in"}
-    third.take_sources("ingress:in", {}, Start(LATEST), lambda topic: topic != source.topic)
+    third.take_sources("ingress:in", {}, StartPosition(LATEST), lambda topic: topic != source.topic)
     assert third.removed_ingresses({"other"}) == set()
     assert source.take(Positions(source.pipelines, "fourth")) == [0, 0]
 
@@ -232,7 +232,7 @@ def test_an_ingress_of_which_a_topic_is_lost_begins_it_anew_when_it_was_left_out
 def test_an_ingress_goes_on_in_a_topic_that_it_did_not_name_for_a_while(source: Source) -> None:
     first, second = source.drivers
     assert source.take(first) == [RECORDS, RECORDS]
-    second.take_sources("ingress:in", {}, Start(LATEST), lambda topic: topic != source.topic)
+    second.take_sources("ingress:in", {}, StartPosition(LATEST), lambda topic: topic != source.topic)
     assert all(position.vacant for position in source.stored().values())
     source.put(0, 1)
     assert source.take(Positions(source.pipelines, "third")) == [RECORDS, RECORDS]
@@ -243,7 +243,7 @@ def test_an_ingress_that_ran_before_its_topic_was_there_reads_it_from_its_first_
 ) -> None:
     without_spark(monkeypatch)
     bridge = Bridge(kafka, topic_prefix)
-    ingress = Ingress("in", "queue", (f"{topic_prefix}-in",), start=Start(LATEST))
+    ingress = IngressSpec("in", "queue", (f"{topic_prefix}-in",), start=StartPosition(LATEST))
     with bridge.running(ingresses=(ingress,)) as running:
         assert running.query("ingress:in") is None
     source = Source(kafka, topic_prefix)

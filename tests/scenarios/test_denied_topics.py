@@ -9,7 +9,7 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, A
 
 from bascule.core.errors import Denied
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 from tests.scenarios.bridge import eventually
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.journal import text_message
@@ -74,7 +74,7 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
     seen, new = f"{topic_prefix}.closed.seen", f"{topic_prefix}.closed.new"
     bridge.topics.create(seen, 1, {})
     deny(guarded, bridge, f"{topic_prefix}.closed.", seen)
-    by_address = Divert("by-address", "#", f"{topic_prefix}.${{address}}")
+    by_address = DivertSpec("by-address", "#", f"{topic_prefix}.${{address}}")
     with bridge.running(by_address) as running:
         bridge.journal.start_epoch()
         send(bridge, ("0", "closed.seen"), ("1", "open"), ("2", "closed.new"), ("3", "open"), ("4", "closed.seen"))
@@ -84,7 +84,7 @@ def test_a_topic_named_by_a_message_that_may_not_be_created_or_written_holds_not
 
     # A topic that the configuration names is awaited.
     for topic in (seen, new):
-        with bridge.running(Divert("fixed", "#", topic)) as running:
+        with bridge.running(DivertSpec("fixed", "#", topic)) as running:
             bridge.send("5")
             with pytest.raises(Denied, match=topic):
                 running.batch()
@@ -95,7 +95,7 @@ def test_a_right_that_is_taken_away_from_a_pipeline_at_work_holds_nothing_up(
     guarded: GuardedKafka, bridge: Bridge, topic_prefix: str
 ) -> None:
     shut, fixed = f"{topic_prefix}.shut", f"{topic_prefix}.fixed"
-    with bridge.running(Divert("by-address", "#", f"{topic_prefix}.${{address}}"), Divert("fixed", "named", fixed)) as running:
+    with bridge.running(DivertSpec("by-address", "#", f"{topic_prefix}.${{address}}"), DivertSpec("fixed", "named", fixed)) as running:
         bridge.journal.start_epoch()
         send(bridge, ("0", "shut"), ("1", "open"), ("2", "named"))
         running.batch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.pipelines.spec import EARLIEST, Start
+from bascule.pipelines.spec import EARLIEST, StartPosition
 from bascule.pipelines.tasks import UnknownDivert
 from bascule.writer.position import COMMON
 from tests.scenarios.sparkless import Bridge, without_spark
@@ -236,7 +236,7 @@ def test_what_the_last_divert_took_before_it_was_removed_is_dead_lettered_and_th
     began = bridge.journal.start_epoch(["x"])
     bridge.send("3", taken_by=["x"])
     assert bridge.pins() == {"divert:x": began}
-    with bridge.running(bridge.divert("x", exclusive=True), bridge.divert("all", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("x", exclusive=True), bridge.divert("all", start=StartPosition(EARLIEST))) as running:
         running.settle()
     assert bridge.carried("x") == ["1", "3"]
     assert bridge.carried("all") == ["1", "2", "in the queue", "3"]

@@ -25,7 +25,7 @@ from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import PositionLost
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, ResourceError
@@ -316,7 +316,7 @@ def test_what_is_no_entry_of_transactions_own_topics_is_named_with_its_place(kaf
 
 
 def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: Hand) -> None:
-    positions = Positions(Pipelines(system.prefix, hand.kafka, topics=JournalTopics(system.prefix)), "test")
+    positions = Positions(PipelinesSpec(system.prefix, hand.kafka, topics=JournalTopics(system.prefix)), "test")
     positions.prepare_topics()
     hand.set("positions", "cleanup.policy", "delete")
     with pytest.raises((PositionLost, UnsafeTopic), match=r"positions' has cleanup\.policy=.*; set '?compact"):
@@ -334,7 +334,7 @@ def test_the_pipelines_refuse_topics_that_break_a_promise(system: System, hand: 
 @pytest.fixture
 def unclean(kafka: EmbeddedKafka) -> Iterator[None]:
     """A setting of Kafka's own topic that one replica makes harmless."""
-    positions = Positions(Pipelines("unclean", {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("unclean")), "test")
+    positions = Positions(PipelinesSpec("unclean", {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("unclean")), "test")
     positions.prepare_topics()
     make_transactions(positions)
     set_topic(kafka.bootstrap, TRANSACTION_STATE, "unclean.leader.election.enable", "true")
@@ -371,7 +371,7 @@ def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, mon
     monkeypatch.setattr(slot, "TRANSACT_DEADLINE_S", 1.0)
     monkeypatch.setattr(guards, "EXPLAIN_TIMEOUT_S", 30.0)
     with Lonely(tmp_path) as lonely:
-        positions = Positions(Pipelines("lonely", {"bootstrap.servers": lonely.bootstrap}, topics=JournalTopics("lonely")), "test")
+        positions = Positions(PipelinesSpec("lonely", {"bootstrap.servers": lonely.bootstrap}, topics=JournalTopics("lonely")), "test")
         positions.prepare_topics()
         with closing(positions.writer("any", deadline_s=1.0)) as writer, pytest.raises(Unavailable) as said:
             writer.current()

@@ -16,7 +16,7 @@ from bascule.kafka.history import LagMirror, TopicHistory
 from bascule.pipelines import positions as module
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, PipelinesSpec, StartPosition
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionLost, position_key
 from tests.scenarios.test_positions import delete, delete_records
@@ -30,7 +30,7 @@ class Source:
     """A topic of one partition that is written in transactions, and an ingress that takes them."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix))
+        self.pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, topics=JournalTopics(prefix))
         self.topic = f"{prefix}-in"
         self.topics = Topics(self.pipelines.kafka)
         self.topics.create(self.topic, 1, {})
@@ -59,7 +59,7 @@ class Source:
     def take(self, owner: str) -> Position:
         """As a driver does when it starts the ingress."""
         ids = self.topics.ids([self.topic])
-        (position,) = Positions(self.pipelines, owner).take_sources(PIPELINE, {(self.topic, 0): ids[self.topic]}, Start(EARLIEST))
+        (position,) = Positions(self.pipelines, owner).take_sources(PIPELINE, {(self.topic, 0): ids[self.topic]}, StartPosition(EARLIEST))
         return position
 
     def carry(self, position: Position, offset: int) -> Position:
@@ -159,7 +159,7 @@ def test_a_topic_that_is_gone_and_one_that_does_not_answer_hold_up_no_other(sour
     source.topics.await_visible([gone, away])
     source.put()
     sources = {(topic, 0): topic_id for topic, topic_id in source.topics.ids([gone, away, source.topic]).items()}
-    positions = source.positions.take_sources(PIPELINE, sources, Start(EARLIEST))
+    positions = source.positions.take_sources(PIPELINE, sources, StartPosition(EARLIEST))
     claims = [source.positions.claim(position_key(PIPELINE, at.topic, 0), at) for at in positions]
     source.carry(next(at for at in positions if at.topic == source.topic), RECORDS)
     delete(source.pipelines.kafka["bootstrap.servers"], gone)

@@ -10,7 +10,7 @@ from bascule.core.errors import BadRecord, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines import driver
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, Start
+from bascule.pipelines.spec import EARLIEST, StartPosition
 from bascule.writer.position import COMMON, Position
 from tests.scenarios.sparkless import Bridge, without_spark
 
@@ -23,7 +23,7 @@ def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch()
     bridge.send("1", "2", "3", "4")
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
         bridge.send("5")
         running.batch(COMMON)
         running.batch("divert:past", end=2)
@@ -42,7 +42,7 @@ def test_a_divert_joins_the_others_when_it_is_near_them_and_they_run(
         assert running.driver.queries[COMMON].stopped
         assert running.query(COMMON) is None
         assert "divert:past" in running.driver.queries, "the others are stopped, and it is not"
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
         bridge.send("6")
         running.settle()
         assert list(running.driver.queries) == [COMMON]
@@ -76,7 +76,7 @@ def test_a_divert_whose_joining_was_committed_in_doubt_has_joined(
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch()
     bridge.send("1", "2")
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
         bridge.send("3")
         running.batch()
         leave_in_doubt(monkeypatch, away=away)
@@ -98,7 +98,7 @@ def test_what_a_removed_divert_took_is_answered_for_though_its_joining_was_commi
     bridge = Bridge(kafka, topic_prefix)
     bridge.journal.start_epoch(exclusive=("past",))
     bridge.send("1", taken_by=("past",))
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST), exclusive=True)):
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST), exclusive=True)):
         pass
     with bridge.running(bridge.divert("now")) as running:
         bridge.send("2")

@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient, PartitionMetadata
 from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import TRANSACTION_STATE, Role, UnsafeTopic, guard, guard_transactions
+from bascule.kafka.guards import TRANSACTION_STATE, TopicRole, UnsafeTopic, guard, guard_transactions
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import POSITION_PARTITIONS
 from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
 from tests.support.history import Operation, check
@@ -142,10 +142,10 @@ def test_a_journal_of_three_replicas_needs_two_and_its_guards_say_what_is_wrong(
         said = f"topic '{topic_prefix}.store' has min.insync.replicas=1: of 3 replicas, what one alone has stored is confirmed"
         assert said in system.broker.said()
     positions = Positions(
-        Pipelines(topic_prefix, hand.kafka, topics=JournalTopics(topic_prefix), replication_factor=3, min_insync_replicas=2), "test"
+        PipelinesSpec(topic_prefix, hand.kafka, topics=JournalTopics(topic_prefix), replication_factor=3, min_insync_replicas=2), "test"
     )
     positions.prepare_topics()
-    assert guard(Topics(hand.kafka), {f"{topic_prefix}.positions": (Role.TABLE, POSITION_PARTITIONS)}) == []
+    assert guard(Topics(hand.kafka), {f"{topic_prefix}.positions": (TopicRole.TABLE, POSITION_PARTITIONS)}) == []
     make_transactions(positions)
     assert guard_transactions(hand.kafka) == []
     try:

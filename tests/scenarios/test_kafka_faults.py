@@ -18,7 +18,7 @@ from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.instance import SameInstance
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import Position
 from tests.scenarios.topics import Reader, create
 from tests.support.client import all_in
@@ -79,7 +79,7 @@ class Out:
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.bootstrap, self.prefix, self.topic = kafka.bootstrap, prefix, f"{prefix}.out"
-        pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("faults"))
+        pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("faults"))
         Positions(pipelines, "").prepare_topics()
         create(kafka.bootstrap, self.topic)
         self.positions_topic = pipelines.topics.positions

@@ -19,7 +19,7 @@ from bascule.jms.message import decode_message
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import Position
 from tests.scenarios.bridge import Bridge
 from tests.scenarios.test_pipelines import sent as sent_in
@@ -154,7 +154,7 @@ def test_between_broker_and_kafka_nothing_is_lost_or_doubled(bad: Bad, name: str
 @EACH_FAULT
 def test_between_pipelines_and_kafka_each_record_is_written_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
     topic = f"{topic_prefix}.out"
-    pipelines = Pipelines(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))
+    pipelines = PipelinesSpec(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))
     Positions(pipelines, "").prepare_topics()
     create(kafka.bootstrap, topic)
     batches = [[f"{batch}-{n}" for n in range(10)] for batch in range(4)]

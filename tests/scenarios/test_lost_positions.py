@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.pipelines.spec import Divert, Ingress
+from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.position import COMMON
 from tests.scenarios.sparkless import Bridge, without_spark
 
@@ -18,7 +18,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def plain(bridge: Bridge) -> Divert:
+def plain(bridge: Bridge) -> DivertSpec:
     """A divert that has read what there is, beside ``x``, which is put aside and has lost its first message."""
     plain = bridge.divert("plain")
     bridge.journal.start_epoch(["x"])
@@ -33,13 +33,13 @@ def plain(bridge: Bridge) -> Divert:
 
 
 @pytest.fixture
-def ingress(bridge: Bridge) -> Ingress:
+def ingress(bridge: Bridge) -> IngressSpec:
     topic = f"{bridge.pipelines.topics.prefix}-in"
     bridge.topics.create(topic, 1, {})
-    return Ingress("in", "queue", (topic,))
+    return IngressSpec("in", "queue", (topic,))
 
 
-def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plain: Divert) -> None:
+def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True, enabled=False)) as running:
         bridge.send("2")
         running.settle()
@@ -47,7 +47,7 @@ def test_a_divert_that_is_put_aside_may_have_lost_its_place(bridge: Bridge, plai
     assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
 
 
-def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: Divert) -> None:
+def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain) as running:
         bridge.send("2")
         running.settle()
@@ -57,7 +57,7 @@ def test_one_that_is_removed_answers_for_what_is_left(bridge: Bridge, plain: Div
     assert bridge.positions.own_key("x") not in bridge.stored()
 
 
-def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridge: Bridge, plain: Divert) -> None:
+def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridge: Bridge, plain: DivertSpec) -> None:
     with bridge.running(plain, bridge.divert("x", exclusive=True)) as running:
         bridge.send("2")
         running.batch(COMMON)
@@ -70,7 +70,7 @@ def test_one_that_is_enabled_stops_under_its_own_name_and_the_others_go_on(bridg
     assert bridge.stored()[bridge.positions.own_key("x")].offset == 1
 
 
-def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: Divert, ingress: Ingress) -> None:
+def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: DivertSpec, ingress: IngressSpec) -> None:
     bridge.send("2")
     bridge.trim(bridge.end())
     with bridge.running(plain, ingresses=(ingress,)) as running:
@@ -80,7 +80,7 @@ def test_an_ingress_goes_on_without_the_diverts(bridge: Bridge, plain: Divert, i
         assert running.query("ingress:in").isActive
 
 
-def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge: Bridge, ingress: Ingress) -> None:
+def test_a_mark_in_an_earlier_journal_that_nobody_goes_on_from_is_no_loss(bridge: Bridge, ingress: IngressSpec) -> None:
     bridge.journal.start_epoch()
     bridge.send(*map(str, range(10)))
     with bridge.running(bridge.divert("last")) as running:

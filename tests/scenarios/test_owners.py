@@ -15,7 +15,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition
 from bascule.pipelines.tasks import Batches, DivertTask
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionTaken
@@ -74,8 +74,8 @@ class Task:
         yield from batches
 
 
-def divert(journal: Journal, name: str) -> Divert:
-    return Divert(name, "#", f"{journal.name}.{name}", start=Start(EARLIEST))
+def divert(journal: Journal, name: str) -> DivertSpec:
+    return DivertSpec(name, "#", f"{journal.name}.{name}", start=StartPosition(EARLIEST))
 
 
 def carried(journal: Journal, name: str) -> list[bytes]:

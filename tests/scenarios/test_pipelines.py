@@ -22,7 +22,7 @@ from bascule.jms.message import decode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
 from bascule.pipelines.audit import audit_diverts
-from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.transforming import BAD_AT_ONCE
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
 from tests.support.journal import text_message
@@ -250,11 +250,11 @@ start = "earliest"
     assert (headers["more"], headers["jms.long.n"]) == (b"flights", b"0")
     bridge.child.stop(60)
 
-    pipelines = Pipelines(
+    pipelines = PipelinesSpec(
         prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix, f"{prefix}.dead"),
         diverts=(
-            Divert("plain", "flights", f"{prefix}.plain"),
-            Divert("twice", "flights", f"{prefix}.twice", function="changes:words"),
+            DivertSpec("plain", "flights", f"{prefix}.plain"),
+            DivertSpec("twice", "flights", f"{prefix}.twice", function="changes:words"),
         ),
     )  # fmt: skip
     for result in audit_diverts(pipelines):

@@ -19,7 +19,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import Position, PositionLost, position_key, position_partition
 from tests.scenarios.bridge import Bridge, await_end, eventually
 from tests.support.journal import SyntheticJournal, text_message
@@ -43,8 +43,11 @@ class Journal:
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.client = {"bootstrap.servers": kafka.bootstrap}
         self.topics = Topics(self.client)
-        self.pipelines = Pipelines(
-            prefix, self.client, (Divert("orders", "#", f"{prefix}.orders", start=Start(EARLIEST)),), topics=JournalTopics(prefix)
+        self.pipelines = PipelinesSpec(
+            prefix,
+            self.client,
+            (DivertSpec("orders", "#", f"{prefix}.orders", start=StartPosition(EARLIEST)),),
+            topics=JournalTopics(prefix),
         )
         self.name = self.pipelines.topics.journal
         self.topics.create(self.name, 1, {})
@@ -198,7 +201,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
     assert "was deleted and created again" in said["ingress:swapped"]
     assert "BadRecord: the value is no JSON" in said["ingress:bad"]
     assert bridge.child.running
-    stored = Positions(Pipelines(prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix)), "").stored()
+    stored = Positions(PipelinesSpec(prefix, {"bootstrap.servers": bridge.servers}, topics=JournalTopics(prefix)), "").stored()
     kept = stored[position_key("divert:shelved", f"{prefix}.journal", 0)]
     assert kept.offset < stored[position_key("diverts", f"{prefix}.journal", 0)].offset
     assert kept.members == ("shelved",)
@@ -278,7 +281,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
     written.wait_for(messages // 4, timeout_s)
     client = {"bootstrap.servers": bridge.servers}
     admin, at = AdminClient(client), TopicPartition(f"{prefix}.journal", 0, 0)
-    group = Positions(Pipelines(prefix, client, topics=JournalTopics(prefix)), "").group("diverts")
+    group = Positions(PipelinesSpec(prefix, client, topics=JournalTopics(prefix)), "").group("diverts")
 
     def shown() -> int:
         found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(ADMIN_TIMEOUT_S)

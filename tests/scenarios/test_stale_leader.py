@@ -17,7 +17,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TableReader
 from bascule.kafka.transactional import Output, TransactionalWriter
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, position_partition
 from tests.scenarios.topics import Reader
@@ -76,7 +76,7 @@ def java_hash(text: str) -> int:
 @pytest.fixture
 def site(cluster: DividedCluster, topic_prefix: str) -> Site:
     kafka = {"bootstrap.servers": cluster.bootstrap}
-    pipelines = Pipelines(topic_prefix, kafka, topics=JournalTopics(topic_prefix), replication_factor=3, min_insync_replicas=2)
+    pipelines = PipelinesSpec(topic_prefix, kafka, topics=JournalTopics(topic_prefix), replication_factor=3, min_insync_replicas=2)
     Positions(pipelines, "").prepare_topics()
     topics, topic = Topics(kafka), f"{topic_prefix}.out"
     topics.create(topic, 1, {}, replication_factor=3)

@@ -18,7 +18,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.errors import PositionMoved, Unwritable
 from bascule.writer.position import Position
 from tests.scenarios.topics import Reader
@@ -35,7 +35,7 @@ class Place:
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
         self.bootstrap, self.topic = kafka.bootstrap, f"{prefix}.out"
-        self.pipelines = Pipelines(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
+        self.pipelines = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics(prefix))
         Topics(self.pipelines.kafka).create(self.topic, 1, {"max.message.bytes": str(RECORD_BYTES_MAX)})
         Positions(self.pipelines, "").prepare_topics()
         with closing(self.writer()) as writer:

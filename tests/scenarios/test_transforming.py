@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.spark import journal_rows, kafka_range, spark_session
-from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import BatchFailed, TransformingBatch
 from bascule.writer.position import Position
@@ -27,7 +27,7 @@ PRICES = "BASCULE_TEST_PRICES"
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session(Pipelines("bridge", {}, master="local[1]"))
+    session = spark_session(PipelinesSpec("bridge", {}, master="local[1]"))
     yield session
     gateway = session.sparkContext._gateway
     assert gateway is not None
@@ -52,7 +52,7 @@ def priced(messages: DataFrame) -> DataFrame:
     return messages.join(F.broadcast(prices), "text").withColumn("value", F.col("price"))
 
 
-def task_of(bridge: Bridge, divert: Divert, made_bytes_max: int) -> DivertTask:
+def task_of(bridge: Bridge, divert: DivertSpec, made_bytes_max: int) -> DivertTask:
     """One that begins with the journal."""
     pipelines, key = bridge.pipelines, bridge.positions.common_key
     topic_id = bridge.topics.ids([pipelines.topics.journal])[pipelines.topics.journal]

@@ -16,7 +16,7 @@ from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.spec import Divert, Ingress
+from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.claims import Claim, Claims
 from bascule.writer.position import Position, PositionTaken, position_key
 from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
@@ -66,7 +66,7 @@ class Pipelines:
     """What is configured, and the driver runs that carry it out. ``launch`` starts one more driver."""
 
     def __init__(
-        self, world: World, kafka: Kafka, diverts: Sequence[Divert], ingresses: Sequence[Ingress], make_writer: MakeWriter
+        self, world: World, kafka: Kafka, diverts: Sequence[DivertSpec], ingresses: Sequence[IngressSpec], make_writer: MakeWriter
     ) -> None:
         self.world, self.kafka, self.diverts, self.ingresses = world, kafka, tuple(diverts), tuple(ingresses)
         self.make_writer = make_writer
@@ -83,12 +83,12 @@ class Pipelines:
             alive[0].kill()
         self.drivers.append(Driver(self, len(self.drivers)))
 
-    def sources(self) -> list[tuple[Ingress | None, Partition]]:
+    def sources(self) -> list[tuple[IngressSpec | None, Partition]]:
         """What there is to read: the journal for all diverts, and each ingress's topics."""
-        found: list[tuple[Ingress | None, Partition]] = [(None, self.kafka.partition(JOURNAL))]
+        found: list[tuple[IngressSpec | None, Partition]] = [(None, self.kafka.partition(JOURNAL))]
         return found + [(ingress, self.kafka.partition(topic)) for ingress in self.ingresses for topic in ingress.topics]
 
-    def key(self, ingress: Ingress | None, partition: Partition) -> str:
+    def key(self, ingress: IngressSpec | None, partition: Partition) -> str:
         """Of a source's position."""
         return position_key(ingress.name if ingress is not None else DIVERTS, partition.topic, partition.index)
 
@@ -114,7 +114,7 @@ class Driver:
         for worker in self.workers:
             self.world.after(self.world.random.random() * ORPHANED_MS, worker.process.kill)
 
-    async def _keep_running(self, ingress: Ingress | None, source: Partition) -> None:
+    async def _keep_running(self, ingress: IngressSpec | None, source: Partition) -> None:
         """A query, started anew with a fresh checkpoint when it fails."""
         while not self.taken_over:
             self._runs += 1
@@ -140,7 +140,7 @@ class Driver:
         self._claims.hold([key])
         return position
 
-    async def _query(self, ingress: Ingress | None, source: Partition) -> None:
+    async def _query(self, ingress: IngressSpec | None, source: Partition) -> None:
         pipelines, pick = self.pipelines, self.world.random
         key = pipelines.key(ingress, source)
         position = await self._take(key, source)
@@ -159,7 +159,7 @@ class Driver:
                 start = end
             await self.process.sleep(pick.random() * TRIGGER_MS)
 
-    async def _batch(self, ingress: Ingress | None, source: Partition, claim: Claim, start: int, end: int) -> None:
+    async def _batch(self, ingress: IngressSpec | None, source: Partition, claim: Claim, start: int, end: int) -> None:
         for _ in range(TRIES_MAX):
             worker = self._worker()
             self.world.say(f"{claim.owner}: {claim.key} from {start} to {end} in {worker.process.name}")
@@ -196,7 +196,7 @@ class Driver:
 
 
 async def carry(
-    pipelines: Pipelines, worker: Worker, ingress: Ingress | None, source: Partition, claim: Claim, start: int, end: int
+    pipelines: Pipelines, worker: Worker, ingress: IngressSpec | None, source: Partition, claim: Claim, start: int, end: int
 ) -> None:
     """A task: the records of a range in order, in transactions of bounded size, each with the position after it."""
     writer = worker.writer(claim.key)
@@ -244,7 +244,7 @@ async def _range(pipelines: Pipelines, process: Process, source: Partition, star
 
 
 def _mapping(
-    pipelines: Pipelines, ingress: Ingress | None, source: Partition, position: Position
+    pipelines: Pipelines, ingress: IngressSpec | None, source: Partition, position: Position
 ) -> tuple[Callable[[Record], list[Output]], Callable[[], dict[str, Any]]]:
     """What becomes of a record, and what the position keeps beside the offset."""
     if ingress is None:

@@ -13,7 +13,7 @@ from bascule.broker.matching import wants
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
-from bascule.pipelines.spec import Divert, Ingress
+from bascule.pipelines.spec import DivertSpec, IngressSpec
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
 from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, Producer, ToWrite, Weather
@@ -45,15 +45,15 @@ DEAD_LETTERS: Final = "DLQ"
 ODD: Final = "kind = 1"
 
 DIVERTS: Final = (
-    Divert("orders", "orders", "t.orders"),
-    Divert("odd", "orders", "t.odd", selector=ODD),
-    Divert("moved", "moved", "t.moved"),
-    Divert("news", "news", "t.news"),
-    Divert("away", "away", "t.away", selector=ODD, exclusive=True),
-    Divert("back", "alerts", "t.alerts"),
+    DivertSpec("orders", "orders", "t.orders"),
+    DivertSpec("odd", "orders", "t.odd", selector=ODD),
+    DivertSpec("moved", "moved", "t.moved"),
+    DivertSpec("news", "news", "t.news"),
+    DivertSpec("away", "away", "t.away", selector=ODD, exclusive=True),
+    DivertSpec("back", "alerts", "t.alerts"),
 )
 #: The topic of a divert is among the sources: what this bridge wrote must not come in again.
-INGRESSES: Final = (Ingress("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
+INGRESSES: Final = (IngressSpec("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
 
 
 @dataclass(slots=True)

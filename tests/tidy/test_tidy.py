@@ -74,28 +74,6 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
-#: Names of classes that still occur in several modules. A name is taken from this list when all its classes but one are renamed.
-SHARED_CLASS_NAMES = frozenset(
-    {
-        "Connection",
-        "ConnectionFactory",
-        "Delivery",
-        "Destination",
-        "Divert",
-        "Event",
-        "Ingress",
-        "Limits",
-        "Pipelines",
-        "Queue",
-        "Role",
-        "Start",
-        "State",
-        "Status",
-        "Topic",
-    }
-)
-
-
 def class_names() -> dict[str, list[str]]:
     """Public class names of the product, each with the modules that define a class of this name."""
     homes: dict[str, list[str]] = {}
@@ -107,9 +85,4 @@ def class_names() -> dict[str, list[str]]:
 
 
 def test_class_name_occurs_once_in_the_product() -> None:
-    assert {name: paths for name, paths in class_names().items() if len(paths) > 1 and name not in SHARED_CLASS_NAMES} == {}
-
-
-def test_list_of_shared_class_names_only_shrinks() -> None:
-    homes = class_names()
-    assert {name for name in SHARED_CLASS_NAMES if len(homes.get(name, [])) < 2} == set()
+    assert {name: paths for name, paths in class_names().items() if len(paths) > 1} == {}

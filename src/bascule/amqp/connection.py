@@ -40,7 +40,7 @@ from bascule.amqp.limits import (
     HEARTBEAT_INTERVAL_S_MIN,
     PERFORMATIVE_SIZE_BYTES_MAX,
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
-    Limits,
+    ConnectionLimits,
 )
 from bascule.amqp.performatives import (
     Attach,
@@ -82,13 +82,13 @@ class Connection:
         sasl: SaslServer | SaslClient | None = None,
         max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT,
         idle_timeout_s: float | None = 60.0,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         require_sasl: bool = False,
     ) -> None:
         """A client speaks first: fetch ``data_to_send``."""
         self.role = role
         self.container_id = container_id
-        self.limits = limits or Limits()
+        self.limits = limits or ConnectionLimits()
         self.state = ConnectionState.START
         self.remote_open = Open()
         self.remote_max_frame_size = FRAME_SIZE_BYTES_MIN

@@ -51,7 +51,7 @@ PARTIAL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """The limits of one connection that an operator may change."""
 
     channel_max: int = CHANNEL_MAX_DEFAULT

@@ -104,7 +104,7 @@ class Address(AddressSettings):
         return check_pattern(value)
 
 
-class Destination(Section):
+class DestinationDefinition(Section):
     """A queue or a topic that is there from the start."""
 
     name: str = Field(min_length=1, max_length=ADDRESS_MAX, description="Its name")
@@ -115,11 +115,11 @@ class Destination(Section):
         return check_address(value)
 
 
-class Queue(Destination):
+class QueueDefinition(DestinationDefinition):
     """A JMS queue."""
 
 
-class Topic(Destination):
+class TopicDefinition(DestinationDefinition):
     """A JMS topic."""
 
 

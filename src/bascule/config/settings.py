@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
-from bascule.config.address import Address, AddressSettings, Queue, Topic, contradiction
+from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
 from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.defaults import (
@@ -337,8 +337,8 @@ class Settings(BaseSettings):
     admin: Admin = Admin()
     log: Log = Log()
     address: tuple[Address, ...] = ()
-    queue: tuple[Queue, ...] = ()
-    topic: tuple[Topic, ...] = ()
+    queue: tuple[QueueDefinition, ...] = ()
+    topic: tuple[TopicDefinition, ...] = ()
     divert: tuple[Divert, ...] = ()
     ingress: tuple[Ingress, ...] = ()
 

@@ -37,7 +37,7 @@ class LogSettings:
     level: LogLevel = "info"
 
 
-class Event:
+class LogEvent:
     """The message of a log record: what happened, and the fields."""
 
     __slots__ = ("fields", "text")
@@ -85,7 +85,7 @@ class EventLog:
 
     def _write(self, level: int, event: str, arguments: tuple[object, ...], fields: Mapping[str, object], exc_info: Any = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, Event(event, arguments, fields), exc_info=exc_info, stacklevel=3)
+            self._logger.log(level, LogEvent(event, arguments, fields), exc_info=exc_info, stacklevel=3)
 
 
 def get_log(name: str) -> EventLog:
@@ -116,7 +116,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        if isinstance(record.msg, Event):
+        if isinstance(record.msg, LogEvent):
             said |= {"event": record.msg.text}
             said |= {f"{name}_" if name in said else name: value for name, value in record.msg.fields.items()}
         else:

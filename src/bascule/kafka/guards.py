@@ -25,7 +25,7 @@ EXPLAIN_TIMEOUT_S = 2.0
 _log = get_log("bascule.kafka.guards")
 
 
-class Role(enum.Enum):
+class TopicRole(enum.Enum):
     """What a topic is for, and so what it must be like."""
 
     JOURNAL = "every record counts until Bascule deletes it, and each that it does not take ends an epoch"
@@ -41,7 +41,7 @@ class Role(enum.Enum):
 #: Kafka's own topic, of which its coordinator says whether a transaction was committed.
 TRANSACTION_STATE = "__transaction_state"
 #: What is needed of these is found by its key.
-_BY_KEY = (Role.TABLE, Role.STORE, Role.MARKS)
+_BY_KEY = (TopicRole.TABLE, TopicRole.STORE, TopicRole.MARKS)
 
 
 class UnsafeTopic(BasculeError):
@@ -69,7 +69,7 @@ class Finding:
         return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
 
 
-def findings(topic: str, role: Role, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES_MAX) -> Iterator[Finding]:
+def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES_MAX) -> Iterator[Finding]:
     """What is wrong with a topic that should have so many partitions (None: any number), for records of up to ``record_bytes``."""
     settings, replicas = facts.settings, facts.replicas
 
@@ -80,20 +80,22 @@ def findings(topic: str, role: Role, facts: Facts, partitions: int | None, recor
         why = f"records outside the first {partitions} would not be read, or keys not be found"
         yield found("partitions", str(partitions), why, breaks=True, value=str(facts.partitions))
     policy = settings.get("cleanup.policy", "delete")
-    if role in (Role.TABLE, Role.STORE) and policy != "compact":
+    if role in (TopicRole.TABLE, TopicRole.STORE) and policy != "compact":
         yield found("cleanup.policy", "compact", "Kafka deletes by age what is still needed", breaks=True)
-    if role is Role.MARKS and "compact" not in policy:
+    if role is TopicRole.MARKS and "compact" not in policy:
         yield found("cleanup.policy", "compact,delete", "Kafka deletes by age what is still needed", breaks=True)
     if role not in _BY_KEY and "compact" in policy:
         yield found("cleanup.policy", "delete", "Kafka deletes records that a later one of the same key follows", breaks=True)
-    if role in (Role.JOURNAL, Role.LOG, Role.OTHERS_LOG, Role.WAITING) or (role is Role.MARKS and "delete" in policy):
-        why = "Kafka deletes what is still needed" if role is Role.MARKS else "Kafka deletes messages that nobody has taken"
+    if role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.OTHERS_LOG, TopicRole.WAITING) or (
+        role is TopicRole.MARKS and "delete" in policy
+    ):
+        why = "Kafka deletes what is still needed" if role is TopicRole.MARKS else "Kafka deletes messages that nobody has taken"
         for setting in ("retention.ms", "retention.bytes"):
             if settings.get(setting, "-1") != "-1":
-                yield found(setting, "-1", why, breaks=role in (Role.JOURNAL, Role.LOG, Role.MARKS))
+                yield found(setting, "-1", why, breaks=role in (TopicRole.JOURNAL, TopicRole.LOG, TopicRole.MARKS))
     limit = settings.get("max.message.bytes", "")
-    if role not in (Role.TABLE, Role.MARKS) and limit and int(limit) < record_bytes:
-        yield too_small(topic, int(limit), record_bytes, breaks=role in (Role.JOURNAL, Role.STORE))
+    if role not in (TopicRole.TABLE, TopicRole.MARKS) and limit and int(limit) < record_bytes:
+        yield too_small(topic, int(limit), record_bytes, breaks=role in (TopicRole.JOURNAL, TopicRole.STORE))
     if settings.get("unclean.leader.election.enable") == "true":
         why = "a replica that lags may become the leader, and what was confirmed is gone"
         yield found("unclean.leader.election.enable", "false", why, breaks=replicas > 1)
@@ -113,7 +115,13 @@ def too_small(topic: str, limit: int, record_bytes: int, *, breaks: bool = True)
 
 
 def ensure(
-    kafka: Mapping[str, Any], topic: str, role: Role, partitions: int, config: Mapping[str, str], *, record_bytes: int = RECORD_BYTES_MAX
+    kafka: Mapping[str, Any],
+    topic: str,
+    role: TopicRole,
+    partitions: int,
+    config: Mapping[str, str],
+    *,
+    record_bytes: int = RECORD_BYTES_MAX,
 ) -> None:
     """Creates a topic where it is not there, and looks at it; what weakens a promise is logged.
 
@@ -123,12 +131,12 @@ def ensure(
     if topic not in topics.partitions():
         topics.create(topic, partitions, config)
         topics.await_visible([topic])
-    expected = None if role is Role.WAITING else partitions
+    expected = None if role is TopicRole.WAITING else partitions
     for finding in guard(topics, {topic: (role, expected)}, record_bytes):
         _log.warning("%s", finding)
 
 
-def guard(topics: Topics, wanted: Mapping[str, tuple[Role, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
+def guard(topics: Topics, wanted: Mapping[str, tuple[TopicRole, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
     """What weakens a promise, of topics that should have a role and number of partitions; one that does not exist is passed over.
 
     Raises UnsafeTopic for what breaks one, Unavailable.
@@ -149,7 +157,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
     Raises UnsafeTopic for what breaks it. Who may not look at it hears nothing but that.
     """
     try:
-        return guard(Topics(kafka), {TRANSACTION_STATE: (Role.TABLE, None)})
+        return guard(Topics(kafka), {TRANSACTION_STATE: (TopicRole.TABLE, None)})
     except Unavailable as error:
         _log.warning("whether %s is safe is not known: %s", TRANSACTION_STATE, error)
         return []

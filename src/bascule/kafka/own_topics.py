@@ -11,7 +11,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.compacted import TABLE_CONFIG
-from bascule.kafka.guards import Finding, Role, guard
+from bascule.kafka.guards import Finding, TopicRole, guard
 from bascule.writer.position import POSITION_PARTITIONS
 
 _log = get_log(__name__)
@@ -21,7 +21,7 @@ _log = get_log(__name__)
 class OwnTopic:
     """What a topic is for, and the settings that it is made with. ``partitions`` None: any number is right, one is made."""
 
-    role: Role
+    role: TopicRole
     settings: Mapping[str, str]
     partitions: int | None = 1
 
@@ -32,27 +32,29 @@ _LARGE = {"max.message.bytes": str(RECORD_BYTES_MAX), **_SAFE}
 _SEGMENTS = {"segment.bytes": str(2 * RECORD_BYTES_MAX)}
 _LOG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_SEGMENTS, **_LARGE}
 
-JOURNAL: Final = OwnTopic(Role.JOURNAL, _LOG)
-INGRESS: Final = OwnTopic(Role.LOG, _LOG)
+JOURNAL: Final = OwnTopic(TopicRole.JOURNAL, _LOG)
+INGRESS: Final = OwnTopic(TopicRole.LOG, _LOG)
 #: A start reads the whole topic, and Kafka cleans closed segments only: at its default of 1 GiB old snapshots would be read for weeks.
-SNAPSHOTS: Final = OwnTopic(Role.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_LARGE})
-STORE: Final = OwnTopic(Role.STORE, {"cleanup.policy": "compact", **_SEGMENTS, **_LARGE})
+SNAPSHOTS: Final = OwnTopic(TopicRole.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), **_LARGE})
+STORE: Final = OwnTopic(TopicRole.STORE, {"cleanup.policy": "compact", **_SEGMENTS, **_LARGE})
 #: A reader begins with the whole partition: it is kept small. 1 MiB is the smallest segment.
 POSITIONS: Final = OwnTopic(
-    Role.TABLE,
+    TopicRole.TABLE,
     {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE},
     POSITION_PARTITIONS,
 )
 #: How long they are kept is the cluster's to say: people read them.
-DEAD_LETTERS: Final = OwnTopic(Role.OUTPUT, _LARGE, None)
-DECISIONS: Final = OwnTopic(Role.TABLE, TABLE_CONFIG)
+DEAD_LETTERS: Final = OwnTopic(TopicRole.OUTPUT, _LARGE, None)
+DECISIONS: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG)
 #: Of the next two each process writes to one partition, mostly: few of them wait for another one's open transaction.
 BRANCH_PARTITIONS: Final = 16
 #: It takes whatever the branches' own topics may take.
-SIDE: Final = OwnTopic(Role.LOG, {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_LARGE}, BRANCH_PARTITIONS)
-BRANCHES: Final = OwnTopic(Role.TABLE, TABLE_CONFIG, BRANCH_PARTITIONS)
+SIDE: Final = OwnTopic(
+    TopicRole.LOG, {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **_LARGE}, BRANCH_PARTITIONS
+)
+BRANCHES: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG, BRANCH_PARTITIONS)
 COMMITTED_PARTITIONS: Final = 8
-COMMITTED: Final = OwnTopic(Role.TABLE, TABLE_CONFIG, COMMITTED_PARTITIONS)
+COMMITTED: Final = OwnTopic(TopicRole.TABLE, TABLE_CONFIG, COMMITTED_PARTITIONS)
 #: What programs make, by the names that it has where they say nothing else.
 SHARED: Final[Mapping[str, OwnTopic]] = {
     names.DECISIONS: DECISIONS,
@@ -65,7 +67,7 @@ SHARED: Final[Mapping[str, OwnTopic]] = {
 def ensure(
     kafka: Mapping[str, Any],
     wanted: Mapping[str, OwnTopic],
-    others: Mapping[str, Role] | None = None,
+    others: Mapping[str, TopicRole] | None = None,
     *,
     replication_factor: int = CLUSTER_DEFAULT,
     min_insync_replicas: int | None = None,
@@ -93,6 +95,6 @@ def prepare(kafka: Mapping[str, Any], wanted: Mapping[str, OwnTopic]) -> None:
         _log.warning("%s", finding)
 
 
-def expected(topics: Mapping[str, OwnTopic]) -> dict[str, tuple[Role, int | None]]:
+def expected(topics: Mapping[str, OwnTopic]) -> dict[str, tuple[TopicRole, int | None]]:
     """What ``guard`` needs to know of them."""
     return {name: (topic.role, topic.partitions) for name, topic in topics.items()}

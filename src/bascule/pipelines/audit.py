@@ -14,7 +14,7 @@ from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.registry import journal_position
-from bascule.pipelines.spec import Divert, Pipelines, from_settings
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec, from_settings
 from bascule.writer.position import Position
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class AuditResult:
 
 @dataclass(slots=True)
 class _Tally:
-    divert: Divert
+    divert: DivertSpec
     start: int
     end: int
     expected: dict[str, bytes] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def audit(
 
 
 def audit_diverts(
-    pipelines: Pipelines, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
+    pipelines: PipelinesSpec, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
 ) -> list[AuditResult]:
     """Compares the journal between two offsets with the target topics.
 
@@ -123,7 +123,7 @@ def audit_diverts(
     return [tally.result() for tally in tallies]
 
 
-def _extent(pipelines: Pipelines, divert: Divert, stored: dict[str, Position]) -> tuple[int, int]:
+def _extent(pipelines: PipelinesSpec, divert: DivertSpec, stored: dict[str, Position]) -> tuple[int, int]:
     positions = Positions(pipelines, "")
     begun = stored.get(positions.begun_key(divert.name))
     common, own = stored.get(positions.common_key), stored.get(positions.own_key(divert.name))
@@ -131,7 +131,7 @@ def _extent(pipelines: Pipelines, divert: Divert, stored: dict[str, Position]) -
     return (begun.offset if begun else 0), (at.offset if at else 0)
 
 
-def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) -> None:
+def _expect(pipelines: PipelinesSpec, tallies: list[_Tally], history: TopicHistory) -> None:
     start, end = min(tally.start for tally in tallies), max(tally.end for tally in tallies)
     position = journal_position(pipelines.topics.journal, "", pipelines.topics.partition, start, history)
     by_name = {tally.divert.name: tally for tally in tallies}
@@ -153,7 +153,7 @@ def _expect(pipelines: Pipelines, tallies: list[_Tally], history: TopicHistory) 
                     tally.topics.add(output.topic)
 
 
-def _find(pipelines: Pipelines, tallies: dict[str, _Tally]) -> None:
+def _find(pipelines: PipelinesSpec, tallies: dict[str, _Tally]) -> None:
     positions = Positions(pipelines, "")
     partitions = positions.topics.partitions()
     topics = {topic for tally in tallies.values() for topic in tally.topics}
@@ -191,7 +191,7 @@ def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]
     tally.found[identity] = b"" if tally.divert.transformed else content
 
 
-def _records(pipelines: Pipelines, topic: str, partition: int) -> Iterator[tuple[dict[str, bytes], bytes | None, bytes]]:
+def _records(pipelines: PipelinesSpec, topic: str, partition: int) -> Iterator[tuple[dict[str, bytes], bytes | None, bytes]]:
     history = TopicHistory(pipelines.kafka, topic, partition)
     for message in history.records(history.earliest(), history.latest(), committed=True):
         headers: Any = message.headers() or []

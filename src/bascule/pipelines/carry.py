@@ -13,7 +13,7 @@ from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
 from bascule.kafka.transactional import TransactionalWriter
-from bascule.pipelines.spec import Limits, Pipelines
+from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.position import Position
@@ -32,7 +32,7 @@ Fallback = Callable[[Exception], Output]
 class Targets:
     """Target topics, created and looked at on first use. A topic in use is not asked for again."""
 
-    def __init__(self, pipelines: Pipelines) -> None:
+    def __init__(self, pipelines: PipelinesSpec) -> None:
         self._topics = Topics(pipelines.kafka)
         self._partitions = pipelines.target_partitions
         self._replication_factor = pipelines.replication_factor
@@ -74,7 +74,7 @@ class _Tools:
 _kept = _Tools()
 
 
-def writer_for(pipelines: Pipelines, key: str) -> TransactionalWriter:
+def writer_for(pipelines: PipelinesSpec, key: str) -> TransactionalWriter:
     """A writer of a position, to be given back."""
     writer = _kept.idle.pop(key, None)
     if writer is None:
@@ -91,14 +91,14 @@ def give_back(writer: TransactionalWriter) -> None:
         _kept.idle.pop(next(iter(_kept.idle))).close()
 
 
-def targets_for(pipelines: Pipelines) -> Targets:
+def targets_for(pipelines: PipelinesSpec) -> Targets:
     """This process's view of the target topics."""
     if _kept.targets is None:
         _kept.targets = Targets(pipelines)
     return _kept.targets
 
 
-def held_position(pipelines: Pipelines, claim: Claim) -> Position:
+def held_position(pipelines: PipelinesSpec, claim: Claim) -> Position:
     """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
     writer = writer_for(pipelines, claim.key)
     try:
@@ -113,11 +113,11 @@ class Carrier:
     A context: what is left by an error leaves no transaction open.
     """
 
-    def __init__(self, pipelines: Pipelines, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
+    def __init__(self, pipelines: PipelinesSpec, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
         """``state`` gives the position's further fields (the journal's fence) as of the last record taken."""
         crash.point("task.begin")
         self._state = state
-        self._limits: Limits = pipelines.limits
+        self._limits: TransactionLimits = pipelines.limits
         self._targets = targets_for(pipelines)
         self._writer = writer_for(pipelines, claim.key)
         self._outputs: list[Output] = []

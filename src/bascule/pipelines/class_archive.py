@@ -22,7 +22,7 @@ from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 
 #: Java options of the driver, for what runs here only; the archive's writer sets it.
 WRITING = "BASCULE_CLASS_ARCHIVE_TO"
@@ -76,7 +76,7 @@ def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
     """What loads the classes that each driver loads; returns when its JVM has ended."""
     from bascule.pipelines.spark import ingress_rows, kafka_stream, spark_session  # which asks for the options above
 
-    pipelines = Pipelines(bridge_id="classes", kafka={"bootstrap.servers": bootstrap})
+    pipelines = PipelinesSpec(bridge_id="classes", kafka={"bootstrap.servers": bootstrap})
     Topics(pipelines.kafka).create(_TOPIC, 1, {})
     session = spark_session(pipelines)
     records = session.range(10).selectExpr("CAST(id AS STRING) AS value")

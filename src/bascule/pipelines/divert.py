@@ -35,7 +35,7 @@ from bascule.journal.records import (
     decode_send,
     entries,
 )
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 from bascule.writer.position import Position
 
 STATE_KEY = b"S"
@@ -69,7 +69,7 @@ class WantedMessage:
     sequence: int
     index: int
     send: Send
-    diverts: list[Divert]
+    diverts: list[DivertSpec]
     #: Diverts whose selector could not be evaluated, and why.
     faults: dict[str, Exception]
 
@@ -85,7 +85,7 @@ class JournalReader:
     def __init__(
         self,
         position: Position,
-        diverts: Sequence[Divert],
+        diverts: Sequence[DivertSpec],
         answers: Callable[[str, int], bool] = lambda *_: False,
         *,
         violations: Collection[enum.StrEnum] = frozenset(),
@@ -132,11 +132,11 @@ class JournalReader:
             index += 1
         return taken
 
-    def _removed(self, send: Send, faults: dict[str, Exception]) -> list[Divert]:
+    def _removed(self, send: Send, faults: dict[str, Exception]) -> list[DivertSpec]:
         there = {choice.divert.name for choice in self._diverts}
         names = [name for name in send.diverts if name not in there and self._answers(name, self.fence.epoch)]
         faults |= {name: BadRecord(f"the exclusive divert {name!r} took it, and is not configured any more") for name in names}
-        return [Divert(name, send.address, "") for name in names]
+        return [DivertSpec(name, send.address, "") for name in names]
 
     def _epoch_started(self, value: bytes) -> None:
         for op, start, end in entries(value):
@@ -150,7 +150,7 @@ class JournalReader:
 class Choice:
     """Whether a divert wants a message."""
 
-    def __init__(self, divert: Divert) -> None:
+    def __init__(self, divert: DivertSpec) -> None:
         self.divert = divert
         self._selector = compile_selector(divert.selector) if divert.selector else None
 
@@ -183,7 +183,7 @@ class TransformedRecord(NamedTuple):
 
 
 #: The records that a divert's transformation made of a message. Raises BadRecord when it failed on it.
-Transformed = Callable[[WantedMessage, Divert], Sequence[TransformedRecord]]
+Transformed = Callable[[WantedMessage, DivertSpec], Sequence[TransformedRecord]]
 _PLAIN = (TransformedRecord(None, False, None, None, {}),)
 
 
@@ -202,9 +202,9 @@ class DivertEngine:
         self._dead_letter_topic = dead_letter_topic
         self._own_topics = own_topics
 
-    def outputs(self, taken: WantedMessage, transformed: Transformed | None = None) -> list[tuple[Divert, Output]]:
+    def outputs(self, taken: WantedMessage, transformed: Transformed | None = None) -> list[tuple[DivertSpec, Output]]:
         """The records of a message: one for each plain divert that wants it, and what ``transformed`` gives for the others."""
-        made: list[tuple[Divert, Output]] = []
+        made: list[tuple[DivertSpec, Output]] = []
         for divert in taken.diverts:
             if divert.transformed and transformed is None:
                 continue
@@ -218,7 +218,7 @@ class DivertEngine:
             made += [(divert, output) for output in outputs]
         return made
 
-    def _record(self, taken: WantedMessage, divert: Divert, record: TransformedRecord) -> Output:
+    def _record(self, taken: WantedMessage, divert: DivertSpec, record: TransformedRecord) -> Output:
         marks: Headers = [self._origin, (ID_HEADER, taken.identity.encode()), (DIVERT_HEADER, divert.name.encode())]
         topic = target_topic(record.topic or divert.target, taken.send.address, divert.source, self._own_topics)
         output = record_of(taken.send.body, topic, divert.key, marks, taken.send.timestamp_ms)
@@ -230,7 +230,7 @@ class DivertEngine:
         headers = [*(each for each in output.headers if each[0] not in record.headers), *record.headers.items()]
         return output._replace(key=key, value=record.value, headers=headers)
 
-    def dead_letter(self, taken: WantedMessage, divert: Divert, stage: str, error: Exception) -> Output:
+    def dead_letter(self, taken: WantedMessage, divert: DivertSpec, stage: str, error: Exception) -> Output:
         """The message as its sender encoded it, for the dead-letter topic. Raises BadRecord where there is none: the pipeline stops.
 
         Raises a Denied or TopicMissing of the one topic that the configuration names: that is not the message's fault. The right may yet

@@ -31,7 +31,7 @@ from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
-from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start, from_settings
+from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
@@ -58,7 +58,7 @@ JOIN_RECORDS = 20_000
 class Driver:
     """Runs the pipelines until it is stopped. ``start``, then ``poll`` often, then ``stop``; from one thread."""
 
-    def __init__(self, pipelines: Pipelines) -> None:
+    def __init__(self, pipelines: PipelinesSpec) -> None:
         self.pipelines = pipelines
         self.owner = uuid.uuid4().hex
         self.queries: dict[str, Query] = {}
@@ -97,7 +97,7 @@ class Driver:
         if journal_id:
             self._start_diverts(journal_id)
         for pipeline in self._positions.removed_ingresses({ingress.name for ingress in self.pipelines.ingresses}):
-            self._positions.take_sources(pipeline, {}, Start(EARLIEST), lambda _: False)
+            self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
         self._positions.look_at_transactions()
@@ -259,7 +259,7 @@ class Driver:
 
     # --- ingresses ---
 
-    def _ingress_frame(self, ingress: Ingress) -> DataStreamWriter | None:
+    def _ingress_frame(self, ingress: IngressSpec) -> DataStreamWriter | None:
         pipeline = f"{INGRESS}{ingress.name}"
         sources = self._matching(ingress)
         self._sources[ingress.name] = sources
@@ -289,7 +289,7 @@ class Driver:
         except Unavailable as error:
             log.warning("positions of idle sources stay behind the ends of transactions this time", error=str(error))
 
-    def _matching(self, ingress: Ingress) -> dict[tuple[str, int], str]:
+    def _matching(self, ingress: IngressSpec) -> dict[tuple[str, int], str]:
         """Its source partitions, each with its topic's id: a topic deleted and created again is another one."""
         there = self._positions.topics.partitions()
         wanted = [topic for topic in there if ingress.names(topic)]
@@ -367,7 +367,7 @@ def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: 
     run_pipelines(from_settings(settings, servers), on_ready=on_ready)
 
 
-def run_pipelines(pipelines: Pipelines, *, on_ready: Callable[[], None]) -> None:
+def run_pipelines(pipelines: PipelinesSpec, *, on_ready: Callable[[], None]) -> None:
     """``run`` for plain values."""
     with StopSignals() as stop:
         driver = Driver(pipelines)
@@ -387,7 +387,7 @@ def run_pipelines(pipelines: Pipelines, *, on_ready: Callable[[], None]) -> None
                 driver.stop()
 
 
-def _scratch_base(pipelines: Pipelines) -> str | None:
+def _scratch_base(pipelines: PipelinesSpec) -> str | None:
     if pipelines.checkpoint_dir is not None:
         os.makedirs(pipelines.checkpoint_dir, exist_ok=True)
         return pipelines.checkpoint_dir

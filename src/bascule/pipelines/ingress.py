@@ -17,7 +17,7 @@ from bascule.jms.from_kafka import message_of
 from bascule.jms.message import encode_message
 from bascule.jms.record_headers import ORIGIN_HEADER, error_headers, text_of_error
 from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
-from bascule.pipelines.spec import Ingress
+from bascule.pipelines.spec import IngressSpec
 
 UNBOUND_HEADER = "unbound"
 INGRESS_FLAGS = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
@@ -36,7 +36,7 @@ class IngressEngine:
 
     def __init__(
         self,
-        ingress: Ingress,
+        ingress: IngressSpec,
         bridge_id: str,
         ingress_topic: str,
         dead_letter_topic: str | None,

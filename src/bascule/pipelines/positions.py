@@ -17,12 +17,12 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
 from bascule.kafka.epochs import first_marks, taken_since
-from bascule.kafka.guards import Finding, Role, guard_transactions
+from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
 from bascule.kafka.positions import PositionReader
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
-from bascule.pipelines.spec import EARLIEST, Divert, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 from bascule.writer.claims import Claim, Claims
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
@@ -79,7 +79,9 @@ class _Journal:
         unknown = first_marks(known, self.history, self.end) if known is None or known.vacant else {}
         return taken_since(known, self.history, self.end) | unknown
 
-    def what_is_left(self, own: Mapping[str, Position], diverts: tuple[Divert, ...]) -> tuple[dict[str, Position], dict[str, PositionLost]]:
+    def what_is_left(
+        self, own: Mapping[str, Position], diverts: tuple[DivertSpec, ...]
+    ) -> tuple[dict[str, Position], dict[str, PositionLost]]:
         """Where diverts stand that stand elsewhere, and why those of them that are enabled cannot go on from there.
 
         One that is not configured any more answers for what is left of the journal: what it took in it nobody knows.
@@ -98,7 +100,7 @@ class Positions:
     ``bascule.writer.claims`` has the rules. The leader is the common position, or an ingress's own.
     """
 
-    def __init__(self, pipelines: Pipelines, owner: str) -> None:
+    def __init__(self, pipelines: PipelinesSpec, owner: str) -> None:
         self.pipelines = pipelines
         self.owner = owner
         self.topics = Topics(pipelines.kafka)
@@ -115,7 +117,7 @@ class Positions:
         found = own_topics.ensure(
             pipelines.kafka,
             wanted,
-            {pipelines.topics.journal: Role.OTHERS_LOG},
+            {pipelines.topics.journal: TopicRole.OTHERS_LOG},
             replication_factor=pipelines.replication_factor,
             min_insync_replicas=pipelines.min_insync_replicas,
         )
@@ -150,7 +152,7 @@ class Positions:
         """What a task must find to work."""
         return Claim(key, position.topic, position.topic_id, position.partition, position.owner, position.members)
 
-    def take_diverts(self, diverts: tuple[Divert, ...], topic_id: str) -> DivertPlan | None:
+    def take_diverts(self, diverts: tuple[DivertSpec, ...], topic_id: str) -> DivertPlan | None:
         """Registers new diverts, parks disabled ones, forgets removed ones, and takes all that stand somewhere over.
 
         One transaction under the common transactional id writes it all. It compares the common position only: the others have been given
@@ -191,7 +193,7 @@ class Positions:
             return None if plan.common.vacant else replace(plan, lost=lost)
 
     def _plan(
-        self, diverts: tuple[Divert, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
+        self, diverts: tuple[DivertSpec, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
         journal: _Journal,
     ) -> DivertPlan | None:  # fmt: skip
         """The plan under a name of this run. What exclusive diverts took for which nobody stands is looked up in the journal."""
@@ -210,7 +212,7 @@ class Positions:
         def at(offset: int) -> Position:
             return replace(common, members=(), owner="") if common is not None and offset == common.offset else journal.position(offset)
 
-        def start_of(divert: Divert) -> Position:
+        def start_of(divert: DivertSpec) -> Position:
             if has_begun(divert.name):
                 raise PositionLost(f"divert {divert.name!r} has run before and has no position any more: restore the positions")
             return at(min(offset_of(divert.start, journal.history), journal.end))
@@ -232,7 +234,7 @@ class Positions:
         )
 
     def take_sources(
-        self, pipeline: str, sources: Mapping[Source, str], start: Start, names: Callable[[str], bool] = lambda _: True
+        self, pipeline: str, sources: Mapping[Source, str], start: StartPosition, names: Callable[[str], bool] = lambda _: True
     ) -> list[Position]:
         """Takes all source partitions of an ingress over, each with its topic's id.
 
@@ -244,7 +246,7 @@ class Positions:
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, pipeline)
             found = dict(zip(sources, pool.map(partial(self._take_source, pipeline), sources, sources.values()), strict=True))
-            begin = Start(EARLIEST) if known or any(found.values()) else start
+            begin = StartPosition(EARLIEST) if known or any(found.values()) else start
             owner = self._claims.name(pipeline)
             taken = {
                 position_key(pipeline, *source): replace(position or self._beginning(source, sources[source], begin), owner=owner)
@@ -349,7 +351,7 @@ class Positions:
         stored = ((key.partition("/")[0], at) for key, at in self.stored(decides=True).items() if key.startswith(INGRESS) and "/" in key)
         return {pipeline for pipeline, at in stored if not at.vacant and pipeline.removeprefix(INGRESS) not in configured}
 
-    def _beginning(self, source: Source, topic_id: str, start: Start) -> Position:
+    def _beginning(self, source: Source, topic_id: str, start: StartPosition) -> Position:
         topic, partition = source
         return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
 

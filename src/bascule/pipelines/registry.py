@@ -10,7 +10,7 @@ from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, 
 from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
-from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
 from bascule.writer.position import Position, PositionLost
 
 #: A dead broker's records can follow a new epoch's start only as far as it had appends in flight. A reader that starts in the middle
@@ -39,10 +39,10 @@ class DivertPlan:
 
 
 def plan_diverts(
-    diverts: Sequence[Divert],
+    diverts: Sequence[DivertSpec],
     common: Position | None,
     own: Mapping[str, Position],
-    start_of: Callable[[Divert], Position],
+    start_of: Callable[[DivertSpec], Position],
     taken: Mapping[str, Position],
 ) -> DivertPlan | None:
     """The plan; None when no divert is or was there. ``taken`` is where begins what exclusive diverts took for which nobody stands yet.
@@ -93,7 +93,7 @@ def _best_informed(base: Position, others: Sequence[Position]) -> Position:
     return replace(base, epoch=known.epoch, sequence=known.sequence, exclusive=known.exclusive)
 
 
-def offset_of(start: Start, history: TopicHistory) -> int:
+def offset_of(start: StartPosition, history: TopicHistory) -> int:
     """The offset at which a new pipeline begins."""
     if start.at == EARLIEST:
         return history.earliest()

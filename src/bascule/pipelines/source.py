@@ -22,7 +22,7 @@ from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
-from bascule.pipelines.spec import EARLIEST, LATEST, Divert, Start
+from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
 from bascule.writer.position import Position, PositionLost
 
 _KAFKA = "kafka."
@@ -93,8 +93,8 @@ class JournalStreamReader(DataSourceStreamReader):
         topics = JournalTopics(options.get("prefix", PREFIX))
         self._topic, self._partition = topics.journal, topics.partition
         start = options.get("startingoffsets", options.get("startingOffsets", LATEST))
-        self._start = Start(start) if start in (EARLIEST, LATEST) else Start("timestamp", int(start))
-        self._choice = Divert("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
+        self._start = StartPosition(start) if start in (EARLIEST, LATEST) else StartPosition("timestamp", int(start))
+        self._choice = DivertSpec("bascule-stream", options.get("address", "#"), selector=options.get("selector", ""), from_kafka=True)
         self._max_records = int(options.get("maxoffsetspertrigger", MAX_OFFSETS_PER_TRIGGER))
         self._mode = options.get("mode", PERMISSIVE).upper()
         if self._mode not in MODES:

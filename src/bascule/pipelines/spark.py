@@ -19,7 +19,7 @@ from bascule.journal.records import HEADER_SIZE
 from bascule.pipelines.class_archive import java_options
 from bascule.pipelines.divert import STATE_KEY
 from bascule.pipelines.rows import ARROW_ROWS
-from bascule.pipelines.spec import Pipelines
+from bascule.pipelines.spec import PipelinesSpec
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _SETTINGS = {
@@ -56,7 +56,7 @@ _JAVA_NAMES = {
 }
 
 
-def spark_session(pipelines: Pipelines) -> SparkSession:
+def spark_session(pipelines: PipelinesSpec) -> SparkSession:
     """The session of one driver. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -117,7 +117,7 @@ def _offsets(at: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(spec)
 
 
-def kafka_stream(session: SparkSession, pipelines: Pipelines, start: Mapping[tuple[str, int], int], *, committed: bool) -> DataFrame:
+def kafka_stream(session: SparkSession, pipelines: PipelinesSpec, start: Mapping[tuple[str, int], int], *, committed: bool) -> DataFrame:
     """A streaming frame of Kafka records from the given offsets on, by topic and partition."""
     assigned: dict[str, list[int]] = {}
     for topic, partition in start:
@@ -135,7 +135,7 @@ def kafka_stream(session: SparkSession, pipelines: Pipelines, start: Mapping[tup
     )
 
 
-def kafka_range(session: SparkSession, pipelines: Pipelines, topic: str, partition: int, start: int, end: int) -> DataFrame:
+def kafka_range(session: SparkSession, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> DataFrame:
     """A frame of the records of one partition from ``start`` up to ``end`` (not included)."""
     return (
         session.read.format("kafka")

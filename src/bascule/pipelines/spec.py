@@ -32,7 +32,7 @@ LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartPosition:
     """Where a new pipeline begins. ``timestamp_ms`` counts where ``at`` is neither ``earliest`` nor ``latest``."""
 
     at: str = LATEST
@@ -40,7 +40,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Divert:
+class DivertSpec:
     """JMS messages of the addresses that ``source`` names, into the topics that ``target`` names (``${address}``, ``${rest}``)."""
 
     name: str
@@ -49,7 +49,7 @@ class Divert:
     selector: str = ""
     key: str = DIVERT_KEY
     exclusive: bool = False
-    start: Start = Start()
+    start: StartPosition = StartPosition()
     from_kafka: bool = False
     select: tuple[str, ...] = ()
     function: str | None = None
@@ -62,7 +62,7 @@ class Divert:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingress:
+class IngressSpec:
     """Kafka records of ``topics``, or of those that ``pattern`` matches, into the address that ``target`` names.
 
     ``target`` and ``reply_to`` (JMSReplyTo; empty = as the record's headers say) take ``${topic}`` and ``${header:NAME}``.
@@ -74,7 +74,7 @@ class Ingress:
     pattern: str | None = None
     routing: Routing = Routing.MULTICAST
     body: str = INGRESS_BODY
-    start: Start = Start(EARLIEST)
+    start: StartPosition = StartPosition(EARLIEST)
     unbound: str = INGRESS_UNBOUND
     key_as: str = INGRESS_KEY_AS
     reply_to: str = ""
@@ -86,7 +86,7 @@ class Ingress:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransactionLimits:
     """Bounds of one Kafka transaction; it ends at the end of a source record or Spark's batch at the latest."""
 
     records: int = TRANSACTION_RECORDS
@@ -95,15 +95,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipelines:
+class PipelinesSpec:
     """Everything the driver runs. ``kafka`` are librdkafka settings."""
 
     bridge_id: str
     kafka: dict[str, Any]
-    diverts: tuple[Divert, ...] = ()
-    ingresses: tuple[Ingress, ...] = ()
+    diverts: tuple[DivertSpec, ...] = ()
+    ingresses: tuple[IngressSpec, ...] = ()
     topics: JournalTopics = field(default_factory=JournalTopics)
-    limits: Limits = Limits()
+    limits: TransactionLimits = TransactionLimits()
     message_bytes_max: int = MESSAGE_BYTES_MAX
     stop_on_error: bool = False
     target_partitions: int = TARGET_PARTITIONS
@@ -120,28 +120,28 @@ class Pipelines:
         return self.topics.transactional_id(self.bridge_id, position_key)
 
 
-def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
+def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
     """The pipelines that a configuration asks for, on the Kafka at ``bootstrap_servers``."""
     run = settings.pipelines
-    return Pipelines(
+    return PipelinesSpec(
         bridge_id=settings.bridge.id,
         kafka={"bootstrap.servers": bootstrap_servers, **settings.kafka.client},
         diverts=tuple(
-            Divert(
+            DivertSpec(
                 name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
                 start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
             )
             for one in settings.divert
         ),
         ingresses=tuple(
-            Ingress(
+            IngressSpec(
                 name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
                 start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
             )
             for one in settings.ingress
         ),
         topics=settings.journal_topics,
-        limits=Limits(records=run.transaction_records, size_bytes=run.transaction_bytes, age_s=run.transaction_s),
+        limits=TransactionLimits(records=run.transaction_records, size_bytes=run.transaction_bytes, age_s=run.transaction_s),
         message_bytes_max=settings.broker.max_message_bytes,
         stop_on_error=run.on_error == "stop",
         target_partitions=run.target_partitions,
@@ -155,5 +155,5 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> Pipelines:
     )  # fmt: skip
 
 
-def _start(pipeline: Any) -> Start:
-    return Start(pipeline.start) if pipeline.start_ms is None else Start("timestamp", pipeline.start_ms)
+def _start(pipeline: Any) -> StartPosition:
+    return StartPosition(pipeline.start) if pipeline.start_ms is None else StartPosition("timestamp", pipeline.start_ms)

@@ -19,7 +19,7 @@ from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Transformed, TransformedRecord, WantedMessage, journal_header
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
-from bascule.pipelines.spec import Divert, Ingress, Pipelines
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
 from bascule.writer.position import COMMON
 
@@ -49,7 +49,7 @@ def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any
     return zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
 
-def _dead_letter_topic(pipelines: Pipelines) -> str | None:
+def _dead_letter_topic(pipelines: PipelinesSpec) -> str | None:
     return None if pipelines.stop_on_error else pipelines.topics.dead_letters
 
 
@@ -102,9 +102,9 @@ class DivertTask:
     ``made_bytes_max`` is what transformed rows may take; None for a single journal record, which is never parted.
     """
 
-    pipelines: Pipelines
+    pipelines: PipelinesSpec
     claim: Claim
-    diverts: tuple[Divert, ...]
+    diverts: tuple[DivertSpec, ...]
     known: Known = Known()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
@@ -144,7 +144,7 @@ class DivertTask:
         return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
     def _transformed(
-        self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: Divert
+        self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: DivertSpec
     ) -> list[TransformedRecord]:
         key = (divert.name, taken.offset, taken.index)
         if key in self.failed:
@@ -174,7 +174,7 @@ class RowsTask:
     it, and lets go what does not count.
     """
 
-    divert: Divert
+    divert: DivertSpec
     without: frozenset[Message] = frozenset()
     first: Message = (0, 0)
     last: Message = (OFFSET_MAX, 0)
@@ -206,9 +206,9 @@ class RowsTask:
 class IngressTask:
     """Kafka rows to ``bascule.ingress``. A task may hold several source partitions; each has its own position and transactions."""
 
-    pipelines: Pipelines
+    pipelines: PipelinesSpec
     claims: tuple[Claim, ...]
-    ingress: Ingress
+    ingress: IngressSpec
 
     def __call__(self, batches: Batches) -> Batches:
         """Takes the rows of each source partition in order."""

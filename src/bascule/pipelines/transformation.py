@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 
 from bascule.core.errors import InvalidInput, Scope
 from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 
 #: What a transformed row is to the writer.
 RECORD_SCHEMA = "divert string, offset long, index int, topic string, has_key boolean, key binary, value binary, headers map<string,string>"
@@ -34,7 +34,7 @@ class NotRowLocal(InvalidInput):
     scope = Scope.PIPELINE
 
 
-def transformed(divert: Divert, messages: DataFrame) -> DataFrame:
+def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
     """The records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput."""
     try:
         result = messages.selectExpr(*IDENTITY, *_without_identity(divert.select)) if divert.select else _function(divert)(messages)
@@ -43,7 +43,7 @@ def transformed(divert: Divert, messages: DataFrame) -> DataFrame:
         raise InvalidInput(f"divert {divert.name!r}: its transformation does not fit the message row: {_first_line(error)}") from error
 
 
-def check(divert: Divert, session: SparkSession) -> None:
+def check(divert: DivertSpec, session: SparkSession) -> None:
     """Refuses, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal."""
     source = F.col("id").cast("string")
     columns = [
@@ -80,7 +80,7 @@ def _operators(plan: Any) -> Iterator[str]:
         yield from _operators(children.apply(place))
 
 
-def _function(divert: Divert) -> Callable[[DataFrame], DataFrame]:
+def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
     module, _, name = (divert.function or "").partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
@@ -105,7 +105,7 @@ def _without_identity(expressions: tuple[str, ...]) -> list[str]:
     return [each for each in expressions if each.strip() not in IDENTITY]
 
 
-def _as_records(divert: Divert, result: DataFrame) -> DataFrame:
+def _as_records(divert: DivertSpec, result: DataFrame) -> DataFrame:
     kinds = {field.name: field.dataType for field in result.schema.fields}
     missing = [name for name in ("offset", "index") if name not in kinds]
     if missing:

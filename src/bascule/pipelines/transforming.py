@@ -14,7 +14,7 @@ from bascule.core.log import get_log
 from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spark import journal_rows, kafka_range
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask, TooMuchAtOnce
 from bascule.pipelines.transformation import transformed
 
@@ -107,7 +107,7 @@ class TransformingBatch:
         self.set_pool(self.pool)
         _run(merged.coalesce(1).mapInArrow(crossing(task), REPORT_SCHEMA))
 
-    def _records(self, journal: DataFrame, divert: Divert, task: DivertTask) -> DataFrame:
+    def _records(self, journal: DataFrame, divert: DivertSpec, task: DivertTask) -> DataFrame:
         failed = frozenset((offset, index) for name, offset, index in task.failed if name == divert.name)
         return transformed(divert, self._rows(journal, RowsTask(divert, failed)))
 
@@ -128,7 +128,7 @@ class TransformingBatch:
                 end = min(end, reached)
         return {key: reason for key, reason in failed.items() if key[1] <= end}, end
 
-    def _messages(self, journal: DataFrame, divert: Divert) -> list[Message]:
+    def _messages(self, journal: DataFrame, divert: DivertSpec) -> list[Message]:
         """Those that a divert's transformation is given. Raises TooMuchAtOnce."""
         places = self._rows(journal, RowsTask(divert)).select("offset", "index")
         found = places.collect() if self.task.made_bytes_max is None else places.take(SEARCHED_AT_ONCE + 1)
@@ -136,7 +136,7 @@ class TransformingBatch:
             raise TooMuchAtOnce(f"a transformation fails on some of more than {SEARCHED_AT_ONCE} messages")
         return sorted((row[0], row[1]) for row in found)
 
-    def _fault(self, journal: DataFrame, divert: Divert, messages: Sequence[Message]) -> str | None:
+    def _fault(self, journal: DataFrame, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
         """What a divert's transformation fails with on these; None when it does not."""
         try:
             _run(transformed(divert, self._rows_of(journal, divert, messages[0], messages[-1])))
@@ -144,13 +144,13 @@ class TransformingBatch:
             return described(error)
         return None
 
-    def _control(self, journal: DataFrame, divert: Divert, message: Message) -> None:
+    def _control(self, journal: DataFrame, divert: DivertSpec, message: Message) -> None:
         """Reads a message, and runs the transformation without any. What fails with that is not the message's fault, and is raised."""
         without = transformed(divert, self._rows_of(journal, divert, (OFFSET_MAX, 0), (OFFSET_MAX, 0)))
         read = self._rows_of(journal, divert, message, message).select("offset", "index")
         _run(without.unionByName(read, allowMissingColumns=True).coalesce(1))
 
-    def _rows_of(self, journal: DataFrame, divert: Divert, first: Message, last: Message) -> DataFrame:
+    def _rows_of(self, journal: DataFrame, divert: DivertSpec, first: Message, last: Message) -> DataFrame:
         return self._rows(journal.filter(F.col("offset").between(first[0], last[0])), RowsTask(divert, first=first, last=last))
 
 

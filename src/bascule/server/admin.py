@@ -39,7 +39,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.embedded.process import PortInUse
 from bascule.server.actions import ACTIONS
-from bascule.server.status import ConnectionStatus, QueueDetail, Status, SubscriptionStatus
+from bascule.server.status import BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -60,7 +60,7 @@ class AdministeredBroker(Protocol):
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the administrator. Raises Unauthorized."""
 
-    def status(self) -> Status:
+    def status(self) -> BrokerStatus:
         """How it stands now."""
 
     def queue(self, name: str) -> QueueDetail:

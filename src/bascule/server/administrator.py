@@ -12,9 +12,9 @@ from bascule.core.errors import Unavailable
 from bascule.core.permissions import Permission
 from bascule.server.actions import ADMINISTRATOR, act, queue_named
 from bascule.server.status import (
+    BrokerStatus,
     ConnectionStatus,
     QueueDetail,
-    Status,
     SubscriptionStatus,
     connection_status,
     queue_detail,
@@ -36,7 +36,7 @@ class Administrator:
         """Check a permission of the administrator. Raises Unauthorized."""
         self._node.permissions.authorize(ADMINISTRATOR, permission, address)
 
-    def status(self) -> Status:
+    def status(self) -> BrokerStatus:
         """How the broker stands now."""
         return status_of(self._node)
 

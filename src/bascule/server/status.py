@@ -115,7 +115,7 @@ class RetentionHoldStatus(TypedDict):
     released: bool
 
 
-class Status(TypedDict):
+class BrokerStatus(TypedDict):
     """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
 
     bridge: str
@@ -130,7 +130,7 @@ class Status(TypedDict):
     counters: dict[str, float]
 
 
-def status_of(node: Node) -> Status:
+def status_of(node: Node) -> BrokerStatus:
     """How the broker stands now."""
     engine = node.loaded_engine
     gauges: dict[str, float] = {
@@ -148,7 +148,7 @@ def status_of(node: Node) -> Status:
             "journal_in_flight_bytes": journaling.in_flight_bytes,
             "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
         }  # fmt: skip
-    return Status(
+    return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         branches=branches, gauges=gauges, counters=_named(node.counters),

@@ -31,7 +31,7 @@ READY_LINE = b"ready "
 ERROR_LINE = "error: "
 
 
-class State(enum.StrEnum):
+class PartState(enum.StrEnum):
     """Where a part stands."""
 
     WAITING = "waiting"  # for the parts before it, or for the end of its back-off
@@ -49,12 +49,12 @@ class Input(enum.Enum):
 
 
 TRANSITIONS = {
-    (State.WAITING, Input.LAUNCHED): State.STARTING,
-    (State.WAITING, Input.ENDED): State.WAITING,  # it could not even be launched
-    (State.STARTING, Input.SERVES): State.READY,
-    (State.STARTING, Input.ENDED): State.WAITING,
-    (State.STARTING, Input.LATE): State.WAITING,
-    (State.READY, Input.ENDED): State.WAITING,
+    (PartState.WAITING, Input.LAUNCHED): PartState.STARTING,
+    (PartState.WAITING, Input.ENDED): PartState.WAITING,  # it could not even be launched
+    (PartState.STARTING, Input.SERVES): PartState.READY,
+    (PartState.STARTING, Input.ENDED): PartState.WAITING,
+    (PartState.STARTING, Input.LATE): PartState.WAITING,
+    (PartState.READY, Input.ENDED): PartState.WAITING,
 }
 
 
@@ -162,18 +162,18 @@ class _Watched:
 
     def __init__(self, part: Part) -> None:
         self.part = part
-        self.state = State.WAITING
+        self.state = PartState.WAITING
         self.since_s = 0.0
         self.due_s = 0.0
         self.deaths = 0
         self.served = False
 
     def move(self, seen: Input, now_s: float) -> None:
-        was_steady = self.state is State.READY and now_s - self.since_s >= STEADY_S
+        was_steady = self.state is PartState.READY and now_s - self.since_s >= STEADY_S
         self.state = TRANSITIONS[self.state, seen]
         self.since_s = now_s
         self.served = self.served or seen is Input.SERVES
-        if self.state is State.WAITING:
+        if self.state is PartState.WAITING:
             self.deaths = 0 if was_steady else self.deaths
             self.due_s = now_s + backoff_s(self.deaths)
             self.deaths += 1
@@ -215,17 +215,17 @@ class Supervisor:
     @property
     def all_ready(self) -> bool:
         """Whether every part serves."""
-        return all(watched.state is State.READY for watched in self._watched)
+        return all(watched.state is PartState.READY for watched in self._watched)
 
     def look(self, now_s: float) -> None:
         """Look at every part once, and do what is due. Raises BasculeError for a part that never served."""
         for position, watched in enumerate(self._watched):
-            if watched.state is State.WAITING:
+            if watched.state is PartState.WAITING:
                 if now_s >= watched.due_s and all(before.served for before in self._watched[:position]):
                     self._start(watched, now_s)
             elif watched.part.pid is None:
                 self._lost(watched, Input.ENDED, watched.part.failure(), now_s)
-            elif watched.state is State.STARTING:
+            elif watched.state is PartState.STARTING:
                 if watched.part.ready():
                     watched.move(Input.SERVES, now_s)
                     if watched.deaths:

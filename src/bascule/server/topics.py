@@ -14,7 +14,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.guards import Finding, Role, UnsafeTopic, guard, too_small
+from bascule.kafka.guards import Finding, TopicRole, UnsafeTopic, guard, too_small
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -83,7 +83,7 @@ class Watch:
             self.trouble = trouble
 
 
-def _broken(topics: Topics, watched: Mapping[str, tuple[Role, int | None]]) -> str:
+def _broken(topics: Topics, watched: Mapping[str, tuple[TopicRole, int | None]]) -> str:
     try:
         guard(topics, watched, record_bytes=0)  # for what size there is room each epoch looks
     except UnsafeTopic as error:

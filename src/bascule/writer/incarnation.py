@@ -25,7 +25,7 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 
 
-class State(enum.Enum):
+class IncarnationState(enum.Enum):
     """The state of one incarnation."""
 
     NEW = "new"
@@ -38,7 +38,7 @@ class State(enum.Enum):
     GIVEN_UP = "given up"
 
 
-class Event(enum.Enum):
+class IncarnationEvent(enum.Enum):
     """What happens to an incarnation."""
 
     INIT = "init_transactions returned"
@@ -55,14 +55,14 @@ class Event(enum.Enum):
 TRANSITIONS: Final = Transitions(
     "transactional writer",
     {
-        (State.NEW, Event.INIT): State.INITIALISED,
-        (State.INITIALISED, Event.PROVE): State.POSITIONED,
-        (State.INITIALISED, Event.READ): State.POSITIONED,
-        (State.POSITIONED, Event.BEGIN): State.IN_TRANSACTION,
-        (State.POSITIONED, Event.DROP): State.GIVEN_UP,
-        (State.IN_TRANSACTION, Event.COMMIT): State.COMMITTED,
-        (State.IN_TRANSACTION, Event.ABORT): State.ABORTED,
-        (State.IN_TRANSACTION, Event.FAIL): State.IN_DOUBT,
+        (IncarnationState.NEW, IncarnationEvent.INIT): IncarnationState.INITIALISED,
+        (IncarnationState.INITIALISED, IncarnationEvent.PROVE): IncarnationState.POSITIONED,
+        (IncarnationState.INITIALISED, IncarnationEvent.READ): IncarnationState.POSITIONED,
+        (IncarnationState.POSITIONED, IncarnationEvent.BEGIN): IncarnationState.IN_TRANSACTION,
+        (IncarnationState.POSITIONED, IncarnationEvent.DROP): IncarnationState.GIVEN_UP,
+        (IncarnationState.IN_TRANSACTION, IncarnationEvent.COMMIT): IncarnationState.COMMITTED,
+        (IncarnationState.IN_TRANSACTION, IncarnationEvent.ABORT): IncarnationState.ABORTED,
+        (IncarnationState.IN_TRANSACTION, IncarnationEvent.FAIL): IncarnationState.IN_DOUBT,
     },
 )
 
@@ -98,9 +98,9 @@ class Incarnation(Generic[P]):
     def __init__(self, producer: P, identity: Identity | None = None) -> None:
         self.producer = producer
         self.identity = identity
-        self.state = State.NEW
+        self.state = IncarnationState.NEW
 
-    def move(self, event: Event) -> None:
+    def move(self, event: IncarnationEvent) -> None:
         """Change the state. Raises TransitionMissing."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from bascule.core.errors import Unavailable
 from bascule.writer.errors import RecordRefused, TransactionFault
-from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt, ClientEffects, Event, Incarnation, Incarnations
+from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt, ClientEffects, Incarnation, IncarnationEvent, Incarnations
 from bascule.writer.reading import TableEffects, read_behind_barrier
 
 P = TypeVar("P")
@@ -80,12 +80,12 @@ class TableTransactions(Generic[P, R, T]):
                 made = make(await self._read() if early is None else early)
             if not made:
                 return
-            incarnation.move(Event.READ)
-            incarnation.move(Event.BEGIN)
+            incarnation.move(IncarnationEvent.READ)
+            incarnation.move(IncarnationEvent.BEGIN)
             try:
                 await effects.write(incarnation.producer, made)
             except TransactionFault as fault:
-                incarnation.move(Event.FAIL)
+                incarnation.move(IncarnationEvent.FAIL)
                 self._drop()
                 if fault.refused:
                     raise RecordRefused(f"a record was refused: {next(iter(fault.refused.values())).str()}") from fault
@@ -94,7 +94,7 @@ class TableTransactions(Generic[P, R, T]):
                 await effects.sleep(pause_s * (effects.random() if fault.fenced else 1.0))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
-                incarnation.move(Event.COMMIT)
+                incarnation.move(IncarnationEvent.COMMIT)
                 self._drop()
                 if self._ahead:
                     self.prepare()
@@ -132,7 +132,7 @@ class TableTransactions(Generic[P, R, T]):
 
     async def _incarnate(self) -> Incarnation[P]:
         incarnation = Incarnation(await self._effects.init(Attempt()))
-        incarnation.move(Event.INIT)
+        incarnation.move(IncarnationEvent.INIT)
         return incarnation
 
     def _drop(self) -> None:

@@ -14,8 +14,17 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from bascule.core.errors import Unavailable
 from bascule.writer.errors import PositionMoved, TransactionFault, Unwritable, WriteDenied
-from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt, ClientEffects, Event, Identity, Incarnation, Incarnations
-from bascule.writer.incarnation import State as State
+from bascule.writer.incarnation import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Attempt,
+    ClientEffects,
+    Identity,
+    Incarnation,
+    IncarnationEvent,
+    Incarnations,
+)
+from bascule.writer.incarnation import IncarnationState as State
 from bascule.writer.reading import TableEffects, read_behind_barrier, read_latest
 
 P = TypeVar("P")
@@ -176,10 +185,10 @@ class Writer(Generic[P, O, V]):
             return
         try:
             await self._effects.abort(incarnation.producer)
-            incarnation.move(Event.ABORT)
+            incarnation.move(IncarnationEvent.ABORT)
             self._know(incarnation, incarnation.position)
         except TransactionFault:  # then the next incarnation does it
-            incarnation.move(Event.FAIL)
+            incarnation.move(IncarnationEvent.FAIL)
             self._last = None
         self._drop()
 
@@ -204,14 +213,14 @@ class Writer(Generic[P, O, V]):
             raise incarnation.fault
         await self._hand_over(incarnation, outputs)
         await self._effects.commit(incarnation.producer, positions, careful=self._attempt.careful)
-        incarnation.move(Event.COMMIT)
+        incarnation.move(IncarnationEvent.COMMIT)
 
     async def _hand_over(self, incarnation: _Prepared[P, V], outputs: Sequence[O]) -> None:
         """Give the client those of the outputs that it does not have yet."""
         effects, start = self._effects, incarnation.handed_over
         try:
             if incarnation.state is not State.IN_TRANSACTION:
-                incarnation.move(Event.BEGIN)
+                incarnation.move(IncarnationEvent.BEGIN)
                 await effects.begin(incarnation.producer)
             await effects.hand_over(incarnation.producer, outputs, start, careful=self._attempt.careful)
         except TransactionFault as fault:
@@ -224,16 +233,16 @@ class Writer(Generic[P, O, V]):
         early = await read_latest(effects) if WriterViolation.READ_BEFORE_INIT in violations else None
         producer = await self._reusable() or await effects.init(self._attempt)
         incarnation: _Prepared[P, V] = _Prepared(producer, await effects.identity(producer))
-        incarnation.move(Event.INIT)
+        incarnation.move(IncarnationEvent.INIT)
         identity = incarnation.identity
         continuous = last is not None and identity is not None and identity.follows(last.identity)
         if last is not None and (continuous or WriterViolation.CONTINUITY_ASSUMED in violations):
             incarnation.position = last.position
-            incarnation.move(Event.PROVE)
+            incarnation.move(IncarnationEvent.PROVE)
         else:
             positions = await read_behind_barrier(effects, violations=violations) if early is None else early
             incarnation.position = positions.get(self.key)
-            incarnation.move(Event.READ)
+            incarnation.move(IncarnationEvent.READ)
         return incarnation
 
     async def _reusable(self) -> P | None:
@@ -259,9 +268,9 @@ class Writer(Generic[P, O, V]):
             return
         if incarnation.state is State.POSITIONED:
             self._know(incarnation, incarnation.position)
-            incarnation.move(Event.DROP)
+            incarnation.move(IncarnationEvent.DROP)
         elif incarnation.state is State.IN_TRANSACTION:
-            incarnation.move(Event.FAIL)
+            incarnation.move(IncarnationEvent.FAIL)
         if WriterViolation.PRODUCER_REUSED in self._violations:
             self._reused = incarnation.producer
         else:

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Order, activation
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.performing import delivery_of
 from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
 from bascule.adapter.inbound.taking_over import PartitionEvent, PartitionState, Run
@@ -80,7 +80,7 @@ class Member:
 
     def begun(self) -> list[int]:
         """What may be delivered by now."""
-        take: Callable[[float], Delivery | None] = self.activation._workers.scheduler.take
+        take: Callable[[float], RecordDelivery | None] = self.activation._workers.scheduler.take
         return [delivery.ref.offset for delivery in iter(lambda: take(0.0), None)]
 
 
@@ -88,7 +88,7 @@ def received(offset: int) -> KafkaRecord:
     return KafkaRecord(*PLACE, offset, None, b"", (), 0)
 
 
-def found(offset: int) -> Delivery:
+def found(offset: int) -> RecordDelivery:
     return delivery_of(SPEC, Ref(PLACE, "new", offset), received(offset), (key_of(FLIGHT, Ref(PLACE, "old", offset)),), redelivered=True)
 
 
@@ -102,7 +102,7 @@ def test_where_too_many_wait_for_their_next_try_nothing_more_is_read_of_what_may
     for place in (PLACE, retry):
         endpoint._runs[place] = Run(place, place.topic, PartitionState.READY)
     for number, place in enumerate((PLACE, retry)):
-        failed = Delivery(Ref(place, place.topic, number), replace(found(number).record, key=bytes([number])), (), due_s=math.inf)
+        failed = RecordDelivery(Ref(place, place.topic, number), replace(found(number).record, key=bytes([number])), (), due_s=math.inf)
         endpoint._workers.add([failed])
 
     class Reading:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, Order, Record
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.delivering import Deliverer
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
@@ -36,12 +36,12 @@ class Taken:
         self._commit = commit
         self._refused = refused
 
-    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+    def deliver(self, delivery: RecordDelivery, work: Callable[[], None]) -> None:
         work()
         self._commit()
         self.done.append(delivery.ref.offset)
 
-    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+    def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
         if self._refused(outgoing):
             raise TooLarge(f"{outgoing.topic} takes no more")
         self.moved.append(outgoing)
@@ -57,7 +57,9 @@ def at_work(endpoint: Any, taken: Taken, offsets: range, spec: ActivationSpec = 
     deliverer = Deliverer(spec, cast("Any", taken), taken, counts)
     workers = Workers(spec, endpoint, lambda delivery, call: deliverer.handle(workers, delivery, call), counts, failures.append)
     workers.start()
-    workers.add([Delivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, b"key", b"value", (("own", b"1"),)), ()) for offset in offsets])
+    workers.add(
+        [RecordDelivery(Ref(PLACE, "t", offset), Record(*PLACE, offset, b"key", b"value", (("own", b"1"),)), ()) for offset in offsets]
+    )
     try:
         yield counts
         wait_for(lambda: len(taken.done) + len(taken.dead) == len(offsets), "all records to be handled", LONG_S)
@@ -153,7 +155,7 @@ def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_tried_ag
 
     taken, counts = Taken(refused=refused), Counts()
     deliverer = Deliverer(replace(SPEC, retries=0), cast("Any", taken), taken, counts)
-    delivery = Delivery(Ref(PLACE, "t", 1), Record(*PLACE, 1, b"key", b"value", ()), (), failure=ValueError("bad"))
+    delivery = RecordDelivery(Ref(PLACE, "t", 1), Record(*PLACE, 1, b"key", b"value", ()), (), failure=ValueError("bad"))
     for pause_s in (1, 2, 4):
         begun_s = time.monotonic()
         again_s = deliverer.handle(cast("Any", None), delivery, fails)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, Xa
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.delivering import Deliverer, InTransaction
 from bascule.adapter.inbound.log_protocol import Superseded, refusal
 from bascule.adapter.inbound.log_topic import BARRIER_ENTRY, LogClients, LogTopic
@@ -182,7 +182,7 @@ class Shop(Case):
         deliverer = Deliverer(spec, self.log, InTransaction(xa, 60, lambda: False), self.counts)
         self.failures: list[BaseException] = []
 
-        def handle(delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+        def handle(delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
             return deliverer.handle(self.workers, delivery, call)
 
         self.workers = Workers(spec, self.work, handle, self.counts, self.failures.append)
@@ -196,7 +196,7 @@ class Shop(Case):
 
     def deliver(self) -> None:
         record = Record(*PLACE, self.ref.offset, None, b"receipt")
-        self.workers.add([Delivery(self.ref, record, (key_of(FLIGHT, self.ref),))])
+        self.workers.add([RecordDelivery(self.ref, record, (key_of(FLIGHT, self.ref),))])
 
 
 @pytest.fixture(params=[True, False], ids=["with a send", "alone"])

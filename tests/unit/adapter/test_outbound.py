@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bascule.adapter.outbound import CommitInDoubt, ConnectionFactory, KafkaTransactions
+from bascule.adapter.outbound import CommitInDoubt, KafkaConnectionFactory, KafkaTransactions
 from bascule.adapter.outbound.factory import COMMITTED_TOPIC, MARKS_KEPT_MS
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
@@ -56,11 +56,11 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     return kafka
 
 
-def factory() -> ConnectionFactory:
-    return ConnectionFactory({}, transacted=KafkaTransactions("shop", instance="one"))
+def factory() -> KafkaConnectionFactory:
+    return KafkaConnectionFactory({}, transacted=KafkaTransactions("shop", instance="one"))
 
 
-def send(factory: ConnectionFactory, *values: bytes) -> None:
+def send(factory: KafkaConnectionFactory, *values: bytes) -> None:
     with factory.connection() as connection, connection.transaction():
         for value in values:
             connection.send("orders", value)
@@ -138,7 +138,7 @@ def test_of_what_a_connection_has_sent_only_failures_are_remembered(kafka: Kafka
     """A service that keeps one for ever, and never flushes."""
     appending = Appending()
     monkeypatch.setattr("bascule.adapter.outbound.factory.Appender", lambda _: appending)
-    connection = ConnectionFactory({}).connection()
+    connection = KafkaConnectionFactory({}).connection()
     for _ in range(3):
         connection.send("orders", b"1")
     kept = weakref.ref(appending.asked[0])

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bascule.adapter.outbound import ConnectionFactory, PoolClosed, PoolExhausted, PoolLimits, Registry
+from bascule.adapter.outbound import KafkaConnectionFactory, PoolClosed, PoolExhausted, PoolLimits, Registry
 from bascule.adapter.outbound.pool import Pool
 from bascule.core.errors import InvalidInput, Unavailable
 
@@ -139,7 +139,7 @@ def test_a_closed_pool_gives_nothing_and_closes_what_comes_back() -> None:
 
 
 def test_a_name_that_is_not_bound_names_the_nearest() -> None:
-    names, factory = Registry(), ConnectionFactory({"bootstrap.servers": "127.0.0.1:1"})
+    names, factory = Registry(), KafkaConnectionFactory({"bootstrap.servers": "127.0.0.1:1"})
     names.bind("kafka/orders", factory)
     assert names.lookup("kafka/orders") is factory
     with pytest.raises(InvalidInput, match=r"nothing is bound to 'kafka/order'; did you mean 'kafka/orders'\?"):

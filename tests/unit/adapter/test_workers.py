@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from bascule.adapter.inbound import ActivationSpec, Order, Record, workers
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.threads.background import in_background
@@ -21,13 +21,15 @@ SOON_S = 0.3
 LONG_S = 30.0
 
 
-def delivery(offset: int, delay_s: float = 0.0, token: str = "t") -> Delivery:
-    return Delivery(Ref(PLACE, token, offset), Record(*PLACE, offset, b"key", None), (), time.monotonic() + delay_s if delay_s else 0.0)
+def delivery(offset: int, delay_s: float = 0.0, token: str = "t") -> RecordDelivery:
+    return RecordDelivery(
+        Ref(PLACE, token, offset), Record(*PLACE, offset, b"key", None), (), time.monotonic() + delay_s if delay_s else 0.0
+    )
 
 
 @contextmanager
 def pool(workers: int, work: Callable[[Record], None], order: Order = Order.NONE) -> Iterator[Workers]:
-    def handle(delivery: Delivery, call: Callable[[Record], None]) -> None:
+    def handle(delivery: RecordDelivery, call: Callable[[Record], None]) -> None:
         call(delivery.record)
         running.settle(delivery)
 
@@ -105,7 +107,7 @@ def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch
             if hangs_in == "close":
                 hang()
 
-    def handle(delivery: Delivery, call: Callable[[Record], None]) -> None:
+    def handle(delivery: RecordDelivery, call: Callable[[Record], None]) -> None:
         if delivery.failure is None:
             call(delivery.record)
             running.settle(delivery)

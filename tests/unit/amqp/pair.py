@@ -8,7 +8,7 @@ from bascule.amqp.composite import Composite, decode_composite, encode_composite
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Attached, Event, Opened
 from bascule.amqp.frames import AMQP_FRAME, AMQP_HEADER, FRAME_HEADER, PROTOCOL_HEADER_SIZE, frame
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import Attach, Begin, Open, Role, Source, Target
 from bascule.amqp.session import Session
@@ -24,7 +24,7 @@ def of(kind: type[E], events: list[Event]) -> list[E]:
 class Pair:
     """A client and a server. ``heard`` has what each was told since the last ``run``."""
 
-    def __init__(self, *, credit: int = 100, limits: Limits | None = None, frame_size: int = 64 * 1024, **server: Any) -> None:
+    def __init__(self, *, credit: int = 100, limits: ConnectionLimits | None = None, frame_size: int = 64 * 1024, **server: Any) -> None:
         self.client = Connection(Role.CLIENT, container_id="client", max_frame_size=frame_size, sasl=server.pop("client_sasl", None))
         self.server = Connection(Role.SERVER, container_id="server", limits=limits, max_frame_size=frame_size, **server)
         self.credit = credit
@@ -95,7 +95,7 @@ def frames_of(data: bytes) -> list[tuple[int, Composite, bytes]]:
 class Script:
     """A peer of a server that says what it is told to say, legal or not."""
 
-    def __init__(self, *, limits: Limits | None = None, **options: Any) -> None:
+    def __init__(self, *, limits: ConnectionLimits | None = None, **options: Any) -> None:
         self.server = Connection(Role.SERVER, container_id="server", limits=limits, **options)
         self.answers: list[Composite] = []
 

@@ -15,7 +15,7 @@ from bascule.amqp.errors import (
 )  # fmt: skip
 from bascule.amqp.events import Attached, ConnectionClosed, Opened, SessionBegun
 from bascule.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_HEADER, TLS_HEADER, frame
-from bascule.amqp.limits import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, PRE_OPEN_FRAME_SIZE_BYTES_MAX, Limits
+from bascule.amqp.limits import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, PRE_OPEN_FRAME_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.performatives import Attach, Begin, Close, Declare, End, Error, Flow, Open, Role, Source, Target, Transfer
 from bascule.amqp.sasl import AnonymousServer, SaslServer
 from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_frame_close_with_the_condition(raw: bytes, condition:
 
 
 def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:
-    script = Script(limits=Limits(channel_max=3)).opened()
+    script = Script(limits=ConnectionLimits(channel_max=3)).opened()
     script.say(Begin(None, 0, 1, 1), channel=4)
     error = script.answer(Close).error
     assert error is not None
@@ -163,7 +163,7 @@ def test_a_channel_beyond_the_agreed_is_a_framing_error() -> None:
 
 
 def test_the_peer_s_channels_are_not_exceeded() -> None:
-    pair = Pair(limits=Limits(channel_max=1)).run()
+    pair = Pair(limits=ConnectionLimits(channel_max=1)).run()
     pair.session()
     pair.session()
     with pytest.raises(AmqpError, match="2 sessions"):
@@ -188,7 +188,7 @@ def test_large_frames_are_taken_after_the_open_only() -> None:
 
 
 def test_a_peer_that_sends_much_without_opening_is_cut_off() -> None:
-    connection = server(limits=Limits(pre_open_bytes_max=1000))
+    connection = server(limits=ConnectionLimits(pre_open_bytes_max=1000))
     connection.receive(AMQP_HEADER, 0.0)
     for _ in range(125):
         connection.receive(EMPTY_FRAME, 0.0)

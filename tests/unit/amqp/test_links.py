@@ -19,7 +19,7 @@ from bascule.amqp.errors import (
     IllegalUse,
 )  # fmt: skip
 from bascule.amqp.events import AttachConfirmed, Attached, Detached, Dispositioned, Flowed, SessionBegun, SessionEnded, Transferred
-from bascule.amqp.limits import PERFORMATIVE_SIZE_BYTES_MAX, Limits
+from bascule.amqp.limits import PERFORMATIVE_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     ACCEPTED,
@@ -230,7 +230,7 @@ def test_a_large_message_goes_in_many_frames() -> None:
 
 
 def test_a_closed_window_of_the_session_withholds_credit_and_the_rest_of_a_large_message() -> None:
-    pair = Pair(limits=Limits(incoming_window_frames=10), frame_size=512)
+    pair = Pair(limits=ConnectionLimits(incoming_window_frames=10), frame_size=512)
     sender, receiver = pair.producer()
     session = sender.session
     for number in range(9):
@@ -260,7 +260,7 @@ def test_a_window_that_is_closed_from_the_beginning_withholds_all_credit() -> No
 
 @pytest.mark.parametrize(("size_bytes", "begun", "arrived"), [(7, 4, 4), (5000, 1, 0)])
 def test_a_link_that_detaches_before_a_closed_window_leaves_no_gap_in_the_delivery_ids(size_bytes: int, begun: int, arrived: int) -> None:
-    pair = Pair(limits=Limits(incoming_window_frames=4), frame_size=512)
+    pair = Pair(limits=ConnectionLimits(incoming_window_frames=4), frame_size=512)
     session = pair.session()
     sender, _ = pair.producer(session)
     other, _ = pair.producer(session)
@@ -468,7 +468,7 @@ BREACHES: dict[str, tuple[bool, list[tuple[Composite, bytes]], type[Composite], 
 
 @pytest.mark.parametrize(("sender", "frames", "answer", "condition"), BREACHES.values(), ids=BREACHES)
 def test_a_breach_ends_what_it_happens_in(sender: bool, frames: list[tuple[Composite, bytes]], answer: type[Any], condition: str) -> None:
-    script = Script(limits=Limits(message_size_bytes_max=100)).attached(sender=sender)
+    script = Script(limits=ConnectionLimits(message_size_bytes_max=100)).attached(sender=sender)
     events = [event for frame, payload in frames for event in script.say(frame, payload)]
     found = script.answer(answer)
     assert found.error.condition == condition
@@ -503,7 +503,7 @@ def test_an_attach_answer_to_an_attached_link_is_illegal() -> None:
 
 
 def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
-    pair = Pair(limits=Limits(unsettled_per_session_max=3))
+    pair = Pair(limits=ConnectionLimits(unsettled_per_session_max=3))
     receiver, sender = pair.consumer(credit=10)
     for _ in range(3):
         sender.send(b"message")
@@ -519,7 +519,7 @@ def test_credit_is_withheld_while_too_much_is_unsettled() -> None:
 
 @pytest.mark.parametrize("by_us", [False, True])
 def test_credit_that_was_withheld_comes_back_when_the_link_with_the_unsettled_goes(by_us: bool) -> None:
-    pair = Pair(limits=Limits(unsettled_per_session_max=3))
+    pair = Pair(limits=ConnectionLimits(unsettled_per_session_max=3))
     session = pair.session()
     receiver, sender = pair.consumer(session, credit=10)
     other = session.attach_receiver("other", Source("queue"), Target())
@@ -536,7 +536,7 @@ def test_credit_that_was_withheld_comes_back_when_the_link_with_the_unsettled_go
 
 
 def test_a_producer_with_too_much_unsettled_loses_its_session() -> None:
-    script = Script(limits=Limits(unsettled_per_session_max=3)).attached()
+    script = Script(limits=ConnectionLimits(unsettled_per_session_max=3)).attached()
     for number in range(4):
         script.say(Transfer(0, number, b"t", 0))
     error = script.answer(End).error
@@ -578,7 +578,7 @@ def test_counters_go_round() -> None:
 
 
 def test_messages_begun_and_not_ended_are_bounded() -> None:
-    script = Script(limits=Limits(partial_bytes_max=1000)).begun()
+    script = Script(limits=ConnectionLimits(partial_bytes_max=1000)).begun()
     for handle in range(3):
         script.say(attach(handle))
     for handle in range(2):
@@ -597,7 +597,7 @@ def test_messages_begun_and_not_ended_are_bounded() -> None:
 
 
 def test_links_are_bounded() -> None:
-    script = Script(limits=Limits(links_max=2)).begun()
+    script = Script(limits=ConnectionLimits(links_max=2)).begun()
     for handle in range(3):
         script.say(attach(handle))
     error = script.answer(End).error

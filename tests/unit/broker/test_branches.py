@@ -14,7 +14,7 @@ from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries
 from bascule.pipelines.divert import JournalReader
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 from bascule.testing.broker import Receiver
 from bascule.writer.position import Position
 from tests.unit.broker.conftest import Bench
@@ -138,7 +138,7 @@ def test_a_divert_takes_the_messages_of_a_branch_from_the_record_of_its_commit(w
     work.prepared()
     work.end(Ending.COMMITTED)
     work.bench.broker.settle()
-    reader = JournalReader(Position("journal", "id", 0, 0), [Divert("d", "out")])
+    reader = JournalReader(Position("journal", "id", 0, 0), [DivertSpec("d", "out")])
     taken = [reader.take(offset, *record) for offset, record in enumerate(work.bench.broker.log.records)]
     assert [len(each) for each in taken] == [0] * (len(taken) - 1) + [1]
 

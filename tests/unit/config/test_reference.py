@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
-from bascule.config.address import Address, AddressSettings, Queue, Topic
+from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition
 from bascule.config.fields import Section
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.settings import MIB, Broker, BrokerTls, Settings, Tls
@@ -24,8 +24,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "broker.tls": BrokerTls,
     "admin.tls": Tls,
     "[address]": Address,
-    "[queue]": Queue,
-    "[topic]": Topic,
+    "[queue]": QueueDefinition,
+    "[topic]": TopicDefinition,
     "[divert]": Divert,
     "[ingress]": Ingress,
 }

@@ -6,42 +6,44 @@ import pytest
 
 from bascule.adapter.inbound.log_topic import LOG_CONFIG, PARTITIONS
 from bascule.kafka.admin import Facts
-from bascule.kafka.guards import Role, findings, too_few_in_sync
+from bascule.kafka.guards import TopicRole, findings, too_few_in_sync
 
 INBOUND = dict(LOG_CONFIG)
 WAITING = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": "1064960"}
 
 
-def said(role: Role, settings: dict[str, str], partitions: int = PARTITIONS, expected: int | None = PARTITIONS) -> list[tuple[str, bool]]:
+def said(
+    role: TopicRole, settings: dict[str, str], partitions: int = PARTITIONS, expected: int | None = PARTITIONS
+) -> list[tuple[str, bool]]:
     facts = Facts(settings, partitions, replicas=1, brokers=1)
     return [(each.setting, each.breaks) for each in findings("t", role, facts, expected, record_bytes=1064960)]
 
 
 @pytest.mark.parametrize("policy", ["compact,delete", "delete,compact", "compact"])
 def test_an_inbound_log_as_it_is_made_is_right(policy: str) -> None:
-    assert said(Role.MARKS, INBOUND | {"cleanup.policy": policy}) == []
+    assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": policy}) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("cleanup.policy", "delete"), ("retention.ms", "604800000"), ("retention.bytes", "1000000")]
 )
 def test_an_inbound_log_that_forgets_by_age_or_size_is_refused(setting: str, value: str) -> None:
-    assert said(Role.MARKS, INBOUND | {setting: value}) == [(setting, True)]
+    assert said(TopicRole.MARKS, INBOUND | {setting: value}) == [(setting, True)]
 
 
 def test_an_inbound_log_with_more_partitions_is_refused() -> None:
-    assert said(Role.MARKS, INBOUND, PARTITIONS + 1) == [("partitions", True)]
+    assert said(TopicRole.MARKS, INBOUND, PARTITIONS + 1) == [("partitions", True)]
 
 
 def test_retention_counts_for_nothing_where_it_deletes_nothing() -> None:
-    assert said(Role.MARKS, INBOUND | {"cleanup.policy": "compact", "retention.ms": "604800000"}) == []
+    assert said(TopicRole.MARKS, INBOUND | {"cleanup.policy": "compact", "retention.ms": "604800000"}) == []
 
 
 def test_failed_records_that_are_compacted_are_refused_and_those_that_go_with_time_or_find_no_room_are_told() -> None:
-    assert said(Role.WAITING, WAITING, 1, None) == []
-    assert said(Role.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
-    assert said(Role.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
-    assert said(Role.WAITING, WAITING | {"max.message.bytes": "1000000"}, 1, None) == [("max.message.bytes", False)]
+    assert said(TopicRole.WAITING, WAITING, 1, None) == []
+    assert said(TopicRole.WAITING, WAITING | {"cleanup.policy": "compact"}, 1, None) == [("cleanup.policy", True)]
+    assert said(TopicRole.WAITING, WAITING | {"retention.ms": "1000"}, 1, None) == [("retention.ms", False)]
+    assert said(TopicRole.WAITING, WAITING | {"max.message.bytes": "1000000"}, 1, None) == [("max.message.bytes", False)]
 
 
 @pytest.mark.parametrize(

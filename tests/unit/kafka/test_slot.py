@@ -18,7 +18,7 @@ from bascule.kafka.incarnation import Background, IdentityLog, KafkaProducer, fa
 from bascule.kafka.slot import Slot
 from bascule.threads.background import in_background
 from bascule.writer.errors import RecordRefused, TransactionFault
-from bascule.writer.incarnation import Event, Incarnation
+from bascule.writer.incarnation import Incarnation, IncarnationEvent
 
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -134,7 +134,7 @@ class Client:
 
 def incarnation(client: Client) -> Incarnation[Any]:
     made: Incarnation[Any] = Incarnation(KafkaProducer(client, IdentityLog(get_log("test"))))  # type: ignore[arg-type]
-    made.move(Event.INIT)
+    made.move(IncarnationEvent.INIT)
     return made
 
 

@@ -17,7 +17,7 @@ from bascule.pipelines import carry
 from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, held_position
 from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.spec import Divert, Ingress, Limits, Pipelines
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, TransactionLimits
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.position import Position
@@ -71,10 +71,10 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
 
 
 def carrier() -> Carrier:
-    return Carrier(Pipelines("bridge", {}, target_partitions=0), Claim("diverts/journal/0", "journal", "id", 0, "me"), START)
+    return Carrier(PipelinesSpec("bridge", {}, target_partitions=0), Claim("diverts/journal/0", "journal", "id", 0, "me"), START)
 
 
-def carry_messages(divert: Divert, *addresses: str, dead_letter_topic: str | None = "dead") -> None:
+def carry_messages(divert: DivertSpec, *addresses: str, dead_letter_topic: str | None = "dead") -> None:
     engine = DivertEngine("bridge", ("journal", 0), dead_letter_topic)
     with carrier() as carrying:
         for offset, address in enumerate(addresses):
@@ -89,14 +89,14 @@ def carry_messages(divert: Divert, *addresses: str, dead_letter_topic: str | Non
 @pytest.mark.parametrize("target", ["${rest}", "${address}"])
 def test_a_message_that_names_a_topic_that_is_not_there_or_is_not_ours_holds_nothing_up(writer: Writer, target: str) -> None:
     addresses = ["open", "missing", "open", "closed", "open"]
-    carry_messages(Divert("by-message", "#", target), *addresses)
+    carry_messages(DivertSpec("by-message", "#", target), *addresses)
     assert writer.topics == ["open", "dead", "open", "dead", "open"]
 
 
 @pytest.mark.parametrize(("topic", "error"), [("missing", TopicMissing), ("closed", Denied)])
 def test_a_topic_that_the_configuration_names_is_no_messages_fault(writer: Writer, topic: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"topic '{topic}'"):
-        carry_messages(Divert("fixed", "#", topic), "a")
+        carry_messages(DivertSpec("fixed", "#", topic), "a")
     assert writer.topics == []
 
 
@@ -106,7 +106,7 @@ def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writ
 
     monkeypatch.setattr(writer, "write", refuse)
     with pytest.raises(Unwritable, match=r"topic 'dead' has no room for a dead letter.* too large.*: raise its max\.message\.bytes"):
-        carry_messages(Divert("fixed", "#", "open"), "a")
+        carry_messages(DivertSpec("fixed", "#", "open"), "a")
 
 
 def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +118,20 @@ def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer:
 
     monkeypatch.setattr(writer, "write", refuse)
     with pytest.raises(WriteDenied):
-        carry_messages(Divert("fixed", "#", "open"), "a")
+        carry_messages(DivertSpec("fixed", "#", "open"), "a")
     assert len(tries) == 1
 
 
 @pytest.mark.parametrize("error", [TopicMissing("ingress", "does not exist"), Denied("ingress", "may not be written")])
 def test_the_topic_of_an_ingress_is_no_records_fault(error: Exception) -> None:
-    engine = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead")
+    engine = IngressEngine(IngressSpec("in", "queue", ("t",)), "bridge", "ingress", "dead")
     with pytest.raises(type(error)):
         engine.dead_letter(KafkaRecord("t", 0, 1, None, b"v", [], 1), "KAFKA_PRODUCE", error)
 
 
 @pytest.mark.parametrize("large", [{"value": b"x" * 600}, {"key": b"x" * 600}, {"headers": [("name", b"x" * 300), ("x" * 300, None)]}])
 def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(writer: Writer, large: dict[str, Any]) -> None:
-    pipelines = Pipelines("bridge", {}, target_partitions=0, limits=Limits(size_bytes=1000))
+    pipelines = PipelinesSpec("bridge", {}, target_partitions=0, limits=TransactionLimits(size_bytes=1000))
     with Carrier(pipelines, Claim("diverts/journal/0", "journal", "id", 0, "me"), START) as carrying:
         for offset in range(3):
             carrying.add(Output("open", None, b"", [])._replace(**large), lambda error: pytest.fail(str(error)))
@@ -148,7 +148,7 @@ def test_of_the_writers_of_many_positions_the_last_ones_are_kept_and_none_in_use
 
     monkeypatch.setattr(carry, "_kept", carry._Tools(targets=carry.Targets.__new__(carry.Targets)))
     monkeypatch.setattr(carry, "TransactionalWriter", writer)
-    pipelines = Pipelines("bridge", {})
+    pipelines = PipelinesSpec("bridge", {})
     claims = [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(3 * IDLE_WRITERS_MAX)]
 
     def take(claim: Claim) -> Carrier:

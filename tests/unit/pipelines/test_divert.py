@@ -27,7 +27,7 @@ from bascule.journal.records import (
     send_entry,
 )
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
-from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.writer.position import Position
 
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
@@ -47,14 +47,14 @@ def epoch_start(*exclusive: str, **more: object) -> bytes:
     return encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": list(exclusive), **more}))
 
 
-def outputs(divert: Divert, one: Send) -> list[Output]:
+def outputs(divert: DivertSpec, one: Send) -> list[Output]:
     reader = JournalReader(START, [divert])
     engine = DivertEngine("bridge", ("journal", 0), "dead", frozenset({"bascule.journal"}))
     return [output for taken in reader.take(1, b"D", data(1, one)) for _, output in engine.outputs(taken)]
 
 
 def test_a_state_record_moves_the_fence_though_only_its_header_came_along() -> None:
-    reader = JournalReader(START, [Divert("d", "#")])
+    reader = JournalReader(START, [DivertSpec("d", "#")])
     reader.take(0, b"E", epoch_start())
     assert len(reader.take(1, b"D", data(1, send()))) == 1
     assert reader.take(2, b"S", encode_record(Kind.STATE, 0, 2, ack_entry(1, [1]))[:HEADER_SIZE]) == []
@@ -63,7 +63,7 @@ def test_a_state_record_moves_the_fence_though_only_its_header_came_along() -> N
 
 
 def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> None:
-    reader = JournalReader(START, [Divert("d", "#")])
+    reader = JournalReader(START, [DivertSpec("d", "#")])
     reader.take(0, b"E", epoch_start())
     reader.take(1, b"D", data(1, send()))
     assert reader.take(2, b"D", data(1, send())) == []
@@ -76,14 +76,14 @@ def test_repeats_and_a_dead_brokers_records_do_not_count_and_a_hole_stops() -> N
 
 def test_the_identity_of_a_message_counts_the_messages_before_it_that_no_divert_wants() -> None:
     record = data(1, send(address="other"), send(), send(address="other"), send())
-    taken = JournalReader(START, [Divert("d", "a.b")]).take(1, b"D", record)
+    taken = JournalReader(START, [DivertSpec("d", "a.b")]).take(1, b"D", record)
     assert [each.index for each in taken] == [1, 3]
-    every = JournalReader(START, [Divert("d", "#")]).take(1, b"D", record)
+    every = JournalReader(START, [DivertSpec("d", "#")]).take(1, b"D", record)
     assert [each.identity for each in taken] == [every[1].identity, every[3].identity]
 
 
 def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
-    reader = JournalReader(START, [Divert("d", "#")])
+    reader = JournalReader(START, [DivertSpec("d", "#")])
     assert reader.take(7, None, b"what is this?") == []
     assert caplog.messages == [f"journal {START.topic}, offset 7: foreign record passed over: no Bascule journal record (no magic 'BJ')"]
 
@@ -93,11 +93,11 @@ def test_a_record_of_a_later_version_is_named_with_its_offset(key: bytes) -> Non
     value = bytearray(data(1, send()))
     value[len(MAGIC)] = VERSION + 1
     with pytest.raises(NewerRecord, match=f"journal offset 7: journal format {VERSION + 1}; this Bascule reads up to {VERSION}"):
-        JournalReader(START, [Divert("d", "#")]).take(7, key, bytes(value))
+        JournalReader(START, [DivertSpec("d", "#")]).take(7, key, bytes(value))
 
 
 def test_a_broken_record_is_named_with_its_offset() -> None:
-    reader = JournalReader(START, [Divert("d", "#")])
+    reader = JournalReader(START, [DivertSpec("d", "#")])
     with pytest.raises(DamagedRecord, match="journal offset 7: checksum"):
         reader.take(7, b"D", data(1, send())[:-1] + b"!")
 
@@ -114,7 +114,7 @@ def test_a_broken_record_is_named_with_its_offset() -> None:
 def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_applied_it(
     in_force: bool, marked: bool, colour: str, taken: bool
 ) -> None:
-    reader = JournalReader(START, [Divert("x", "#", selector="colour = 'red'", exclusive=True)])
+    reader = JournalReader(START, [DivertSpec("x", "#", selector="colour = 'red'", exclusive=True)])
     reader.take(0, b"E", epoch_start(*(["x"] if in_force else [])))
     message = JmsMessage(body_kind="text", body="", properties={"colour": colour})
     found = reader.take(1, b"D", data(1, send(message, diverts=("x",) if marked else ())))
@@ -122,7 +122,7 @@ def test_an_exclusive_divert_obeys_the_marks_of_epochs_in_which_the_broker_appli
 
 
 def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_plain_one_what_it_matches() -> None:
-    reader = JournalReader(START, [Divert("x", "#", exclusive=True)])
+    reader = JournalReader(START, [DivertSpec("x", "#", exclusive=True)])
     reader.take(0, b"E", epoch_start("x", diverts=["x"]))
     assert not reader.take(1, b"D", data(1, send(), epoch=0))
     reader.take(2, b"E", epoch_start(diverts=["another"]))
@@ -132,7 +132,7 @@ def test_an_exclusive_divert_that_the_broker_has_no_more_takes_nothing_and_as_a_
 
 
 def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() -> None:
-    reader = JournalReader(START, [Divert("y", "nowhere")], lambda name, epoch: (name, epoch) == ("x", 0))
+    reader = JournalReader(START, [DivertSpec("y", "nowhere")], lambda name, epoch: (name, epoch) == ("x", 0))
     reader.take(0, b"E", epoch_start("x"))
     (taken,) = reader.take(1, b"D", data(1, send(diverts=("x",))))
     ((divert, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken)
@@ -144,7 +144,7 @@ def test_what_an_exclusive_divert_took_before_it_was_removed_is_dead_lettered() 
 
 
 def test_what_an_exclusive_divert_took_it_carries_though_it_is_told_since_to_leave_out_what_came_from_kafka() -> None:
-    reader = JournalReader(START, [Divert("x", "#", exclusive=True)])
+    reader = JournalReader(START, [DivertSpec("x", "#", exclusive=True)])
     reader.take(0, b"E", epoch_start("x"))
     assert reader.take(1, b"D", data(1, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA, diverts=("x",))))
     assert not reader.take(2, b"D", data(2, send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)))
@@ -152,13 +152,13 @@ def test_what_an_exclusive_divert_took_it_carries_though_it_is_told_since_to_lea
 
 def test_what_came_from_kafka_is_diverted_only_where_the_divert_says_so() -> None:
     one = send(flags=SendFlag.DURABLE | SendFlag.FROM_KAFKA)
-    assert outputs(Divert("d", "#"), one) == []
-    assert len(outputs(Divert("d", "#", from_kafka=True), one)) == 1
+    assert outputs(DivertSpec("d", "#"), one) == []
+    assert len(outputs(DivertSpec("d", "#", from_kafka=True), one)) == 1
 
 
 def test_a_record_carries_key_value_headers_and_marks() -> None:
     message = JmsMessage(body_kind="text", body="grüße", message_id="ID:7", group_id="g", timestamp_ms=5, properties={"n": 3, "s": "t"})
-    (output,) = outputs(Divert("d", "a.*", "kafka.${address}", key="property:n"), send(message))
+    (output,) = outputs(DivertSpec("d", "a.*", "kafka.${address}", key="property:n"), send(message))
     assert (output.topic, output.key, output.value, output.timestamp_ms) == ("kafka.a.b", b"3", "grüße".encode(), 5)
     headers = dict(output.headers)
     assert headers["bascule.origin"] == b"bridge"
@@ -173,16 +173,16 @@ def test_a_record_carries_key_value_headers_and_marks() -> None:
 )
 def test_the_key_is_what_the_divert_chooses(key: str, expected: bytes | None) -> None:
     message = JmsMessage(message_id="ID:7", correlation_id="c", group_id="g", properties={"b": True})
-    assert outputs(Divert("d", "#", "t", key=key), send(message))[0].key == expected
+    assert outputs(DivertSpec("d", "#", "t", key=key), send(message))[0].key == expected
 
 
 def test_a_message_without_a_body_is_empty_and_never_null() -> None:
-    assert outputs(Divert("d", "#", "t"), send(JmsMessage()))[0].value == b""
+    assert outputs(DivertSpec("d", "#", "t"), send(JmsMessage()))[0].value == b""
 
 
 @pytest.mark.parametrize("address", ["no/topic", "x" * 300])
 def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address: str) -> None:
-    (output,) = outputs(Divert("d", "#"), send(address=address))
+    (output,) = outputs(DivertSpec("d", "#"), send(address=address))
     headers = dict(output.headers)
     assert output.topic == "dead"
     assert b"no name for a Kafka topic" in (headers["__connect.errors.exception.message"] or b"")  # type: ignore[operator]
@@ -191,27 +191,27 @@ def test_an_address_that_gives_no_topic_is_dead_lettered_with_the_reason(address
 
 @pytest.mark.parametrize("other", [section_bytes(SEQUENCE, [1]), section_bytes(VALUE, "x"), section_bytes(VALUE, b"x")])
 def test_a_message_with_two_kinds_of_body_is_dead_lettered(other: bytes) -> None:
-    (output,) = outputs(Divert("d", "a.b"), send()._replace(body=section_bytes(DATA, b"abc") + other))
+    (output,) = outputs(DivertSpec("d", "a.b"), send()._replace(body=section_bytes(DATA, b"abc") + other))
     assert output.topic == "dead"
     assert b"may not follow data" in dict(output.headers)["__connect.errors.exception.message"]
 
 
 def test_a_selector_that_cannot_read_the_message_dead_letters_it() -> None:
     garbage = send()._replace(body=b"\x00garbage")
-    (output,) = outputs(Divert("d", "#", "t", selector="n > 1"), garbage)
+    (output,) = outputs(DivertSpec("d", "#", "t", selector="n > 1"), garbage)
     assert (output.topic, output.value) == ("dead", b"\x00garbage")
 
 
 @pytest.mark.parametrize("one", [send(address="no/topic"), send()._replace(body=b"\x00garbage")], ids=["no topic", "no message"])
 def test_without_a_dead_letter_topic_the_error_stops(one: Send) -> None:
-    reader = JournalReader(START, [Divert("d", "#")])
+    reader = JournalReader(START, [DivertSpec("d", "#")])
     (taken,) = reader.take(1, b"D", data(1, one))
     with pytest.raises(BadRecord):
         DivertEngine("bridge", ("journal", 0), None).outputs(taken)
 
 
 def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
-    divert = Divert("d", "#", "t", key="message-id", select=("value",))
+    divert = DivertSpec("d", "#", "t", key="message-id", select=("value",))
     reader = JournalReader(START, [divert])
     engine = DivertEngine("bridge", ("journal", 0), "dead")
     (taken,) = reader.take(1, b"D", data(1, send()))
@@ -225,7 +225,7 @@ def test_a_transformation_replaces_what_it_gives_and_keeps_the_rest() -> None:
 
 
 def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a_whole() -> None:
-    reader = JournalReader(START, [Divert("d", "#", "t", select=("value",))])
+    reader = JournalReader(START, [DivertSpec("d", "#", "t", select=("value",))])
     (taken,) = reader.take(1, b"D", data(1, send()))
     made = [TransformedRecord(None, False, None, b"good", {}), TransformedRecord(None, False, None, None, {})]
     ((_, output),) = DivertEngine("bridge", ("journal", 0), "dead").outputs(taken, lambda *_: made)
@@ -233,7 +233,7 @@ def test_a_message_of_which_one_transformed_record_is_null_is_dead_lettered_as_a
 
 
 def test_a_json_body_keeps_its_types() -> None:
-    (output,) = outputs(Divert("d", "#", "t"), send(JmsMessage(body_kind="map", body={"a": 1, "b": True})))
+    (output,) = outputs(DivertSpec("d", "#", "t"), send(JmsMessage(body_kind="map", body={"a": 1, "b": True})))
     assert output.value == b'{"a":{"type":"long","value":1},"b":{"type":"boolean","value":true}}'
 
 
@@ -247,17 +247,17 @@ def test_a_json_body_keeps_its_types() -> None:
     ],
 )
 def test_a_topic_is_named_after_the_address_or_the_rest_of_it(source: str, target: str, address: str, topic: str) -> None:
-    assert [output.topic for output in outputs(Divert("d", source, target), send(address=address))] == [topic]
+    assert [output.topic for output in outputs(DivertSpec("d", source, target), send(address=address))] == [topic]
 
 
 @pytest.mark.parametrize("address", ["kafka.reply", "kafka.reply.__consumer_offsets", "kafka.reply.bascule.journal", "kafka.reply.a/b"])
 def test_an_address_cannot_name_a_topic_that_is_none_or_not_the_users(address: str) -> None:
-    (output,) = outputs(Divert("d", "kafka.reply.#", "${rest}"), send(address=address))
+    (output,) = outputs(DivertSpec("d", "kafka.reply.#", "${rest}"), send(address=address))
     assert output.topic == "dead"
 
 
 @pytest.mark.parametrize("name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead"])
 def test_no_message_and_no_pattern_names_a_topic_of_bascules(name: str) -> None:
-    own = Pipelines("bridge", {}, topics=JournalTopics("orders", "orders.dead")).topics.reserved
+    own = PipelinesSpec("bridge", {}, topics=JournalTopics("orders", "orders.dead")).topics.reserved
     with pytest.raises(BadRecord, match="one of Bascule's own"):
         target_topic("${address}", name, own=own)

@@ -15,7 +15,7 @@ from bascule.kafka.history import committed_note
 from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, Ingress, Pipelines, Start
+from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, position_key
 from tests.scenarios import test_lost_positions
 from tests.scenarios.sparkless import Bridge, without_spark
@@ -97,7 +97,7 @@ def test_a_driver_that_another_has_replaced_stops_and_the_other_goes_on(bridge: 
 
 def test_an_ingress_finds_topics_that_come_later(bridge: Bridge, kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = bridge.pipelines.topics.prefix
-    pattern = Ingress("in", "queue", pattern=rf"{prefix}-in\..*|__.*|.*positions", start=Start("latest"))
+    pattern = IngressSpec("in", "queue", pattern=rf"{prefix}-in\..*|__.*|.*positions", start=StartPosition("latest"))
     kafka.create("__other")
     with bridge.running(ingresses=(pattern,)) as running:
         driver, query = running.driver, running.driver.queries["ingress:in"]
@@ -123,7 +123,7 @@ def test_an_ingress_finds_topics_that_come_later(bridge: Bridge, kafka: MockClus
 
 
 def test_topics_that_cannot_be_looked_for_are_looked_for_the_next_time(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
-    with bridge.running(ingresses=(Ingress("in", "queue", ("t",)),)) as running:
+    with bridge.running(ingresses=(IngressSpec("in", "queue", ("t",)),)) as running:
         driver = running.driver
         driver._refresh_due_s = 0.0
 
@@ -144,7 +144,7 @@ def shown(bridge: Bridge, pipeline: str, topic: str) -> tuple[int, str]:
 def test_lag_is_shown_while_a_driver_runs_and_a_reason_when_it_ends(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     journal = bridge.pipelines.topics.journal
-    with bridge.running(bridge.divert("now"), bridge.divert("bad", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("bad", start=StartPosition(EARLIEST))) as running:
         bridge.send("1", "2")
         monkeypatch.setattr(module, "JOIN_RECORDS", -1)
         running.batch()
@@ -189,7 +189,7 @@ def test_a_driver_that_was_superseded_tells_nothing_of_what_its_successor_holds(
 def test_a_catch_up_that_does_not_reach_its_end_is_no_join(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     bridge.send("1", "2")
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
         bridge.send("3")
         running.batch(COMMON)
         running.batch("divert:past", end=2)
@@ -203,7 +203,7 @@ def test_a_catch_up_that_does_not_reach_its_end_is_no_join(bridge: Bridge, monke
 def test_who_is_behind_is_brought_to_the_same_offset_before_they_join(bridge: Bridge, behind: str) -> None:
     bridge.journal.start_epoch()
     bridge.send("1", "2")
-    with bridge.running(bridge.divert("now"), bridge.divert("past", start=Start(EARLIEST))) as running:
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))) as running:
         bridge.send("3", "4")
         running.batch(COMMON, end=4 if behind == "now" else 5)
         running.batch("divert:past", end=5 if behind == "now" else 4)
@@ -217,7 +217,7 @@ def test_who_is_behind_is_brought_to_the_same_offset_before_they_join(bridge: Br
 
 
 def test_positions_of_idle_sources_stay_when_kafka_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
 
     def away(*_: object) -> Any:
         raise Unavailable("no Kafka")
@@ -229,7 +229,7 @@ def test_positions_of_idle_sources_stay_when_kafka_does_not_answer(tmp_path: Pat
 
 def test_a_driver_that_is_not_started_has_no_session() -> None:
     with pytest.raises(Unavailable, match="no Spark session"):
-        _ = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}))._spark
+        _ = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}))._spark
 
 
 def test_pipelines_need_a_kafka() -> None:

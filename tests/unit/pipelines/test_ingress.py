@@ -16,13 +16,13 @@ from bascule.jms.record import kafka_headers, record_value
 from bascule.journal.records import KafkaOrigin, Send, SendFlag, decode_send, entries
 from bascule.pipelines.failures import CarriedError, encoded, error_from_spark
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.spec import Ingress, from_settings
+from bascule.pipelines.spec import IngressSpec, from_settings
 
 RECORD = KafkaRecord("topic.a", 3, 42, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")], 1_700_000_000_000)
 
 
 def engine(dead_letter_topic: str | None = "dead", **choices: object) -> IngressEngine:
-    ingress = Ingress("in", **{"target": "to.${topic}", "topics": ("topic.a",), **choices})  # type: ignore[arg-type]
+    ingress = IngressSpec("in", **{"target": "to.${topic}", "topics": ("topic.a",), **choices})  # type: ignore[arg-type]
     return IngressEngine(ingress, "bridge", "ingress", dead_letter_topic)
 
 
@@ -58,7 +58,7 @@ def test_the_body_is_what_the_ingress_chooses(body: str, expected: object) -> No
 
 
 def test_a_record_that_makes_a_larger_message_than_the_broker_takes_is_dead_lettered() -> None:
-    small = IngressEngine(Ingress("in", "queue", ("t",)), "bridge", "ingress", "dead", message_bytes_max=len(sent(RECORD).body))
+    small = IngressEngine(IngressSpec("in", "queue", ("t",)), "bridge", "ingress", "dead", message_bytes_max=len(sent(RECORD).body))
     output, larger = small.output(RECORD), small.output(RECORD._replace(value=b"x" * 1000))
     assert output is not None
     assert larger is not None

@@ -12,19 +12,19 @@ from bascule.core.destination import Routing
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, encode_record, json_entry, send_entry
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.registry import joined, journal_position, plan_diverts
-from bascule.pipelines.spec import EARLIEST, Divert, Start
+from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition
 from bascule.writer.position import Position
 from tests.support.journal import text_message
 
 AT = Position("journal", "id", 0, 100, epoch=5, sequence=90)
 
 
-def starts(divert: Divert) -> Position:
+def starts(divert: DivertSpec) -> Position:
     return replace(AT, offset=0, epoch=-1, sequence=0) if divert.start.at == EARLIEST else replace(AT, offset=100)
 
 
-def divert(name: str, start: str = "latest", enabled: bool = True) -> Divert:
-    return Divert(name, "#", start=Start(start), enabled=enabled)
+def divert(name: str, start: str = "latest", enabled: bool = True) -> DivertSpec:
+    return DivertSpec(name, "#", start=StartPosition(start), enabled=enabled)
 
 
 def test_diverts_that_begin_together_are_members_at_once() -> None:
@@ -148,6 +148,6 @@ class History:
 def test_who_begins_in_the_middle_takes_nothing_of_a_dead_broker(first: int) -> None:
     history: Any = History(first)
     for offset in range(first, 9):
-        reader = JournalReader(journal_position("journal", "id", 0, offset, history), [Divert("all", "#")])
+        reader = JournalReader(journal_position("journal", "id", 0, offset, history), [DivertSpec("all", "#")])
         taken = [each.offset for record in history.all[offset:] for each in reader.take(record.offset(), record.key(), record.value())]
         assert taken == [at for at in (1, 2, 6, 7) if at >= offset]

@@ -14,7 +14,7 @@ from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver, run_pipelines
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import PipelineStopped, Query
-from bascule.pipelines.spec import Ingress, Pipelines
+from bascule.pipelines.spec import IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
 from bascule.writer.position import PositionTaken
 
@@ -44,7 +44,7 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
     """What a driver ends with whose queries have stopped for these reasons, or None when it goes on for so many polls."""
 
     class Fake:
-        def __init__(self, _pipelines: Pipelines) -> None:
+        def __init__(self, _pipelines: PipelinesSpec) -> None:
             self.left = polls
             self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}
 
@@ -63,7 +63,7 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
     monkeypatch.setattr(module, "POLL_S", 0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     try:
-        run_pipelines(Pipelines("a", {}), on_ready=lambda: None)
+        run_pipelines(PipelinesSpec("a", {}), on_ready=lambda: None)
     except PipelineStopped as error:
         return str(error)
     except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
     monkeypatch.setattr(Positions, "pass_over", lambda _, claims: passed.extend(claims) or list(claims))
     monkeypatch.setattr(Driver, "_mirror", lambda _: None)
     monkeypatch.setattr(module, "IDLE_S", 0)
-    driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     query = driver.queries["ingress:in"] = Query("ingress:in", lambda: None, Path(), failure=BAD)
     driver._claims["ingress:in"] = (claim,)
     looks: list[list[Claim]] = []
@@ -114,7 +114,7 @@ def test_an_idle_source_is_looked_after_once_for_each_end_of_its_batches(tmp_pat
 def test_an_ingress_whose_topics_are_gone_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "_matching", lambda *_: {})
     monkeypatch.setattr(Positions, "take_sources", lambda *_: [])
-    driver = Driver(Pipelines("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
+    driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     driver._claims["ingress:in"] = (Claim("ingress:in/t/0", "t", "id", 0, "driver.1"),)
-    assert driver._ingress_frame(Ingress("in", "queue", ("t",))) is None
+    assert driver._ingress_frame(IngressSpec("in", "queue", ("t",))) is None
     assert driver._claims == {"ingress:in": ()}

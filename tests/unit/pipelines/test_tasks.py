@@ -16,12 +16,12 @@ from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_en
 from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
-from bascule.pipelines.spec import Divert, Pipelines
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
 from bascule.writer.claims import Claim
 from bascule.writer.position import Position
 
-UPPER = Divert("upper", "orders", "out", select=("upper(text) AS value",))
+UPPER = DivertSpec("upper", "orders", "out", select=("upper(text) AS value",))
 START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 #: Typed as text, and none: the broker, which reads no bodies, takes it.
 NO_TEXT = section_bytes(PROPERTIES, [None] * 6 + [Symbol("text/plain")]) + section_bytes(DATA, b"\xff")
@@ -63,7 +63,7 @@ def written(
     value: bytes, made: dict[tuple[str, int, int], list[TransformedRecord]], failed: dict[tuple[str, int, int], str] | None = None
 ) -> Sequence[tuple[str, bytes]]:
     """Topics and values."""
-    task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
+    task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
     engine = DivertEngine("bridge", ("journal", 0), "dead")
     transformed = partial(task._transformed, made)
     found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
@@ -121,7 +121,7 @@ def test_what_transformations_make_is_held_up_to_so_many_bytes(monkeypatch: pyte
     )  # fmt: skip
     made = [{"divert": "upper", "offset": 1, "index": index, "has_key": False, "value": bytes(500)} for index in range(10)]
     batches = [pa.RecordBatch.from_pylist(made[:5], schema=schema), pa.RecordBatch.from_pylist(made[5:], schema=schema)]
-    task = DivertTask(Pipelines("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), made_bytes_max=room)
+    task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), made_bytes_max=room)
     if fits:
         assert len(list(task(iter(batches)))) == 1
     else:

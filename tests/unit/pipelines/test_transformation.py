@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bascule.core.errors import InvalidInput
-from bascule.pipelines.spec import Divert
+from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.transformation import transformed
 
 MODULE = """
@@ -42,5 +42,5 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_name_of_its_divert(
     monkeypatch.syspath_prepend(tmp_path)
     messages: Any = object()
     with pytest.raises(InvalidInput) as refused:
-        transformed(Divert("d", "#", function=f"{module}:{function}"), messages)
+        transformed(DivertSpec("d", "#", function=f"{module}:{function}"), messages)
     assert str(refused.value).startswith(f"divert 'd': {said}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Event, Transferred
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
@@ -132,7 +132,9 @@ class Wire:
 class Client:
     """A client's protocol engine on a wire of its own, open, with one session."""
 
-    def __init__(self, served: Served, container: str = "client", limits: Limits | None = None, *, product: str | None = None) -> None:
+    def __init__(
+        self, served: Served, container: str = "client", limits: ConnectionLimits | None = None, *, product: str | None = None
+    ) -> None:
         self.served = served
         self.wire = Wire()
         self.connection = served.connection()

@@ -18,7 +18,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
-from bascule.server.status import ConnectionStatus, QueueDetail, QueueStatus, RetentionHoldStatus, Status, SubscriptionStatus
+from bascule.server.status import BrokerStatus, ConnectionStatus, QueueDetail, QueueStatus, RetentionHoldStatus, SubscriptionStatus
 from bascule.server.tls import client_context, server_context
 from tests.support.certificates import Authority
 
@@ -33,7 +33,7 @@ class Broker:
     """A broker's status, to be changed at will."""
 
     def __init__(self) -> None:
-        self.now = Status(
+        self.now = BrokerStatus(
             bridge="demo",
             version="1",
             state="active",
@@ -48,7 +48,7 @@ class Broker:
         self.acted: list[tuple[str, Mapping[str, Any]]] = []
         self.denied: tuple[Permission, str] | None = None
 
-    def status(self) -> Status:
+    def status(self) -> BrokerStatus:
         return self.now
 
     def authorize(self, permission: Permission, address: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bascule.amqp import hot
 from bascule.amqp.events import Detached, Dispositioned, SessionEnded
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target
 from bascule.server.actions import ACTIONS
 from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
@@ -39,7 +39,7 @@ async def test_credit_that_comes_with_the_attach_is_served(drain: bool) -> None:
 async def test_a_queue_that_is_deleted_under_a_consumer_with_a_full_window_ends_that_consumer_alone() -> None:
     served = Served()
     served.fill("q", 20)
-    client = Client(served, limits=Limits(incoming_window_frames=4))
+    client = Client(served, limits=ConnectionLimits(incoming_window_frames=4))
     link, other = client.consumer("q"), client.consumer("another", credit=1, name="other")
     link.flow(20)
     client.say()  # and does not listen yet: 4 messages are on their way, the others wait for the window

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.limits import Limits
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, SaslClient
 from tests.unit.server.served import QUEUE, Client, Served, run_async
@@ -86,7 +86,7 @@ async def test_what_a_client_that_stands_still_holds_is_free_after_the_idle_time
 async def test_a_socket_that_does_not_take_the_last_words_is_cut() -> None:
     served = Served(idle_timeout_s=0.1)
     client = Client(served)
-    client.connection.amqp.limits = Limits(close_timeout_s=0.1)
+    client.connection.amqp.limits = ConnectionLimits(close_timeout_s=0.1)
     await until(lambda: client.wire.aborted)
     client.listen()
     assert client.amqp.closed

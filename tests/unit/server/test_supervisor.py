@@ -18,7 +18,7 @@ import pytest
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.embedded.process import PortInUse
-from bascule.server.supervisor import BACKOFF_MAX_S, STEADY_S, CommandPart, State, Supervisor, backoff_s, choose_ports
+from bascule.server.supervisor import BACKOFF_MAX_S, STEADY_S, CommandPart, PartState, Supervisor, backoff_s, choose_ports
 
 SERVES = "import signal; print('ready now', flush=True); signal.pause()"
 
@@ -114,7 +114,7 @@ def test_deaths_in_a_row_wait_longer_and_a_steady_run_forgets_them(tmp_path: Pat
         supervisor.look(now_s)
         until(broker.ready)
         supervisor.look(now_s)
-        assert watched.state is State.READY
+        assert watched.state is PartState.READY
         broker.stop(5)
         now_s += after_s
         supervisor.look(now_s)

@@ -10,7 +10,7 @@ import pytest
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.writer.errors import PositionMoved, TransactionFault, TransitionMissing, Unwritable, WriteDenied
-from bascule.writer.incarnation import Attempt, Event, Identity, Incarnation, State
+from bascule.writer.incarnation import Attempt, Identity, Incarnation, IncarnationEvent, IncarnationState
 from bascule.writer.reading import ReadingViolation
 from bascule.writer.transactional import Writer, WriterViolation
 
@@ -389,8 +389,8 @@ def test_closed_writer_gives_its_incarnation_up(kafka: Kafka) -> None:
 def test_event_that_the_table_does_not_have_is_a_defect() -> None:
     incarnation: Incarnation[None] = Incarnation(None)
     with pytest.raises(TransitionMissing, match="COMMIT in state NEW"):
-        incarnation.move(Event.COMMIT)
-    assert incarnation.state is State.NEW
+        incarnation.move(IncarnationEvent.COMMIT)
+    assert incarnation.state is IncarnationState.NEW
 
 
 # -- violations: each does the harm that its rule prevents -------------------------------------------------------------

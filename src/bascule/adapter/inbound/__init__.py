@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bascule.adapter.inbound.activation import Activation, Status
+    from bascule.adapter.inbound.activation import Activation, ActivationStatus
     from bascule.adapter.inbound.adapter import ResourceAdapter
     from bascule.adapter.inbound.log import InboundLog
     from bascule.adapter.inbound.record import Record
     from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Order, Start, Xa
 
-__all__ = ["Activation", "ActivationSpec", "Backoff", "InboundLog", "Order", "Record", "ResourceAdapter", "Start", "Status", "Xa"]
+__all__ = ["Activation", "ActivationSpec", "ActivationStatus", "Backoff", "InboundLog", "Order", "Record", "ResourceAdapter", "Start", "Xa"]
 
 _HOMES = {
     "Activation": "activation",
@@ -24,7 +24,7 @@ _HOMES = {
     "Record": "record",
     "ResourceAdapter": "adapter",
     "Start": "spec",
-    "Status": "activation",
+    "ActivationStatus": "activation",
     "Xa": "spec",
 }
 

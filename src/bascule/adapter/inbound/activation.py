@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from bascule.adapter.inbound.dead_letters import DeadLetters
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.delivering import AtLeastOnce, Deliverer, InTransaction, Mode
 from bascule.adapter.inbound.endpoint import Endpoint, check, name_of
 from bascule.adapter.inbound.log import InboundLog
@@ -61,7 +61,7 @@ _log = get_log("bascule.adapter")
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ActivationStatus:
     """How an activation stands. ``partitions`` says of each ``ready``, or what it waits for.
 
     ``blocked`` are those that wait for a transaction which this endpoint cannot finish.
@@ -103,12 +103,12 @@ class Activation:
         mode: Mode = InTransaction(xa, spec.delivery_timeout_s, lambda: workers.stopping) if xa is not None else AtLeastOnce(self._log)
         deliverer = self._deliverer = Deliverer(spec, self._log, mode, self.counts)
 
-        def handle(delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+        def handle(delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
             return deliverer.handle(workers, delivery, call)
 
         workers = Workers(spec, self._endpoint, handle, self.counts, self._fail)
         self._workers = workers
-        self._runs: dict[Place, Run[Delivery]] = {}
+        self._runs: dict[Place, Run[RecordDelivery]] = {}
         self._flowing: set[Place] = set()
         self._full = False
         self._full_places: set[Place] = set()
@@ -116,12 +116,12 @@ class Activation:
         self._behind: set[Place] = set()
         #: Taken over anew by this member: its client has read further than the group.
         self._anew_at: set[Place] = set()
-        self._asked: queue.SimpleQueue[tuple[Run[Delivery], Future[GroupOffset]]] = queue.SimpleQueue()
-        self._taken: queue.SimpleQueue[tuple[Run[Delivery], list[Delivery]]] = queue.SimpleQueue()
-        self._to_take: queue.SimpleQueue[Run[Delivery] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Run[RecordDelivery], Future[GroupOffset]]] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[tuple[Run[RecordDelivery], list[RecordDelivery]]] = queue.SimpleQueue()
+        self._to_take: queue.SimpleQueue[Run[RecordDelivery] | None] = queue.SimpleQueue()
         self._takers: list[threading.Thread] = []
         #: Read, and not yet both in the log and committed.
-        self._unscheduled: list[Delivery] = []
+        self._unscheduled: list[RecordDelivery] = []
         self._offsets: dict[Place, int] = {}
         #: Up to where the log says that they were read.
         self._advanced: dict[Place, int] = {}
@@ -179,7 +179,7 @@ class Activation:
             _log.warning("%s is stopped without %s", self.spec.group, ", ".join(left))
         return left
 
-    def status(self) -> Status:
+    def status(self) -> ActivationStatus:
         """How it stands now."""
         with self._workers.changed:
             scheduler = self._workers.scheduler
@@ -194,7 +194,7 @@ class Activation:
         blocked = tuple(str(run.place) for run in runs if run.blocked and not run.gone)
         stopped = next((f"{run.place} {run.trouble}" for run in runs if run.blocked and not run.gone), "") or unburied
         trouble = self._failure or self._trouble or (f"not there: {', '.join(self._missing)}" if self._missing else stopped)
-        return Status(
+        return ActivationStatus(
             self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble
         )  # fmt: skip
 
@@ -243,7 +243,7 @@ class Activation:
         for run, answer in asked:
             answer.set_result(held[run.place])
 
-    def _begin(self, consumer: GroupConsumer, run: Run[Delivery], deliveries: list[Delivery]) -> None:
+    def _begin(self, consumer: GroupConsumer, run: Run[RecordDelivery], deliveries: list[RecordDelivery]) -> None:
         if run.gone:
             return
         if run.place in self._anew_at:
@@ -338,11 +338,11 @@ class Activation:
 
     # -- taking over
 
-    def _take_each(self, runs: queue.SimpleQueue[Run[Delivery] | None]) -> None:
+    def _take_each(self, runs: queue.SimpleQueue[Run[RecordDelivery] | None]) -> None:
         while (run := runs.get()) is not None:
             self._take(run)
 
-    def _take(self, run: Run[Delivery]) -> None:
+    def _take(self, run: Run[RecordDelivery]) -> None:
         told = ""
         while not run.gone and not self._stopping.is_set():
             try:
@@ -358,7 +358,7 @@ class Activation:
                 _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
             self._stopping.wait(TAKE_AGAIN_S)
 
-    def _held(self, run: Run[Delivery]) -> GroupOffset | None:
+    def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
         """Where the group reads on, if the partition is this member's, as the group says when it is asked after this began.
 
         A process that stood still goes by what it believed before, until it is told.
@@ -371,7 +371,7 @@ class Activation:
                 return None if run.gone else offset
         return None
 
-    def _adopt(self, run: Run[Delivery], flights: Flights) -> list[Delivery]:
+    def _adopt(self, run: Run[RecordDelivery], flights: Flights) -> list[RecordDelivery]:
         """What was in flight of the partition, by offset."""
         found = read_again(self._kafka, run.place.topic, run.place.partition, flights.keys)
         deliveries = []

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, Status
+from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, ActivationStatus
 from bascule.adapter.inbound.endpoint import Endpoint
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.core.errors import InvalidInput, Unavailable
@@ -77,14 +77,14 @@ class ResourceAdapter:
         """
         with StopSignals() as stop:
             self.start()
-            broken: list[Status] = []
+            broken: list[ActivationStatus] = []
             while not broken and not stop.wait(LOOK_S):
                 broken = [status for status in self.status() if not status.running]
             self.stop(drain_s)
             if broken:
                 raise Unavailable(f"{broken[0].group} {broken[0].trouble}")
 
-    def status(self) -> list[Status]:
+    def status(self) -> list[ActivationStatus]:
         """Of each endpoint."""
         return [activation.status() for activation in self._activations]
 

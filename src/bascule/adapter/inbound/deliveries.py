@@ -51,7 +51,7 @@ PHASES: Final = Transitions[Phase, DeliveryStep](
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class RecordDelivery:
     """A record on its way to an endpoint. ``keys`` are those of the inbound log that say it is in flight."""
 
     ref: Ref

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from bascule.adapter.inbound.deliveries import Delivery, Phase
+from bascule.adapter.inbound.deliveries import Phase, RecordDelivery
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.log_protocol import Superseded
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
@@ -42,10 +42,10 @@ class NotNow(BasculeError):
 class Mode(Protocol):
     """How a record is handled, and how it is moved away."""
 
-    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+    def deliver(self, delivery: RecordDelivery, work: Callable[[], None]) -> None:
         """Raises Superseded, NotNow, Late, or why it failed; then it is in flight as before."""
 
-    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+    def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
         """To the retry or dead-letter topic. Raises as ``deliver`` does, and TooLarge."""
 
 
@@ -55,12 +55,12 @@ class AtLeastOnce:
     def __init__(self, log: InboundLog) -> None:
         self._log = log
 
-    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+    def deliver(self, delivery: RecordDelivery, work: Callable[[], None]) -> None:
         """See Mode."""
         work()
         self._log.done(delivery.ref.place, delivery.keys)
 
-    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+    def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
         """See Mode. Killed in between, the record is in both."""
         await_stored(self._log.append(outgoing))
         self._log.done(delivery.ref.place, delivery.keys, wait=True)
@@ -74,11 +74,11 @@ class InTransaction:
         self._timeout_s = timeout_s
         self._stopping = stopping
 
-    def deliver(self, delivery: Delivery, work: Callable[[], None]) -> None:
+    def deliver(self, delivery: RecordDelivery, work: Callable[[], None]) -> None:
         """See Mode."""
         self._run(delivery.ref, work)
 
-    def move(self, delivery: Delivery, outgoing: Outgoing) -> None:
+    def move(self, delivery: RecordDelivery, outgoing: Outgoing) -> None:
         """See Mode."""
 
         def send() -> None:
@@ -146,7 +146,7 @@ class Deliverer:
         #: Records that hold up their lanes since no dead letter can be written of them, and why.
         self.unburied: dict[Ref, str] = {}
 
-    def handle(self, workers: Workers, delivery: Delivery, call: Callable[[Record], None]) -> float | None:
+    def handle(self, workers: Workers, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
         """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
 
         def work() -> None:
@@ -181,7 +181,7 @@ class Deliverer:
             return time.monotonic() + AWAY_PAUSE_S
         return None
 
-    def _deliver(self, workers: Workers, delivery: Delivery, work: Callable[[], None]) -> None:
+    def _deliver(self, workers: Workers, delivery: RecordDelivery, work: Callable[[], None]) -> None:
         try:
             self._mode.deliver(delivery, work)
             self._counts.add("delivered")
@@ -196,7 +196,7 @@ class Deliverer:
             self._counts.add("failed")
             delivery.failure = error
 
-    def _failed(self, delivery: Delivery, error: BaseException) -> float | None:
+    def _failed(self, delivery: RecordDelivery, error: BaseException) -> float | None:
         record, spec = delivery.record, self._spec
         failures = record.failures + 1
         _log.warning("%s-%d, offset %d failed (%d of %d): %s", *record_at(record), failures, spec.retries + 1, cause_of(error))
@@ -221,7 +221,7 @@ class Deliverer:
         self._counts.add("retried")
         return None
 
-    def _bury(self, delivery: Delivery, error: BaseException) -> None:
+    def _bury(self, delivery: RecordDelivery, error: BaseException) -> None:
         """To the dead letters; without what they have no room for, for its lane shall not stand for ever."""
         crash.point("inbound.dead_letter.before")
         try:
@@ -234,7 +234,7 @@ class Deliverer:
         self.unburied.pop(delivery.ref, None)
         self._counts.add("dead_lettered")
 
-    def _bury_without(self, left_out: str, delivery: Delivery, error: BaseException, refused: TooLarge) -> None:
+    def _bury_without(self, left_out: str, delivery: RecordDelivery, error: BaseException, refused: TooLarge) -> None:
         _log.error("%s-%d, offset %d is dead-lettered without its %s: %s", *record_at(delivery.record), left_out, refused)
         self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error, left_out=left_out, why=str(refused)))
 

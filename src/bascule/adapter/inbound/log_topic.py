@@ -23,7 +23,7 @@ from bascule.kafka.compacted import (
     await_stored,
     trim,
 )
-from bascule.kafka.guards import Role, ensure
+from bascule.kafka.guards import TopicRole, ensure
 
 #: Source partitions are spread over so many partitions of the log: entries of one are in order, and do not wait for those of others.
 PARTITIONS = 8
@@ -197,7 +197,7 @@ class LogTopic:
             self._fold.apply(key, value)
 
     def _connected(self, _follow: Callable[[bytes, bytes | None], None], _begin: Callable[[], None]) -> LogClients:
-        ensure(self._kafka, self.topic, Role.MARKS, PARTITIONS, LOG_CONFIG)
+        ensure(self._kafka, self.topic, TopicRole.MARKS, PARTITIONS, LOG_CONFIG)
         many = Appender({"linger.ms": LINGER_MS, **self._kafka})
         return LogClients(Appender(self._kafka), many, self._reader())
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from bascule.adapter.inbound.adapter import ResourceAdapter
 from bascule.core.errors import Unavailable
 
-#: Name -> what it says, and the field of Status.
+#: Name -> what it says, and the field of ActivationStatus.
 GAUGES = {
     "waiting": "records that wait for a worker or for their next try",
     "delayed": "records that wait for their next try",

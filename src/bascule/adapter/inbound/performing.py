@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from bascule.adapter.inbound.deliveries import Delivery
+from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import record_of
 from bascule.adapter.inbound.spec import ActivationSpec
@@ -27,7 +27,7 @@ class BlockingTakeover:
     """The effects of a takeover, blocking."""
 
     def __init__(
-        self, spec: ActivationSpec, log: InboundLog, run: Run[Delivery], held: Callable[[Run[Delivery]], GroupOffset | None]
+        self, spec: ActivationSpec, log: InboundLog, run: Run[RecordDelivery], held: Callable[[Run[RecordDelivery]], GroupOffset | None]
     ) -> None:
         self._spec = spec
         self._log = log
@@ -81,7 +81,7 @@ class BlockingReading:
     log: InboundLog
     consumer: GroupConsumer
     workers: Workers
-    deliveries: list[Delivery]
+    deliveries: list[RecordDelivery]
     ends: Sequence[Ref]
     advanced: dict[Place, int]
     take_anew: Callable[[Collection[Place]], None]
@@ -116,9 +116,9 @@ class BlockingReading:
 
 def delivery_of(
     spec: ActivationSpec, ref: Ref, received: KafkaRecord, keys: tuple[bytes, ...] = (), *, failures: int = 0, redelivered: bool = False
-) -> Delivery:
+) -> RecordDelivery:
     """Return the delivery of a record that was read, or found in flight under ``keys``; not before its time if it failed before."""
     record, due_ms = record_of(received, spec.retry_topic, failures=failures, redelivered=redelivered)
     # Whoever may write to the retry topic parks nothing for ever.
     pause_s = min(due_ms / 1000 - time.time(), spec.backoff.longest_s)
-    return Delivery(ref, record, keys or (key_of(FLIGHT, ref),), time.monotonic() + pause_s if pause_s > 0 else 0.0)
+    return RecordDelivery(ref, record, keys or (key_of(FLIGHT, ref),), time.monotonic() + pause_s if pause_s > 0 else 0.0)

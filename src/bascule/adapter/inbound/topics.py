@@ -8,7 +8,7 @@ from typing import Any
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS
-from bascule.kafka.guards import Role, ensure
+from bascule.kafka.guards import TopicRole, ensure
 
 #: For the headers that a record is given when it has failed.
 HEADERS_BYTES_MAX = 16 << 10
@@ -27,7 +27,7 @@ def set_up(kafka: Mapping[str, Any], spec: ActivationSpec) -> None:
     largest = max([RECORD_BYTES, *sizes]) + HEADERS_BYTES_MAX
     config = {"retention.ms": "-1", "max.message.bytes": str(largest)}
     for topic, partitions in ((spec.retry_topic, RETRY_PARTITIONS), (spec.dead_letter_topic, 1)):
-        ensure(kafka, topic, Role.WAITING, partitions, config, record_bytes=largest)
+        ensure(kafka, topic, TopicRole.WAITING, partitions, config, record_bytes=largest)
 
 
 def missing(kafka: Mapping[str, Any], spec: ActivationSpec) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
 
-from bascule.adapter.inbound.deliveries import Delivery, DeliveryStep, Phase
+from bascule.adapter.inbound.deliveries import DeliveryStep, Phase, RecordDelivery
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.scheduler import Scheduler
@@ -48,7 +48,7 @@ class Late(BasculeError):
 class _Worker:
     name: str
     thread: threading.Thread | None = None
-    delivery: Delivery | None = None
+    delivery: RecordDelivery | None = None
     since_s: float = 0.0
 
 
@@ -77,7 +77,7 @@ class Counts:
 
 
 #: Handles a delivery by means of an endpoint; gives when to try it again (monotonic seconds), or None when that is not needed.
-Handle = Callable[[Delivery, Callable[[Record], None]], float | None]
+Handle = Callable[[RecordDelivery, Callable[[Record], None]], float | None]
 
 
 class Workers:
@@ -92,7 +92,7 @@ class Workers:
         self.changed = threading.Condition(lock)
         #: Somebody is at work no more: few wait for it, and not the workers.
         self._released = threading.Condition(lock)
-        self.scheduler: Scheduler[Delivery] = Scheduler(spec.order)
+        self.scheduler: Scheduler[RecordDelivery] = Scheduler(spec.order)
         self.gone: set[str] = set()
         self._spec = spec
         self._endpoint = endpoint
@@ -113,7 +113,7 @@ class Workers:
                 self._add()
         lasting_thread(self._watch, f"bascule-watch-{self._spec.group}", on_failure=self._on_failure).start()
 
-    def add(self, deliveries: list[Delivery]) -> None:
+    def add(self, deliveries: list[RecordDelivery]) -> None:
         """They are to be delivered."""
         with self.changed:
             for delivery in deliveries:
@@ -129,7 +129,7 @@ class Workers:
             self.changed.notify_all()
             return self._released.wait_for(lambda: not self.scheduler.running(token), drain_s) if drain_s else True
 
-    def settle(self, delivery: Delivery) -> None:
+    def settle(self, delivery: RecordDelivery) -> None:
         """Its endpoint has returned. Raises Late where it had been given up before."""
         with self.changed:
             if delivery.phase is not Phase.WORKING:
@@ -193,7 +193,7 @@ class Workers:
                 if not self._stopping and len(self._workers) < self._spec.workers:
                     self._add()
 
-    def _next(self, worker: _Worker) -> Delivery | None:
+    def _next(self, worker: _Worker) -> RecordDelivery | None:
         with self.changed:
             while not self._stopping:
                 now_s = time.monotonic()
@@ -207,7 +207,7 @@ class Workers:
                 self.changed.wait(None if due_s is None else due_s - now_s)
             return None
 
-    def _finished(self, worker: _Worker, delivery: Delivery, again_s: float | None) -> None:
+    def _finished(self, worker: _Worker, delivery: RecordDelivery, again_s: float | None) -> None:
         with self.changed:
             worker.delivery = None
             delivery.step(DeliveryStep.FINISHED)
@@ -235,7 +235,7 @@ class Workers:
         self._counts.add("hung")
         # The thread keeps the old object, which says to it that it is late.
         delivery.step(DeliveryStep.HANGS)
-        failed = Delivery(delivery.ref, delivery.record, delivery.keys, failure=Hung(said))
+        failed = RecordDelivery(delivery.ref, delivery.record, delivery.keys, failure=Hung(said))
         self.scheduler.replace(delivery, failed)
         self._workers.remove(worker)
         self._lost.append(worker)

@@ -1,6 +1,6 @@
 """Connection factories: pooled connections that send, plainly, in Kafka transactions, or as a part of the current transaction.
 
-bind("kafka/orders", ConnectionFactory({"bootstrap.servers": "127.0.0.1:9092"}))
+bind("kafka/orders", KafkaConnectionFactory({"bootstrap.servers": "127.0.0.1:9092"}))
 with lookup("kafka/orders").connection() as connection:
     connection.send("orders", b"...")
 """
@@ -137,7 +137,7 @@ class _Plain:
         self._under_way.flush()
 
     def begin(self) -> None:
-        raise OutOfOrder("connections of this factory have no transactions: ConnectionFactory(..., transacted=KafkaTransactions(...))")
+        raise OutOfOrder("connections of this factory have no transactions: KafkaConnectionFactory(..., transacted=KafkaTransactions(...))")
 
     commit = rollback = begin
 
@@ -235,8 +235,8 @@ class _InCurrentTransaction:
     close = validate
 
 
-class Connection:
-    """Made by ``ConnectionFactory.connection``; for one thread at a time, and given back by ``close`` or ``with``."""
+class KafkaConnection:
+    """Made by ``KafkaConnectionFactory.connection``; for one thread at a time, and given back by ``close`` or ``with``."""
 
     def __init__(self, pool: Pool[_Physical]) -> None:
         self._pool = pool
@@ -320,7 +320,7 @@ class Connection:
             raise
 
 
-class ConnectionFactory:
+class KafkaConnectionFactory:
     """Connections to a Kafka. Safe for threads; nothing is opened before the first connection."""
 
     def __init__(
@@ -337,9 +337,9 @@ class ConnectionFactory:
         self._ensured = False
         self._pool: Pool[_Physical] = Pool(name, self._make, limits or PoolLimits())
 
-    def connection(self) -> Connection:
+    def connection(self) -> KafkaConnection:
         """One from the pool. Raises PoolExhausted, PoolClosed, Unavailable."""
-        return Connection(self._pool)
+        return KafkaConnection(self._pool)
 
     def leases(self, longer_than_s: float = 0.0) -> list[LeaseInfo]:
         """The leak report: connections that are out for so long, who took them and where."""

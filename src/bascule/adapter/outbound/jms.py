@@ -13,13 +13,13 @@ from bascule.core.kafka_records import Outgoing
 from bascule.jms.to_kafka import record_of, target_topic
 
 if TYPE_CHECKING:
-    from bascule.adapter.outbound.factory import Connection
+    from bascule.adapter.outbound.factory import KafkaConnection
 
 
 class JmsSession:
-    """Made by ``Connection.jms``. A queue and a topic of JMS are the Kafka topic of their name, or what the template makes of it."""
+    """Made by ``KafkaConnection.jms``. A queue and a topic of JMS are the Kafka topic of their name, or what the template makes of it."""
 
-    def __init__(self, connection: Connection, key: str, topic: str) -> None:
+    def __init__(self, connection: KafkaConnection, key: str, topic: str) -> None:
         """``key`` is a divert's choice: ``message-id``, ``correlation-id``, ``group-id``, ``property:NAME`` or ``none``."""
         self._connection = connection
         self._key = key

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from bascule.adapter.outbound.factory import ConnectionFactory
+    from bascule.adapter.outbound.factory import KafkaConnectionFactory
 
 
 class Registry:
     """Names such as ``kafka/orders``. Safe for threads."""
 
     def __init__(self) -> None:
-        self._factories: dict[str, ConnectionFactory] = {}
+        self._factories: dict[str, KafkaConnectionFactory] = {}
         self._lock = threading.Lock()
 
-    def bind(self, name: str, factory: ConnectionFactory, *, again: bool = False) -> None:
+    def bind(self, name: str, factory: KafkaConnectionFactory, *, again: bool = False) -> None:
         """``again``: the name may stand for another one so far. Raises InvalidInput."""
         if not name or name != name.strip("/ ") or "//" in name:
             raise InvalidInput(f"{name!r} is no name: words with / between them are, kafka/orders for one")
@@ -33,7 +33,7 @@ class Registry:
         with self._lock:
             self._factories.pop(name, None)
 
-    def lookup(self, name: str) -> ConnectionFactory:
+    def lookup(self, name: str) -> KafkaConnectionFactory:
         """Raises InvalidInput, which names what is nearest."""
         with self._lock:
             if (factory := self._factories.get(name)) is not None:
