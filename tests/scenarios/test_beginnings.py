@@ -17,11 +17,11 @@ from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import clients, transactional
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import READ_TIMEOUT_S
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import Position, PositionLost, PositionTaken, position_partition
+from bascule.writer.reading import READ_TIMEOUT_S
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import Run, carried_journal
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget

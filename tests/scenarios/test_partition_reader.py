@@ -44,3 +44,21 @@ def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_rea
     with pytest.raises(Unavailable, match=said) as raised:
         next(reader.to_end())
     assert type(raised.value) is error
+
+
+def test_it_reads_up_to_a_barrier_though_the_end_is_named_before_it(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.barrier"
+    Topics(client).create(topic, 1, {})
+    producer = Producer(client)
+
+    def append(value: bytes) -> None:
+        producer.produce(topic, value)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    append(b"first")
+    with closing(PartitionReader(client, topic, 0)) as reader:
+        reader.seek(0)
+        found = reader.to_end(barrier=1)
+        assert next(found).value() == b"first"
+        append(b"barrier")  # not there yet when the reader came to the end
+        assert [message.value() for message in found] == [b"barrier"]

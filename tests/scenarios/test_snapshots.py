@@ -11,8 +11,10 @@ import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.snapshots import CHUNK_BYTES, SnapshotStore
+from bascule.server.housekeeping import StoredMessages
 from tests.scenarios.conftest import Connect
 from tests.support.system import System, wait_for
 
@@ -63,6 +65,21 @@ def test_old_snapshots_are_cleaned_away_long_before_they_would_slow_a_start_down
         settings = topics.config(f"{small_steps.prefix}.{name}")
         assert settings["cleanup.policy"] == "compact"
         assert CHUNK_BYTES < int(settings["segment.bytes"]) < 1 << 28  # what is in the newest segment is never cleaned
+
+
+def test_read_behind_barrier_finds_the_same_snapshots_and_messages(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    for topic in ("snapshots", "store"):
+        Topics(client).create(f"{topic_prefix}.{topic}", 1, {"cleanup.policy": "compact"})
+    snapshots, store = SnapshotStore(client, f"{topic_prefix}.snapshots"), StoredMessages(client, f"{topic_prefix}.store")
+    snapshots.write("9-7", b"snapshot")
+    store.write({1: b"message"})
+    for read in range(2):
+        assert snapshots.read(behind_barrier=True) == snapshots.read() == {"9-7": b"snapshot"}
+        assert StoredMessages(client, f"{topic_prefix}.store").read(behind_barrier=True) == {1: b"message"}
+        assert TopicHistory(client, f"{topic_prefix}.store", 0).latest() == 2 + read
+    assert store.mids_now() == {1}
+    assert snapshots.journal_id("a") == SnapshotStore(client, f"{topic_prefix}.snapshots").journal_id("b") == "a"
 
 
 def test_a_snapshot_takes_all_older_ones_away_whoever_wrote_them_and_no_newer_one(kafka: EmbeddedKafka, topic_prefix: str) -> None:

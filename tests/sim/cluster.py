@@ -24,8 +24,6 @@ ANSWER_LOST: Final = 0.1
 #: How often a client takes a former leader for the leader, and how often it finds out when a request is not answered.
 STALE: Final = 0.5
 REFRESH: Final = 0.5
-#: Topics whose former leaders nobody asks. A broker that loads its state takes it for damage where the one contradicts the other.
-NO_FORMER: Final = ("journal", "snapshots")
 #: How often a new leader does not know the offsets of the batches that it has.
 FORGETFUL: Final = 0.5
 
@@ -124,7 +122,7 @@ class Cluster:
                 self.world.after(self.world.random.random() * LAG_MAX_MS, self._shrink, partition, node)
                 continue
             former = Former(node, partition.start, partition.end, partition.stable)
-            if self._elect(partition, without=node) and cut_off and partition.topic not in NO_FORMER:
+            if self._elect(partition, without=node) and cut_off:
                 partition.former = former
             partition.in_sync.discard(node)
         self.world.after(self.world.random.random() * 250, self.come_back, node)

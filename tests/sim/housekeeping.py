@@ -16,7 +16,8 @@ from bascule.broker.loading import Loader
 from bascule.broker.retention import Keeper, RetentionHold, RetentionViolation
 from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
-from bascule.kafka.snapshots import by_snapshot, joined, older_than, parted
+from bascule.kafka.snapshots import BARRIER_KEY, by_snapshot, joined, older_than, parted
+from bascule.server.housekeeping import BARRIER_KEY as STORE_BARRIER_KEY
 from bascule.writer.position import Position, position_key
 from tests.sim.effects import ProcessEffects, answered
 from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, KafkaFault, ToWrite
@@ -31,16 +32,27 @@ FETCH_MAX: Final = 12
 FOLLOW_MS: Final = 30.0
 #: How long what a broker has read of its state may be old when it reads on.
 DAWDLE_MS: Final = 200.0
+#: Pauses of a load pass so much faster.
+RETRY_MS: Final = 40.0
 #: So that most snapshots are in several records.
 CHUNK_BYTES: Final = 1_500
 ANNOUNCE_S: Final = 0.25
 INGRESS_ID: Final = "ingress"
 
 
-async def newest(kafka: Kafka, process: Process, topic: str) -> dict[bytes, bytes]:
-    """What a compacted topic holds, read piece by piece up to the end that it had. Raises Unavailable."""
+async def newest(kafka: Kafka, process: Process, topic: str, *, barrier_key: bytes | None = None) -> dict[bytes, bytes]:
+    """What a compacted topic holds, read piece by piece up to the end that it had; behind a barrier record, if there is a key for it.
+
+    Raises Unavailable.
+    """
     partition = kafka.partition(topic)
-    position, end = 0, await answered(kafka.end_of(process, partition))
+    if barrier_key is None:
+        end = await answered(kafka.end_of(process, partition))
+    else:
+        process.world.note("load behind barriers", process.name)
+        barrier = ToWrite(barrier_key, None)
+        end = 1 + await answered(kafka.request(process, f"Produce {topic}", lambda: partition.store(barrier), at=partition))
+    position = 0
     found: dict[bytes, bytes] = {}
     while position < end:
         records, position = await answered(kafka.fetch(process, partition, position, committed=False, count=FETCH_MAX))
@@ -84,14 +96,19 @@ class Following(ProcessEffects):
         await self._dawdle()
         return False
 
-    async def snapshots(self) -> Mapping[str, bytes]:
+    async def sleep(self, delay_s: float) -> None:
+        """In small."""
+        await self.process.sleep(delay_s * RETRY_MS)
+
+    async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
         """Every complete snapshot."""
         await self._dawdle()
-        return joined(await newest(self._kafka, self.process, SNAPSHOTS))
+        return joined(await newest(self._kafka, self.process, SNAPSHOTS, barrier_key=BARRIER_KEY if behind_barrier else None))
 
-    async def stored(self) -> Mapping[int, bytes]:
+    async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
         """The store."""
-        return {int(key): value for key, value in (await newest(self._kafka, self.process, STORE)).items()}
+        found = await newest(self._kafka, self.process, STORE, barrier_key=STORE_BARRIER_KEY if behind_barrier else None)
+        return {int(key): value for key, value in found.items()}
 
     async def range(self) -> tuple[int, int]:
         """The journal's offsets."""

@@ -59,6 +59,10 @@ class PositionReader:
         self._reached = 0
         self._positions: dict[str, Position] = {}
 
+    def now_s(self) -> float:
+        """The world's time."""
+        return self.process.world.now_ms / 1000
+
     @property
     def partitions(self) -> Sequence[int]:
         """The partition."""
@@ -136,9 +140,6 @@ class _Effects(PositionReader):
     def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
         super().__init__(kafka, process, position_partition(kafka, key))
         self._key = key
-
-    def now_s(self) -> float:
-        return self.process.world.now_ms / 1000
 
     async def sleep(self, seconds: float) -> None:
         await self.process.sleep(seconds * 1000 * HASTE)

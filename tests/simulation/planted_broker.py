@@ -40,6 +40,13 @@ def housekeepers(simulation: Simulation) -> None:
         broker.snapshot_records = 5
 
 
+def former_leaders(simulation: Simulation) -> None:
+    """Nodes of Kafka are cut off, while brokers make snapshots often and replace one another."""
+    simulation.nemesis.troubles = {"cut off node": 2.0, "take over": 1.0}
+    simulation.nemesis.pause_ms = 60.0
+    housekeepers(simulation)
+
+
 PLANTED: Final = (
     Planted(
         EpochViolation.GAP_NOT_READ, "an epoch does not read what lies between two of its records", ("zombie-ack", "lost", "duplicated")
@@ -63,6 +70,12 @@ PLANTED: Final = (
         ("zombie-ack",),
     ),
     Planted(FollowingViolation.LAST_RECORD_MISSED, "a load ends one record too early", ("lost", "stuck", "duplicated")),
+    Planted(
+        FollowingViolation.FORMER_LEADER_BELIEVED,
+        "a load takes for damage what a former leader answers",
+        ("stuck",),
+        former_leaders,
+    ),
     Planted(FollowingViolation.NEWEST_SNAPSHOT_ONLY, "a load tries no snapshot but the newest", ("stuck",), housekeepers),
     Planted(NodeViolation.CLIENTS_KEPT_OPEN, "clients stay connected when an epoch has ended", ("stuck",)),
     Planted(RetentionViolation.ONE_RECORD_TOO_MANY, "one record too many is trimmed", ("stuck", "divert-loss"), housekeepers),

@@ -19,8 +19,10 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.journal.reading import Trimmed
 from bascule.journal.records import DamagedRecord, ForeignRecord, RecordError
 
-#: How long Kafka may take to give records that are there.
+#: How long Kafka may take to give records that are there. Where a former leader answers in place of the leader, it is given as long.
 ANSWER_TIMEOUT_S: Final = 30.0
+#: Before topics that contradict one another are read again.
+RETRY_S: Final = 0.5
 HELP: Final = "Restore it; or delete all of Bascule's topics to begin anew"
 RECREATED: Final = f"was deleted and created again: what it held is gone. {HELP}"
 
@@ -37,10 +39,21 @@ class FollowingViolation(enum.StrEnum):
 
     LAST_RECORD_MISSED = "a load ends before the last record in front of the epoch's start"
     NEWEST_SNAPSHOT_ONLY = "a snapshot that is not announced is passed over, and no other one is tried"
+    FORMER_LEADER_BELIEVED = "topics that contradict one another are taken for damaged, though a former leader may have answered"
+
+
+class _Contradiction(BasculeError):
+    """Topics contradict one another: one of them is damaged, or a former leader, which knows less than is stored, has answered for it."""
+
+    retriable = True
+    scope = Scope.OPERATION
 
 
 class FollowingEffects(Protocol):
-    """What a load asks of its surroundings. Each method may raise Unavailable."""
+    """What a load asks of its surroundings. Each method may raise Unavailable.
+
+    With ``behind_barrier`` a table is read behind a barrier record, so that no former leader can answer (docs/adr/0013).
+    """
 
     def now_s(self) -> float:
         """Time of a monotonic clock."""
@@ -62,16 +75,20 @@ class FollowingEffects(Protocol):
         """Whether the journal's topic is another one than at the first start."""
         ...
 
-    async def snapshots(self) -> Mapping[str, bytes]:
+    async def sleep(self, delay_s: float) -> None:
+        """Return after some time, or when nobody wants the state any more."""
+        ...
+
+    async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
         """Every complete snapshot by its id."""
         ...
 
-    async def stored(self) -> Mapping[int, bytes]:
+    async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
         """Every record of the store by its mid."""
         ...
 
     async def range(self) -> tuple[int, int]:
-        """First offset of the journal, and its high watermark."""
+        """First offset of the journal, and its high watermark, as some node names them."""
         ...
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
@@ -102,25 +119,41 @@ class FollowingProtocol:
 
         Whoever serves may trim the journal before this one has read it, but only behind a newer snapshot. The snapshot of an epoch behind
         the wanted end is announced there, where this one does not look.
+
+        Topics that contradict one another are read again. Only reads that no former leader can answer show damage: snapshots and store
+        behind barrier records, and the journal behind the start record, which all replicas in sync have stored. Who stands by writes no
+        start record, so it gives no verdict: it reads again until it is elected.
         """
-        tried: list[str] | None = None
+        believed = FollowingViolation.FORMER_LEADER_BELIEVED in self._violations
+        tried: list[str] | None = None  # the snapshots of the last load that could show damage
+        certain = False
         while True:
-            candidates = await self._candidates()
+            candidates = await self._candidates(certain)
             try:
-                return await self._load(candidates)
-            except Trimmed as error:
+                return await self._load(candidates, certain)
+            except (Trimmed, _Contradiction) as error:
                 names, end = [each.id for each in candidates], self._effects.wanted_end()
                 if end is not None and any(each.epoch >= end for each in candidates):
                     raise Unavailable(f"{error}: another broker has begun a newer epoch, and this one must not serve") from error
                 if names == tried:
-                    raise DamagedRecord(f"{error}, and no usable snapshot covers what was before") from error
+                    raise DamagedRecord(f"{error}, and no usable snapshot covers what was before. {HELP}") from error
                 self._effects.note(Severity.INFO, "load anew", str(error))
-                tried, self.foreign = names, 0
+                tried, self.foreign = names if certain or believed else None, 0
+            if not believed:
+                certain = await self._elected()
 
-    async def _candidates(self) -> list[Snapshot]:
+    async def _elected(self) -> bool:
+        """Whether the start record is stored. If not, return after a pause. Raises Closed."""
+        if self._effects.wanted_end() is None:
+            await self._effects.sleep(RETRY_S)
+        if self._effects.closing():
+            raise Closed("the broker stops")
+        return self._effects.wanted_end() is not None
+
+    async def _candidates(self, certain: bool) -> list[Snapshot]:
         """The newest first."""
         found: list[Snapshot] = []
-        for name, data in (await self._effects.snapshots()).items():
+        for name, data in (await self._effects.snapshots(behind_barrier=certain)).items():
             try:
                 found.append(snapshots.decode(data))
             except DamagedRecord as error:
@@ -129,23 +162,21 @@ class FollowingProtocol:
             raise DamagedRecord(f"journal {self._topic} {RECREATED}")
         return sorted(found, key=lambda snapshot: snapshot.sequence, reverse=True)
 
-    async def _load(self, candidates: list[Snapshot]) -> Loader:
-        loader, position = await self._base(candidates)
+    async def _load(self, candidates: list[Snapshot], certain: bool) -> Loader:
+        loader, position = await self._base(candidates, certain)
         await self._apply(loader, position, self._wanted_end)
         loader.finish()
         return loader
 
-    async def _base(self, candidates: list[Snapshot]) -> tuple[Loader, int]:
+    async def _base(self, candidates: list[Snapshot], certain: bool) -> tuple[Loader, int]:
         """The newest snapshot that counts, or the whole journal, with all records that are there now, and the offset behind them."""
         # Also what no snapshot names: it was written for one that never came to be, and goes with the next.
-        stored = await self._effects.stored()
-        first, high = await self._effects.range()
+        stored = await self._effects.stored(behind_barrier=certain)
+        first, high = await self._range(certain)
         for newest in candidates[:1]:
             if newest.next_offset > high:
-                raise DamagedRecord(
-                    f"journal {self._topic} ends at offset {high}, and snapshot {newest.id} was made at {newest.next_offset}:"
-                    f" it has lost its end. {HELP}"
-                )
+                lost = f"journal {self._topic} has lost its end: it ends at offset {high}"
+                raise _Contradiction(f"{lost}; snapshot {newest.id} was made at {newest.next_offset}")
         for snapshot in candidates:
             loader = self._beginning(snapshot, stored, first)
             if loader is None:
@@ -163,6 +194,23 @@ class FollowingProtocol:
         position = await self._read_up(loader, high)
         self._read("the beginning", loader, position)
         return loader, position
+
+    async def _range(self, certain: bool) -> tuple[int, int]:
+        """First offset and high watermark. If ``certain``, the node that names them has the start record."""
+        effects, since_s = self._effects, self._effects.now_s()
+        while True:
+            first, high = await effects.range()
+            end = effects.wanted_end()
+            if not certain or end is None or high >= end:
+                return first, high
+            if effects.closing():
+                raise Closed("the broker stops")
+            if effects.now_s() - since_s > ANSWER_TIMEOUT_S:
+                raise Unavailable(
+                    f"journal {self._topic} has stored a record at offset {end - 1}, and a node names {high} as its end:"
+                    " that node is cut off from the others"
+                )
+            await effects.sleep(RETRY_S)
 
     def _read(self, base: str, loader: Loader, position: int) -> None:
         span = f"journal read from offset {loader.first_offset} to {position}"

@@ -115,6 +115,8 @@ class Loader:
         """The record at ``offset``. Raises RecordError when it cannot be used (ForeignRecord: pass it over, with an alarm)."""
         header, value = decode_header(value), value or b""
         if self.snapshot is not None and offset < self.snapshot.next_offset:
+            if header.kind is Kind.EPOCH and offset > self.snapshot.epoch:  # the snapshot was made in the last epoch before its offset
+                raise DamagedRecord(f"epoch {offset} begins before the end of snapshot {self.snapshot.id}: the journal has lost records")
             if self._old_fence.admits(offset, header) and header.kind is Kind.DATA:
                 self._fetch(header, value)
             return

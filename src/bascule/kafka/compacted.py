@@ -21,7 +21,7 @@ from bascule.kafka import clients
 from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, known_offset, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
-from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
+from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
 
 _log = get_log("bascule.kafka.compacted")
 
@@ -29,8 +29,6 @@ _log = get_log("bascule.kafka.compacted")
 APPEND_TIMEOUT_S = 30.0
 #: What is given up is told so at once, Kafka or not.
 PURGE_TIMEOUT_S = 1.0
-#: A transaction that was left open ends after ``transaction.timeout.ms``, 30 s but for a second try: wait somewhat longer than that.
-READ_TIMEOUT_S = 90.0
 #: A transaction of somebody at work is over long before; a longer one was left open by somebody who died.
 HELD_UP_S = 1.0
 #: What was done about that may have failed: Kafka was not there, or busy.
@@ -184,6 +182,48 @@ def _failure(record: Outgoing, error: KafkaError) -> Unavailable:
     return (TooLarge if error.code() in TOO_LARGE else Unavailable)(f"{record.topic}: {error.str()}")
 
 
+class _Barriers:
+    """Writes barrier records to partitions of a topic; as effects (``writer.reading.BarrierEffects``), to partition 0."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, key: bytes) -> None:
+        self._topic, self._key = topic, key
+        self._appender = Appender(kafka)
+        self.close = self._appender.close
+        self.now_s = time.monotonic
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partition of topics that have one."""
+        return [0]
+
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        """Store a barrier record in each. Raises Unavailable."""
+        return self.write(partitions, READ_TIMEOUT_S)
+
+    def write(self, partitions: Sequence[int], timeout_s: float) -> dict[int, int | None]:
+        """Store a barrier record in each; return its offset, None where it is not known. Raises Unavailable."""
+        deadline, topic = time.monotonic() + timeout_s, self._topic
+        sent = {each: self._appender.append(Outgoing(topic, self._key, None, partition=each)) for each in partitions}
+        found: dict[int, int | None] = {}
+        for partition, future in sent.items():
+            try:
+                found[partition] = future.result(max(0.0, deadline - time.monotonic()))
+            except OffsetUnknown:
+                found[partition] = None
+            except TimeoutError:
+                raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
+        return found
+
+
+def stored_barrier(kafka: Mapping[str, Any], topic: str, key: bytes) -> int:
+    """Store a barrier record in a topic of one partition; return its offset, up to which to read. Raises Unavailable."""
+    barriers = _Barriers(kafka, topic, key)
+    try:
+        return run_blocking(store_barriers(barriers))[0] - 1
+    finally:
+        barriers.close()
+
+
 class TableReader:
     """The newest records of partitions of a compacted topic, by key. Safe for threads.
 
@@ -212,7 +252,7 @@ class TableReader:
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._kafka = dict(kafka)
         self._barrier_key = barrier_key
-        self._barriers: Appender | None = None
+        self._barriers: _Barriers | None = None
         self._closed = False
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = clients.consumer(
@@ -253,27 +293,17 @@ class TableReader:
 
         ``held_up`` as for ``read``. Raises Unavailable.
         """
-        return self._known_by(read_behind_barrier(TableReads(self, timeout_s, held_up)), timeout_s)
+        return self._known_by(read_behind_barrier(TableReads(self, timeout_s, held_up), timeout_s), timeout_s)
 
     def write_barriers(self, partitions: Sequence[int], timeout_s: float = READ_TIMEOUT_S) -> dict[int, int | None]:
         """Store a barrier record in each of the partitions; return its offset, None where it is not known. Raises Unavailable."""
-        deadline = time.monotonic() + timeout_s
-        topic = self._at[0].topic
         with self._lock:
             if self._closed:  # by another thread: nobody would free the client
-                raise Unavailable(f"{topic}: the reader was closed")
+                raise Unavailable(f"{self._at[0].topic}: the reader was closed")
             if self._barriers is None:
-                self._barriers = Appender(self._kafka)
-            sent = {each: self._barriers.append(Outgoing(topic, self._barrier_key, None, partition=each)) for each in partitions}
-        found: dict[int, int | None] = {}
-        for partition, future in sent.items():
-            try:
-                found[partition] = future.result(max(0.0, deadline - time.monotonic()))
-            except OffsetUnknown:
-                found[partition] = None
-            except TimeoutError:
-                raise Unavailable(f"{topic} does not store a barrier record in time: its leader may be cut off from the replicas") from None
-        return found
+                self._barriers = _Barriers(self._kafka, self._at[0].topic, self._barrier_key)
+            barriers = self._barriers
+        return barriers.write(partitions, timeout_s)
 
     def ends(self, timeout_s: float = READ_TIMEOUT_S, *, stable: bool = False) -> dict[int, int]:
         """The high watermark of each partition, or its last stable offset, as some node names it. Raises Unavailable."""
@@ -381,6 +411,10 @@ class TableReads:
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
     ) -> None:
         self._reader, self._timeout_s, self._held_up = reader, timeout_s, held_up
+
+    def now_s(self) -> float:
+        """Return the time of a monotonic clock."""
+        return time.monotonic()
 
     @property
     def partitions(self) -> Sequence[int]:

@@ -222,11 +222,14 @@ class PartitionReader:
             )
         return Trimmed(f"{self._topic} begins at offset {first}, behind what was to be read ({self._position})")
 
-    def to_end(self) -> Iterator[Message]:
-        """Every record that is there, whatever compaction has left. Raises Unavailable when nothing comes any more."""
+    def to_end(self, barrier: int = -1) -> Iterator[Message]:
+        """Every record that is there, whatever compaction has left; the one at offset ``barrier``, too, where a node names an earlier end.
+
+        Raises Unavailable when nothing comes any more.
+        """
         idle_s = 0.0
         self.at_end = False
-        while not self.at_end:
+        while not self.at_end or self._position <= barrier:
             # The client waits for so long for as many as asked for, though it knows that it is at the end.
             messages = self.read(timeout_s=AT_END_S)
             idle_s = 0.0 if messages else idle_s + AT_END_S

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bascule.kafka.compacted import READ_TIMEOUT_S, Stored, TableReader
+from bascule.kafka.compacted import Stored, TableReader
 from bascule.writer.position import Position, PositionLost
+from bascule.writer.reading import READ_TIMEOUT_S
 
 
 class PositionReader:

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka import clients
+from bascule.kafka.compacted import stored_barrier
 from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
 
 log = get_log(__name__)
@@ -22,6 +23,8 @@ CHUNK_BYTES = 900_000
 JOURNAL_KEY = b"journal"
 #: Epoch and sequence of a snapshot, and which chunk of it.
 _CHUNK_KEY = re.compile(rb"\d+-\d+/(\d+|head)")
+#: Of barrier records: readers, also those of earlier releases, find the deletion of a snapshot that never was.
+BARRIER_KEY = b"0-0/head"
 
 
 class SnapshotStore:
@@ -33,19 +36,22 @@ class SnapshotStore:
         self._keys: dict[str, list[bytes]] | None = None  # of each snapshot, whole or not; None before the first read
         self._journal_id = ""
 
-    def read(self) -> dict[str, bytes]:
-        """Every complete, undamaged snapshot by its id. Raises Unavailable."""
-        chunks = self._chunks()
+    def read(self, *, behind_barrier: bool = False) -> dict[str, bytes]:
+        """Every complete, undamaged snapshot by its id. Raises Unavailable.
+
+        No decision may rest on a read without a barrier, for a former leader may answer.
+        """
+        chunks = self._chunks(stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1)
         self._keys = by_snapshot(chunks)
         return joined(chunks)
 
-    def _chunks(self) -> dict[bytes, bytes]:
+    def _chunks(self, barrier: int = -1) -> dict[bytes, bytes]:
         """The records of all snapshots, whole or not, by key; and the journal's id, which is kept."""
         reader = PartitionReader(self._kafka, self._topic, 0)
         chunks: dict[bytes, bytes] = {}
         try:
             reader.seek(reader.range()[0])
-            for message in reader.to_end():
+            for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if key != JOURNAL_KEY and not _CHUNK_KEY.fullmatch(key):
                     log.error("snapshots %s, offset %s: foreign record passed over", self._topic, message.offset())
@@ -60,6 +66,8 @@ class SnapshotStore:
 
     def journal_id(self, now: str) -> str:
         """The id that the journal's topic had when it was first seen, as ``read`` found it; else ``now``, kept. Raises Unavailable."""
+        if not self._journal_id:
+            self._chunks(stored_barrier(self._kafka, self._topic, BARRIER_KEY))
         if not self._journal_id:
             self._send({JOURNAL_KEY: now.encode()})
             self._journal_id = now

@@ -15,7 +15,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import READ_TIMEOUT_S, TableReader
+from bascule.kafka.compacted import TableReader
 from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
@@ -37,6 +37,7 @@ from bascule.writer.position import (
     position_key,
     position_partition,
 )
+from bascule.writer.reading import READ_TIMEOUT_S
 from bascule.writer.transactional import WRITE_DEADLINE_S
 
 log = get_log(__name__)

@@ -124,15 +124,19 @@ class _Effects:
         """Return the id of the journal's topic. Raises Unavailable."""
         return Topics(self._place.kafka).id(self._place.topics.journal)
 
-    async def snapshots(self) -> Mapping[str, bytes]:
+    async def sleep(self, delay_s: float) -> None:
+        """Return early when nobody wants the state any more."""
+        self.over.wait(delay_s)
+
+    async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
         """Raises Unavailable."""
         self._snapshots = SnapshotStore(self._place.kafka, self._place.topics.snapshots)
-        return self._snapshots.read()
+        return self._snapshots.read(behind_barrier=behind_barrier)
 
-    async def stored(self) -> Mapping[int, bytes]:
+    async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
         """Raises Unavailable."""
         self.store = StoredMessages(self._place.kafka, self._place.topics.store)
-        return self.store.read()
+        return self.store.read(behind_barrier=behind_barrier)
 
     async def range(self) -> tuple[int, int]:
         """Raises Unavailable."""

@@ -11,7 +11,7 @@ from bascule.broker.retention import RetentionHold
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, await_stored, trim
+from bascule.kafka.compacted import Appender, await_stored, stored_barrier, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
@@ -27,6 +27,8 @@ log = get_log(__name__)
 
 T = TypeVar("T")
 
+#: Of barrier records in the store: readers, also those of earlier releases, find the deletion of a message that never was.
+BARRIER_KEY = b"0"
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
 
@@ -40,9 +42,10 @@ class StoredMessages:
         self._next_offset = 0
         self._mids: set[int] = set()
 
-    def read(self) -> dict[int, bytes]:
-        """All of them. Raises Unavailable."""
-        return {mid: value for mid, value in dict(self._records()).items() if value is not None}
+    def read(self, *, behind_barrier: bool = False) -> dict[int, bytes]:
+        """All of them. Raises Unavailable. No decision may rest on a read without a barrier, for a former leader may answer."""
+        barrier = stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1
+        return {mid: value for mid, value in dict(self._records(barrier)).items() if value is not None}
 
     def mids_now(self) -> set[int]:
         """Of all of them, also of those that came after ``read``. Raises Unavailable."""
@@ -50,12 +53,12 @@ class StoredMessages:
             pass
         return set(self._mids)
 
-    def _records(self) -> Iterator[tuple[int, bytes | None]]:
+    def _records(self, barrier: int = -1) -> Iterator[tuple[int, bytes | None]]:
         """What has been written since the last time; None for what is gone."""
         reader = PartitionReader(self._kafka, self._topic, 0)
         try:
             reader.seek(max(reader.range()[0], self._next_offset))
-            for message in reader.to_end():
+            for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if not key.isdigit():
                     log.error("store %s, offset %s: foreign record passed over", self._topic, message.offset())

@@ -15,8 +15,13 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
+from bascule.core.errors import Unavailable
+
 T_co = TypeVar("T_co", covariant=True)
 
+#: How long barrier records are written again. A transaction that was left open ends after ``transaction.timeout.ms``, 30 s but for a second
+#: try: a read waits somewhat longer than that.
+READ_TIMEOUT_S: Final = 90.0
 #: The key of barrier records, unless a table's reader is given another one.
 BARRIER_KEY: Final = b"barrier"
 
@@ -29,8 +34,12 @@ class ReadingViolation(enum.StrEnum):
     UNKNOWN_OFFSET_TRUSTED = "a barrier whose offset is not known counts as reached"
 
 
-class TableEffects(Protocol[T_co]):
-    """Partitions of a compacted topic. Each method may raise Unavailable."""
+class BarrierEffects(Protocol):
+    """Partitions of a topic that barrier records are written to."""
+
+    def now_s(self) -> float:
+        """Time of a monotonic clock."""
+        ...
 
     @property
     def partitions(self) -> Sequence[int]:
@@ -38,8 +47,12 @@ class TableEffects(Protocol[T_co]):
         ...
 
     async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
-        """Store a barrier record in each partition; return its offset, None where it is stored at an unknown offset."""
+        """Store a barrier record in each partition; return its offset, None where it is stored at an unknown offset. Raises Unavailable."""
         ...
+
+
+class TableEffects(BarrierEffects, Protocol[T_co]):
+    """Partitions of a compacted topic. Each method may raise Unavailable."""
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
         """Return each partition's high watermark (or last stable offset), as some node names it."""
@@ -50,18 +63,33 @@ class TableEffects(Protocol[T_co]):
         ...
 
 
-async def read_behind_barrier(table: TableEffects[T_co], *, violations: Collection[enum.StrEnum] = frozenset()) -> T_co:
-    """Return all that was committed when the call began, whichever node answers. Raises Unavailable."""
-    if ReadingViolation.NO_BARRIER in violations or ReadingViolation.LAST_STABLE_OFFSET in violations:
-        return await read_latest(table, violations=violations)
+async def store_barriers(
+    table: BarrierEffects, timeout_s: float = READ_TIMEOUT_S, *, violations: Collection[enum.StrEnum] = frozenset()
+) -> dict[int, int]:
+    """Store a barrier record in each partition and return the offset behind it.
+
+    A record at an unknown offset proves nothing: another one is written, for ``timeout_s``. Raises Unavailable.
+    """
     ends: dict[int, int] = {}
+    since_s = table.now_s()
     while missing := [partition for partition in table.partitions if partition not in ends]:
+        if table.now_s() - since_s > timeout_s:
+            raise Unavailable(f"Kafka does not say at which offsets it has stored barrier records in {missing}, for {timeout_s:.0f} s")
         for partition, offset in (await table.write_barriers(missing)).items():
             if offset is not None:
                 ends[partition] = offset + 1
             elif ReadingViolation.UNKNOWN_OFFSET_TRUSTED in violations:
                 ends[partition] = 0
-    return await table.read_to(ends)
+    return ends
+
+
+async def read_behind_barrier(
+    table: TableEffects[T_co], timeout_s: float = READ_TIMEOUT_S, *, violations: Collection[enum.StrEnum] = frozenset()
+) -> T_co:
+    """Return all that was committed when the call began, whichever node answers. Raises Unavailable."""
+    if ReadingViolation.NO_BARRIER in violations or ReadingViolation.LAST_STABLE_OFFSET in violations:
+        return await read_latest(table, violations=violations)
+    return await table.read_to(await store_barriers(table, timeout_s, violations=violations))
 
 
 async def read_latest(table: TableEffects[T_co], *, violations: Collection[enum.StrEnum] = frozenset()) -> T_co:

@@ -34,6 +34,10 @@ class Topics:
         self.over = False
         self.other_topic = False
         self.lost = 0  # records of the journal's end
+        self.former_snapshots: Mapping[str, bytes] | None = None  # as a former leader has them
+        self.former_store: Mapping[int, bytes] | None = None
+        self.former_ends = 0  # how often a former leader that has lost records is asked for the end
+        self.on_sleep: Callable[[], None] = lambda: None
         self.time_s = 0.0
         self.notes: list[str] = []
         self.before_read: Callable[[int], None] = lambda _: None
@@ -54,13 +58,20 @@ class Topics:
     async def recreated(self) -> bool:
         return self.other_topic
 
-    async def snapshots(self) -> Mapping[str, bytes]:
-        return dict(self.kept)
+    async def sleep(self, delay_s: float) -> None:
+        self.time_s += delay_s
+        self.on_sleep()
 
-    async def stored(self) -> Mapping[int, bytes]:
-        return dict(self.store)
+    async def snapshots(self, *, behind_barrier: bool) -> Mapping[str, bytes]:
+        return dict(self.kept if behind_barrier or self.former_snapshots is None else self.former_snapshots)
+
+    async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
+        return dict(self.store if behind_barrier or self.former_store is None else self.former_store)
 
     async def range(self) -> tuple[int, int]:
+        if self.former_ends:
+            self.former_ends -= 1
+            return self.first, len(self.broker.log.records) - 3
         return self.first, len(self.broker.log.records) - self.lost
 
     async def read(self, offset: int) -> Sequence[tuple[int, bytes | None]]:
@@ -112,6 +123,20 @@ def waiting(loader: Loader) -> list[bytes | None]:
 
 def bodies(*names: str) -> list[bytes]:
     return [message_bytes(name) for name in names]
+
+
+def trim_to_a_snapshot(topics: Topics) -> str:
+    """Take all that waits, send "c", make a snapshot, and trim the journal to what it needs; return its id."""
+    receiver = topics.broker.attach(topics.broker.engine.queue("q"), 10)
+    topics.broker.settle()
+    for message in receiver.messages:
+        topics.broker.engine.acknowledge(receiver.consumer, message)
+    topics.broker.settle()
+    topics.send("c")
+    topics.kept.clear()
+    name = topics.snapshot()
+    topics.first = snapshots.decode(topics.kept[name]).first_offset()
+    return name
 
 
 @pytest.fixture
@@ -227,11 +252,17 @@ def test_journal_trimmed_by_a_newer_epoch_is_not_served(topics: Topics) -> None:
         topics.load()
 
 
+def _lose_end(topics: Topics) -> None:
+    """Two records of the journal are gone, and the start record is stored in place of one of them."""
+    del topics.broker.log.records[-3:]
+    topics.broker.start()
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (lambda topics: setattr(topics, "other_topic", True), "was deleted and created again"),
-        (lambda topics: setattr(topics, "lost", 3), "it has lost its end"),
+        (_lose_end, "has lost its end"),
     ],
     ids=["recreated", "cut off"],
 )
@@ -241,6 +272,82 @@ def test_journal_that_is_not_what_it_was_is_refused(topics: Topics, spoil: Calla
     spoil(topics)
     with pytest.raises(DamagedRecord, match=reason):
         topics.ends().load()
+
+
+def test_journal_that_has_lost_its_end_stays_damaged_when_later_epochs_have_filled_the_place(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    del topics.broker.log.records[-3:]
+    for _ in range(5):
+        topics.broker.start()
+    with pytest.raises(DamagedRecord, match=r"epoch \d begins before the end of snapshot .*: the journal has lost records"):
+        topics.ends().load()
+
+
+def test_former_leader_of_the_snapshots_is_not_believed(topics: Topics) -> None:
+    topics.send("a")
+    topics.snapshot()
+    topics.former_snapshots = dict(topics.kept)
+    topics.send("b")
+    trim_to_a_snapshot(topics)
+    assert waiting(topics.ends().load()) == bodies("c")
+    assert any(note.startswith("load anew") for note in topics.notes)
+
+
+def test_former_leader_of_the_store_is_not_believed(topics: Topics) -> None:
+    topics.send("a")
+    name = trim_to_a_snapshot(topics)
+    taken = snapshots.decode(topics.kept[name])
+    mid = taken.mids[0][0]
+    taken.stored = [mid]
+    topics.kept[name] = snapshots.encode(taken)
+    topics.store, topics.former_store = {mid: topics.broker.log.records[topics.first][1]}, {}
+    topics.first = taken.next_offset
+    assert waiting(topics.ends().load()) == bodies("c")
+
+
+def test_former_leader_of_the_journal_is_asked_again(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    topics.former_ends = 3
+    assert waiting(topics.ends().load()) == bodies("a", "b")
+    assert topics.former_ends == 0
+
+
+def test_former_leader_of_the_journal_that_stays_is_no_damage(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    topics.former_ends = 1_000
+    with pytest.raises(Unavailable, match=r"names . as its end: that node is cut off from the others"):
+        topics.ends().load()
+    assert topics.time_s > ANSWER_TIMEOUT_S
+
+
+def test_standby_gives_no_verdict_before_it_is_elected(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.snapshot()
+    topics.former_ends = 1_000
+    sleeps = 0
+
+    def elect() -> None:
+        nonlocal sleeps
+        sleeps += 1
+        if sleeps == 100:
+            topics.former_ends = 0
+            topics.ends()
+
+    topics.on_sleep = elect
+    assert waiting(topics.load()) == bodies("a", "b")
+    assert sleeps == 100
+
+
+def test_standby_that_reads_again_ends_when_nobody_wants_it(topics: Topics) -> None:
+    topics.send("a")
+    topics.snapshot()
+    topics.lost = 3
+    topics.on_sleep = lambda: setattr(topics, "over", True)
+    with pytest.raises(Closed):
+        topics.load()
 
 
 def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> None:

@@ -229,7 +229,7 @@ def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
 def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: Bench) -> None:
     bench.fill(1)
     data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
-    bench.broker.log.records[1] = bench.broker.log.records[0]
+    bench.broker.log.records[1] = (b"", encode_record(Kind.DATA, 0, 1, b""))
     with pytest.raises(DamagedRecord, match="1 messages of snapshot 0-1 are not in the journal"):
         bench.broker.replay(data)
 

@@ -11,7 +11,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.writer.errors import PositionMoved, TransactionFault, TransitionMissing, Unwritable, WriteDenied
 from bascule.writer.incarnation import Attempt, Identity, Incarnation, IncarnationEvent, IncarnationState
-from bascule.writer.reading import ReadingViolation
+from bascule.writer.reading import ReadingViolation, store_barriers
 from bascule.writer.transactional import Writer, WriterViolation
 
 FENCED = TransactionFault("fenced", fenced=True)
@@ -128,6 +128,7 @@ class Kafka:
         self.end += 1
         if self.unknown_offsets:
             self.unknown_offsets -= 1
+            self.time_s += 1.0
             return dict.fromkeys(partitions)
         return dict.fromkeys(partitions, self.end - 1)
 
@@ -196,6 +197,13 @@ def test_barrier_at_an_unknown_offset_is_written_again(kafka: Kafka) -> None:
     kafka.unknown_offsets = 2
     write(writer(kafka), [], "a", "b")
     assert kafka.calls[:5] == ["init", "barrier", "barrier", "barrier", "read to 8"]
+
+
+def test_barriers_at_unknown_offsets_are_written_again_until_the_time_is_over(kafka: Kafka) -> None:
+    kafka.unknown_offsets = 100
+    with pytest.raises(Unavailable, match=r"does not say at which offsets it has stored barrier records in \[3\], for 10 s"):
+        run_blocking(store_barriers(kafka, 10.0))
+    assert kafka.calls == ["barrier"] * 11
 
 
 def test_next_incarnation_proves_the_position_without_a_read(kafka: Kafka) -> None:
