@@ -45,13 +45,15 @@ class SteppedDown(BasculeError):
     """Another broker started a newer epoch: this one must not answer anybody any more."""
 
     retriable = True
-    scope = Scope.PROCESS
+    scope = Scope.EPOCH
     http_status = 503
     exit_code = 4
 
 
 class AppendOffsetUnknown(JournalUnavailable):
     """Kafka has stored a record and the client cannot say where: only a load of the journal tells what counts."""
+
+    scope = Scope.EPOCH
 
 
 class EpochViolation(enum.StrEnum):

@@ -55,7 +55,7 @@ class BrokerFault(BasculeError):
     """The broker itself failed. Its state may be wrong: the process ends its epoch and loads the state from the journal."""
 
     retriable = True
-    scope = Scope.PROCESS
+    scope = Scope.EPOCH
 
 
 class UnknownTransaction(BasculeError):

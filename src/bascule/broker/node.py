@@ -9,12 +9,11 @@ import enum
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
-from bascule.broker.errors import BrokerFault, JournalUnavailable
+from bascule.broker.errors import BrokerFault
 from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
 from bascule.core import crash
 from bascule.core.effects import Severity
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, Scope, Unavailable
 
 #: Between two tries to start an epoch while Kafka is away.
 RETRY_S: Final = 1.0
@@ -177,15 +176,18 @@ class NodeProtocol:
         crash.point("election.confirmed")
         try:
             await effects.start_epoch()
-        except SteppedDown as error:
-            self._not_started(error)
-            return
-        except (Unavailable, JournalUnavailable) as error:
-            if not self.has_served and not isinstance(error, AppendOffsetUnknown):
+        except BasculeError as error:
+            if self._ends_process(error):
                 raise
             self._not_started(error)
             return
         await self._serve()
+
+    def _ends_process(self, error: BasculeError) -> bool:
+        """Return whether the process ends because no epoch could be started. Before it has served, somebody waits for the reason."""
+        if error.scope in (Scope.EPOCH, Scope.PROCESS):
+            return error.scope is Scope.PROCESS
+        return not (self.has_served and error.retriable)
 
     def _not_started(self, error: BasculeError) -> None:
         self._effects.note(Severity.ERROR, "end epoch", f"no epoch can be started: {error}")
@@ -230,8 +232,8 @@ class NodeProtocol:
     async def _cannot_follow(self) -> None:
         try:
             await self._effects.load_ended()
-        except Unavailable as error:
-            if not self.has_served:
+        except BasculeError as error:
+            if self._ends_process(error):
                 raise
             self.reason = str(error)
         self._move(NodeEvent.FAILED)

@@ -24,8 +24,10 @@ class Scope(enum.IntEnum):
     CONNECTION = 3
     #: The divert or ingress that raises the error; the other pipelines of the driver continue.
     PIPELINE = 4
+    #: The broker's epoch: the broker closes its connections, and the next epoch loads its state from the journal.
+    EPOCH = 5
     #: The process: nothing that it does from now on can be trusted, or it cannot start.
-    PROCESS = 5
+    PROCESS = 6
 
 
 class BasculeError(Exception):
@@ -36,6 +38,7 @@ class BasculeError(Exception):
 
     #: Whether the same call may succeed later although its caller changes nothing.
     retriable: bool = False
+    #: What ends. The broker reads it in two places: ``ClientConnection`` for errors of a client's frames, ``NodeProtocol`` for epochs.
     scope: Scope = Scope.OPERATION
     #: The AMQP error condition that a peer receives (AMQP 1.0 part 2, section 2.8.14).
     condition: str = "amqp:internal-error"

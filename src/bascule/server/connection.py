@@ -23,7 +23,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.sections import scan
@@ -44,6 +44,14 @@ UNREAD_ANSWERS_BYTES = 1 << 20
 CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: How often heartbeats and idle time are looked at, at least.
 TICK_S = 10.0
+#: Errors of these scopes are not answered by the refusal of a message or a link.
+ENDS_MORE = frozenset({Scope.SESSION, Scope.CONNECTION, Scope.EPOCH, Scope.PROCESS})
+
+
+def check_answerable(error: BasculeError) -> None:
+    """Raise the error again where more ends than a message or a link, which are answered by a refusal."""
+    if error.scope in ENDS_MORE:
+        raise error
 
 
 class ClientConnection(asyncio.Protocol):
@@ -84,15 +92,23 @@ class ClientConnection(asyncio.Protocol):
             for event in self.amqp.receive(data, time.monotonic()):
                 if not self.client.ended:
                     HANDLERS[type(event)](self, event)
-        except Exception:
-            # A fault of ours in one connection must not reach the others.
-            log.exception("connection %s (%s)", self.peer, self.client.container)
-            self.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
+        except Exception as error:
+            self._failed(error)
         self.touch()
         self.server.dispatch()
         if self.server.congested and self._transport is not None and not self.client.lost:
             self._transport.pause_reading()
             self.server.held_back[self] = None
+
+    def _failed(self, error: Exception) -> None:
+        """End what the scope of the error names. A fault of ours in one connection must not reach the others."""
+        log.exception("frame not handled", peer=self.peer, container=self.client.container)
+        if not isinstance(error, BasculeError):
+            self.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
+        elif error.scope >= Scope.EPOCH:
+            self.server.end_epoch(error)
+        else:
+            self.close(AmqpError(error.condition, str(error)))
 
     def read_on(self) -> None:
         """The broker has room again, or the client reads again: more is read where both are so."""
@@ -211,6 +227,7 @@ class ClientConnection(asyncio.Protocol):
             self.client.links[link] = None
             attach(self.client, link)
         except BasculeError as error:
+            check_answerable(error)
             self.client.links.pop(link, None)
             detached(self.client, link, closed=False)  # what was created for it goes, a temporary queue for example
             link.refuse(error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error)))
@@ -248,6 +265,7 @@ class ClientConnection(asyncio.Protocol):
             if address == MANAGEMENT_ADDRESS and transaction is not None:
                 raise AmqpError(NOT_ALLOWED, f"a request to {address} is no part of a transaction")
         except BasculeError as error:
+            check_answerable(error)
             producer.refused(token, error)
         else:
             if address == MANAGEMENT_ADDRESS:
@@ -282,6 +300,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             management.request(self.client, body)
         except BasculeError as error:
+            check_answerable(error)
             producer.refused(token, error)
         else:
             producer.accepted(token)

@@ -106,6 +106,11 @@ class Node:
             return SaslServer(self._mechanisms)
         return SaslServer({"EXTERNAL": partial(ExternalServer, certified), **self._mechanisms})
 
+    def end_epoch(self, error: BasculeError) -> None:
+        """End the present epoch because of a failure: the next one loads its state from the journal."""
+        if self._epoch is not None:
+            self._epoch.end(error)
+
     def dispatch(self) -> None:
         """Messages that have become free go to whoever may have them, if this broker may still give them."""
         if self.awake():

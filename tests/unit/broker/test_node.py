@@ -11,7 +11,7 @@ from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.node import HANDOVER_SNAPSHOT_S, NodeProtocol, Waited
 from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
 from bascule.core.effects import Severity, run_blocking
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.journal.records import DamagedRecord
 
 SERVED = ["listen", "begin", "start", "serve", "ready"]
@@ -193,7 +193,7 @@ def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Su
     assert "serve" not in around.done
 
 
-@pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected")])
+@pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected"), BrokerFault("half-way")])
 def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.starts = [Waited.ELECTED] * 2, [error]
     around.live()
@@ -210,10 +210,11 @@ def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundin
     assert around.pauses == 1
 
 
-def test_damaged_journal_ends_a_broker_that_has_served(around: Surroundings) -> None:
+@pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
+def test_broker_that_has_served_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.ends = [Waited.ELECTED] * 2, [SteppedDown("replaced")]
-    around.starts = [None, DamagedRecord("offset 3")]
-    with pytest.raises(DamagedRecord):
+    around.starts = [None, error]
+    with pytest.raises(type(error)):
         around.live()
 
 

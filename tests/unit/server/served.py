@@ -17,6 +17,7 @@ from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, Sasl
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
+from bascule.core.errors import BasculeError
 from bascule.core.permissions import Permissions, Unrestricted
 from bascule.server.connection import ClientConnection
 from bascule.server.interruptions import Interruptions
@@ -48,6 +49,7 @@ class Served:
         self.max_message_bytes = 64 << 20
         self.congested = False
         self.up = True
+        self.epoch_errors: list[BasculeError] = []
         self.interruptions = Interruptions()
         self.permissions: Permissions = Unrestricted()
         self.connections: dict[ClientConnection, None] = {}
@@ -63,6 +65,10 @@ class Served:
 
     def awake(self) -> bool:
         return self.up
+
+    def end_epoch(self, error: BasculeError) -> None:
+        self.epoch_errors.append(error)
+        self.up = False
 
     def dispatch(self) -> None:
         if self.up:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED
+from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, RESOURCE_LIMIT_EXCEEDED, HostileLoad
 from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Transferred
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
 from bascule.amqp.types import Described, Symbol
 from bascule.broker.addresses import TEMPORARY_PREFIX
+from bascule.broker.errors import BrokerFault
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.testing.broker import message_bytes
@@ -149,3 +150,42 @@ async def test_a_fault_in_one_connection_ends_that_one_alone(monkeypatch: pytest
     kept.send(message_bytes("y"))
     served.settle(other)
     assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
+
+
+@pytest.mark.parametrize("place", ["scan", "attach"])
+@run_async
+async def test_fault_of_the_broker_ends_the_epoch_and_is_no_refusal(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    served = Served()
+    client = Client(served, "one")
+    link = client.producer("q")
+    fault = BrokerFault("an action stopped half-way")
+
+    def fails(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(f"bascule.server.connection.{place}", fails)
+    if place == "attach":
+        client.session.attach_sender("another", Source(), Target("q", capabilities=QUEUE))
+    else:
+        link.send(message_bytes("x"))
+    client.run()
+    assert served.epoch_errors == [fault]
+    assert (client.told(Detached), client.told(Dispositioned)) == ([], [])
+
+
+@run_async
+async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    client = Client(served, "one")
+    link = client.producer("q")
+
+    def fails(*_: object) -> None:
+        raise HostileLoad("too many of them")
+
+    monkeypatch.setattr("bascule.server.connection.scan", fails)
+    link.send(message_bytes("x"))
+    client.run()
+    (closed,) = client.told(ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == RESOURCE_LIMIT_EXCEEDED
+    assert served.epoch_errors == []
