@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 import pytest
@@ -20,6 +20,7 @@ from bascule.xa import Vote, Xid
 from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka_protocol import LIMITS, BranchLimits
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.topics import Reader, create, produce
 from tests.support.system import wait_for
@@ -33,9 +34,9 @@ def make(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Make]:
     """Makes the resource as each process would; all share the side topic and the log."""
     made: list[KafkaResource] = []
 
-    def make(instance: str = "one") -> KafkaResource:
+    def make(instance: str = "one", limits: BranchLimits = LIMITS) -> KafkaResource:
         settings = {"bootstrap.servers": kafka.bootstrap}
-        made.append(KafkaResource("kafka", settings, prefix=f"{topic_prefix}.xa", instance=instance))
+        made.append(KafkaResource("kafka", settings, prefix=f"{topic_prefix}.xa", instance=instance, limits=limits))
         return made[-1]
 
     yield make
@@ -237,11 +238,8 @@ def test_calls_out_of_order_are_refused(make: Make, topic: str) -> None:
         resource.rollback(xid)
 
 
-def test_a_large_branch_is_read_back_from_the_side_topic(
-    make: Make, kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES_MAX", 1000)
-    resource = make()
+def test_a_large_branch_is_read_back_from_the_side_topic(make: Make, kafka: EmbeddedKafka, topic: str) -> None:
+    resource = make(limits=BranchLimits(kept_bytes_max=1000))
     values = [f"{number}".rjust(100) for number in range(300)]
     other = prepared(resource, topic, "between")
     resource.commit(prepared(resource, topic, *values))
@@ -274,37 +272,34 @@ def test_branches_at_once_share_transactions_and_keep_apart(make: Make, kafka: E
         assert [value.rpartition(".")[2] for value in found[start : start + 3]] == ["0", "1", "2"]
 
 
-def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_branches_are_listed_apart_and_only_old_ones_are_swept(make: Make, topic: str) -> None:
     resource = make()
     started = new_xid()
     resource.start(started, timeout_s=TIMEOUT_S).send(topic, b"value")
     kept = prepared(resource, topic, "kept")
     assert resource.recover() == [kept]
     assert set(resource.started()) >= {started}
-    monkeypatch.setattr(module, "UNPREPARED_KEPT_S", -1.0)
-    sweeper = make("sweeper")
-    monkeypatch.setattr(module, "TRIM_INTERVAL_S", -1.0)
+    sweeper = make("sweeper", BranchLimits(unprepared_kept_s=-1.0, clean_interval_s=-1.0))
     assert sweeper.recover() == [kept]
     wait_for(lambda: started not in sweeper.started(), "what was never prepared to be swept")
     sweeper.commit(kept)  # its messages were not swept
 
 
 def test_what_was_prepared_while_a_sweeper_stood_still_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    resource, sweeper = make(), make("sweeper")
-    read, kept = sweeper._table, []
+    resource, sweeper = make(), make("sweeper", BranchLimits(clean_interval_s=-1.0))
+    read, kept = sweeper._calls.table, []
 
-    def read_and_stand_still() -> dict[bytes, Stored]:
-        table = read()
+    async def read_and_stand_still() -> Mapping[bytes, Stored]:
+        table = await read()
         kept.append(prepared(resource, topic, "kept"))
-        monkeypatch.setattr(module, "_now_ms", lambda: time.time_ns() // 1_000_000 + 25 * 3_600_000)
+        monkeypatch.setattr(module, "now_ms", lambda: time.time_ns() // 1_000_000 + 25 * 3_600_000)
         return table
 
-    monkeypatch.setattr(sweeper, "_table", read_and_stand_still)
-    monkeypatch.setattr(module, "TRIM_INTERVAL_S", -1.0)
+    monkeypatch.setattr(sweeper._calls, "table", read_and_stand_still)
     assert sweeper.recover() == []
     make("recoverer").commit(kept[0])
 
 
 def test_a_process_has_its_own_transactional_ids_by_default() -> None:
     resource = KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"})
-    assert all(str(os.getpid() % module.IDENTITIES) in each for each in resource._slot_ids)
+    assert all(str(os.getpid() % module.IDENTITIES) in each for each in resource._branches.slots)

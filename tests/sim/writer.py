@@ -134,25 +134,33 @@ class _Spawned(Generic[T]):
             raise TimeoutError from None
 
 
-class _Effects(PositionReader):
-    """What the protocol asks for (``bascule.writer.transactional.WriterEffects``)."""
+class TransactionalCalls:
+    """What a transactional protocol asks of Kafka's client and of the clock (``bascule.writer.incarnation.ClientEffects``)."""
 
-    def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
-        super().__init__(kafka, process, position_partition(kafka, key))
-        self._key = key
+    def __init__(self, kafka: Kafka, process: Process, transactional_id: str) -> None:
+        self.kafka, self.process = kafka, process
+        self._id = transactional_id
+
+    def now_s(self) -> float:
+        """See ClientEffects."""
+        return self.process.world.now_ms / 1000
 
     async def sleep(self, seconds: float) -> None:
+        """See ClientEffects."""
         await self.process.sleep(seconds * 1000 * HASTE)
 
     def random(self) -> float:
+        """See ClientEffects."""
         return self.process.world.random.random()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
+        """See ClientEffects."""
         return _Spawned(self.process, self.process.spawn(work))
 
     async def init(self, attempt: Attempt) -> Producer:
+        """See ClientEffects."""
         del attempt
-        producer = Producer(self.kafka, self.process, f"writer.{self._key}")
+        producer = Producer(self.kafka, self.process, self._id)
         try:
             await producer.init()
         except KafkaFault as fault:
@@ -160,13 +168,24 @@ class _Effects(PositionReader):
         return producer
 
     async def identity(self, producer: Producer) -> Identity | None:
+        """See ClientEffects."""
         return Identity(producer.producer_id, producer.producer_epoch)
 
     def discard(self, producer: Producer) -> None:
-        """Nothing is left of it."""
+        """See ClientEffects. Nothing is left of it."""
 
     async def explain(self, reason: str) -> Unavailable:
+        """See ClientEffects."""
         return Unavailable(f"no transaction can be started: {reason}")
+
+
+class _Effects(TransactionalCalls, PositionReader):
+    """What the protocol asks for (``bascule.writer.transactional.WriterEffects``)."""
+
+    def __init__(self, kafka: Kafka, process: Process, key: str) -> None:
+        PositionReader.__init__(self, kafka, process, position_partition(kafka, key))
+        TransactionalCalls.__init__(self, kafka, process, f"writer.{key}")
+        self._key = key
 
     async def begin(self, producer: Producer) -> None:
         producer.begin()

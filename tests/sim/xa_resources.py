@@ -151,7 +151,7 @@ class Log(Remote):
         """See TopicCalls."""
         return await self.call(lambda: dict(self._table))
 
-    async def tail(self) -> Mapping[bytes, LogRecord]:
+    async def tail(self, *, barrier: bool = True) -> Mapping[bytes, LogRecord]:
         """See TopicCalls."""
         return await self.call(lambda: dict(self._table))
 

@@ -38,10 +38,13 @@ TESTING_MAY_NOT = ("server", "cli")
 ENGINES = ("core", "amqp", "jms", "journal", "broker", "writer")
 #: Protocols of other packages: they await their effects.
 PROTOCOLS = (
+    "xa/branches.py",
     "xa/broker_protocol.py",
     "xa/effects.py",
     "xa/errors.py",
     "xa/finishing.py",
+    "xa/kafka_protocol.py",
+    "xa/kafka_records.py",
     "xa/log.py",
     "xa/log_topic.py",
     "xa/plan.py",

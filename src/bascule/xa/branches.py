@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
-from bascule.xa.resource import NEXT, BranchState, Call, refusal
+from bascule.xa.resource import NEXT, Call, BranchState, refusal
 from bascule.xa.xid import Xid
 
 
 class BranchStates:
-    """Safe for threads."""
+    """Safe for threads: each call is one operation on a dictionary."""
 
     def __init__(self) -> None:
         self._states: dict[Xid, BranchState] = {}
-        self._lock = threading.Lock()
 
     def check(self, xid: Xid, call: Call) -> BranchState:
         """The state that the call leads to. Raises DuplicateXid, OutOfOrder, UnknownXid."""
@@ -24,13 +21,11 @@ class BranchStates:
 
     def state(self, xid: Xid) -> BranchState:
         """Where the branch is."""
-        with self._lock:
-            return self._states.get(xid, BranchState.NONE)
+        return self._states.get(xid, BranchState.NONE)
 
     def move(self, xid: Xid, state: BranchState) -> None:
         """It is there now."""
-        with self._lock:
-            if state is BranchState.NONE:
-                self._states.pop(xid, None)
-            else:
-                self._states[xid] = state
+        if state is BranchState.NONE:
+            self._states.pop(xid, None)
+        else:
+            self._states[xid] = state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,8 @@ from bascule.core.kafka_records import Outgoing
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Appender, Stored, TableReader
-from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.slot import Slot
+from bascule.xa.kafka_records import BranchTopics
 
 #: What Kafka adds to a record, at most: it is refused when it is sent, not when it is committed.
 RECORD_OVERHEAD_BYTES = 200
@@ -23,12 +22,12 @@ RECORD_OVERHEAD_BYTES = 200
 class Clients:
     """What is connected to Kafka."""
 
-    def __init__(self, kafka: Mapping[str, Any], side: str, log: str, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
-        self._kafka, self._log, self._held_up = kafka, log, held_up
+    def __init__(self, kafka: Mapping[str, Any], branches: BranchTopics, held_up: Callable[[Mapping[bytes, Stored]], None]) -> None:
+        self._kafka, self._branches, self._held_up = kafka, branches, held_up
         self._topics = Topics(kafka)
-        own_topics.prepare(kafka, {side: own_topics.SIDE, log: own_topics.BRANCHES})
+        own_topics.prepare(kafka, {branches.side: own_topics.SIDE, branches.log: own_topics.BRANCHES})
         self.appender = Appender(kafka)
-        self.reader = TableReader(kafka, log, range(BRANCH_PARTITIONS))
+        self.reader = TableReader(kafka, branches.log, range(branches.partitions))
         self._limits: dict[str, int] = {}
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, threading.Lock] = {}
@@ -71,8 +70,8 @@ class Clients:
             return self._turns.setdefault(transactional_id, threading.Lock())
 
     def _slot(self, transactional_id: str, *, ahead: bool) -> Slot:
-        partition = partition_of(transactional_id)
-        return Slot(self._kafka, transactional_id, self._log, partition, ahead=ahead, held_up=self._held_up)
+        partition = self._branches.partition_of(transactional_id)
+        return Slot(self._kafka, transactional_id, self._branches.log, partition, ahead=ahead, held_up=self._held_up)
 
     def close(self) -> None:
         """Frees them."""
@@ -80,8 +79,3 @@ class Clients:
             slot.close()
         self.appender.close()
         self.reader.close()
-
-
-def partition_of(name: str) -> int:
-    """Of both topics: the one for a process, or a transactional id."""
-    return zlib.crc32(name.encode()) % BRANCH_PARTITIONS

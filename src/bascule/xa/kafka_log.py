@@ -114,9 +114,9 @@ class _Calls:
         """See TopicCalls."""
         return _records(self._clients.reader.reach(0, offset, APPEND_TIMEOUT_S))
 
-    async def tail(self) -> Mapping[bytes, LogRecord]:
+    async def tail(self, *, barrier: bool = True) -> Mapping[bytes, LogRecord]:
         """See TopicCalls."""
-        return _records(self._clients.reader.read_behind_barrier())
+        return _records(self._clients.reader.read_behind_barrier() if barrier else self._clients.reader.read())
 
     def known(self) -> Iterable[bytes]:
         """See TopicCalls."""

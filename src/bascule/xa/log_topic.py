@@ -24,6 +24,10 @@ class LogTopicViolation(enum.StrEnum):
     DECISION_UNSTORED = "log-topic-decision-unstored"
     #: A manager does not read whether another decision was stored before its own.
     OWN_DECISION_STANDS = "log-topic-own-decision-stands"
+    #: A manager reads the log up to the end that a node names, instead of its own record.
+    END_TRUSTED = "log-topic-end-trusted"
+    #: Recovery reads the log up to the end that a node names.
+    READ_END_TRUSTED = "log-topic-read-end-trusted"
 
 
 class LogRecord(NamedTuple):
@@ -45,8 +49,11 @@ class TopicCalls(Protocol):
     async def reach(self, offset: int) -> Mapping[bytes, LogRecord]:
         """Return the newest record of each key, read up to an offset that the caller knows to be stored."""
 
-    async def tail(self) -> Mapping[bytes, LogRecord]:
-        """Return the newest record of each key, read behind a barrier: nothing stored before the call is missing."""
+    async def tail(self, *, barrier: bool = True) -> Mapping[bytes, LogRecord]:
+        """Return the newest record of each key. Behind a barrier nothing is missing that was stored before the call.
+
+        Without a barrier the end is the one that a node names; no decision may rest on it.
+        """
 
     def known(self) -> Iterable[bytes]:
         """Return the keys that the last read has found."""
@@ -60,7 +67,7 @@ async def decide(calls: TopicCalls, decision: Decision, *, violations: Collectio
     if LogTopicViolation.DECISION_UNSTORED in violations:
         calls.post(prefix_of(decision) + calls.new_key(), encode(decision))
         return decision
-    table = await _append(calls, decision)
+    table = await _append(calls, decision, violations)
     if LogTopicViolation.OWN_DECISION_STANDS in violations:
         return decision
     mine = prefix_of(decision)
@@ -76,7 +83,7 @@ async def decide(calls: TopicCalls, decision: Decision, *, violations: Collectio
 
 async def read(calls: TopicCalls, *, violations: Collection[enum.StrEnum] = frozenset()) -> LogState:
     """Return all entries that were stored when the call began. Raises LogDamaged."""
-    table = await calls.tail()
+    table = await calls.tail(barrier=LogTopicViolation.READ_END_TRUSTED not in violations)
     last_stands = LogTopicViolation.LAST_DECISION_STANDS in violations
     state = LogState()
     for key, record in sorted(table.items(), key=lambda each: each[1].offset, reverse=last_stands):
@@ -104,13 +111,15 @@ def prefix_of(entry: Entry) -> bytes:
     return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"
 
 
-async def _append(calls: TopicCalls, entry: Entry) -> Mapping[bytes, LogRecord]:
+async def _append(
+    calls: TopicCalls, entry: Entry, violations: Collection[enum.StrEnum] = frozenset()
+) -> Mapping[bytes, LogRecord]:
     """Return the table as it is once the entry is in it."""
     offset = None
     while offset is None:  # an entry at an unknown offset is stored before the next one, and of two entries the first counts
         offset = await calls.append(prefix_of(entry) + calls.new_key(), encode(entry))
     crash.point("xa.log.append.after")
-    return await calls.reach(offset)
+    return await (calls.tail(barrier=False) if LogTopicViolation.END_TRUSTED in violations else calls.reach(offset))
 
 
 def _delete(calls: TopicCalls, prefixes: tuple[bytes, ...]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, Lock
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,8 +16,11 @@ from bascule.kafka.compacted import Stored
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import kafka as module
+from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, TransactionError
 from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka_protocol import BranchLimits
+from bascule.xa.kafka_records import STARTED
 from bascule.xa.resource import Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
@@ -62,7 +63,7 @@ class Clients:
 
 def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at_once_and_for_that_reason() -> None:
     resource, clients = KafkaResource("kafka", {}), Clients()
-    resource._clients = cast("Any", clients)
+    resource._calls._clients = cast("Any", clients)
     with TransactionManager("shop", ModelLog(), []) as manager:
         manager.resources["kafka"] = resource
         with pytest.raises(TransactionRolledBack) as raised, manager.begin() as transaction:
@@ -70,7 +71,7 @@ def test_a_branch_whose_record_is_too_large_for_the_side_topic_is_rolled_back_at
     assert isinstance(raised.value.cause, BranchRolledBack)
     assert isinstance(raised.value.cause.cause, TooLarge)
     assert len(clients.deleted) == 1  # what said that it sends
-    assert resource._sent == {}
+    assert resource._branches._sent == {}
     assert not transaction.enlisted
     assert transaction.unfinished == {}
 
@@ -94,7 +95,7 @@ class Away(Clients):
 def sent(clients: Clients, others: list[ModelResource]) -> Iterator[tuple[KafkaResource, Transaction]]:
     """A transaction that has sent a record, and written to the others, and is not ended."""
     resource = KafkaResource("kafka", {})
-    resource._clients = cast("Any", clients)
+    resource._calls._clients = cast("Any", clients)
     with TransactionManager("shop", ModelLog(), others, recovery_interval_s=60) as manager:
         manager.resources["kafka"] = resource
         transaction = manager.begin()
@@ -110,7 +111,7 @@ def test_what_was_sent_in_an_outage_is_not_kept(beside: list[str]) -> None:
     with sent(Away(), [ModelResource(name) for name in beside]) as (resource, transaction):
         with pytest.raises(TransactionError):
             transaction.commit()
-        assert (resource._sent, resource._branches._states) == ({}, {})
+        assert (resource._branches._sent, resource._branches._branches._states) == ({}, {})
 
 
 class Here(Clients):
@@ -151,18 +152,16 @@ def test_a_kafka_that_can_start_no_transaction_votes_no(beside: list[str]) -> No
     with sent(clients, others) as (resource, transaction), rolled_back:
         transaction.commit()
     assert [key for key in clients.table if not key.endswith(b"/started")] == []
-    assert (transaction.unfinished, resource._sent, resource._branches._states) == ({}, {}, {})
+    assert (transaction.unfinished, resource._branches._sent, resource._branches._branches._states) == ({}, {}, {})
     assert [each.durable.committed for each in others] == [[]] * len(beside)
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaResource, Here]:
     """With one transactional id, and small transactions."""
-    monkeypatch.setattr(module, "BRANCH_RECORDS_MAX", 4)
-    monkeypatch.setattr(module, "BRANCH_BYTES_MAX", 1000)
     monkeypatch.setattr(module, "SLOTS", 1)
-    resource, clients = KafkaResource("kafka", {}), Here()
-    resource._clients = cast("Any", clients)
+    resource, clients = KafkaResource("kafka", {}, limits=BranchLimits(records_max=4, bytes_max=1000)), Here()
+    resource._calls._clients = cast("Any", clients)
     return resource, clients
 
 
@@ -193,7 +192,7 @@ def test_branches_that_end_together_share_a_transaction_as_far_as_it_takes_them(
     with ThreadPoolExecutor(len(xids)) as threads:
         with clients.lock:
             ended = [threads.submit(resource.commit, xid) for xid in xids]
-            wait_for(lambda: [len(each) for each in resource._waiting.values()] == [len(xids)], "all to wait")
+            wait_for(lambda: [len(each) for each in resource._branches._waiting.values()] == [len(xids)], "all to wait")
         for each in ended:
             each.result(30)
     assert [len(values) for values in clients.written] == [4, 2]
@@ -219,8 +218,7 @@ def test_a_branch_whose_machine_stood_still_before_it_was_prepared_is_rolled_bac
     xid = new_xid()
     resource.start(xid, timeout_s=60).send("receipts", b"1")
     resource.end(xid, success=True)
-    later = SimpleNamespace(time=lambda: time.time() + 2 * module.PREPARE_WITHIN_S, monotonic=time.monotonic, time_ns=time.time_ns)
-    monkeypatch.setattr(module, "time", later)
+    monkeypatch.setattr(module, "now_ms", lambda: now_ms() + 2 * 3_600_000)
     with pytest.raises(BranchRolledBack, match="was not prepared within 3600 s"):
         resource.prepare(xid)
     assert clients.written == [[]]
@@ -238,7 +236,7 @@ class Unhurried(Here):
         self.asked, self.stored = Event(), Future[int]()
 
     def append(self, record: Outgoing) -> Future[int]:
-        if record.topic.endswith(".log") and record.value is not None and not (record.key or b"").endswith(module.STARTED):
+        if record.topic.endswith(".log") and record.value is not None and not (record.key or b"").endswith(STARTED):
             self.asked.set()
             return self.stored
         return super().append(record)
@@ -247,7 +245,7 @@ class Unhurried(Here):
 def test_branch_votes_yes_when_its_record_is_stored_and_not_before() -> None:
     clients = Unhurried()
     with sent(clients, [ModelResource("db")]) as (resource, transaction), ThreadPoolExecutor(1) as thread:
-        (xid,) = resource._sent
+        (xid,) = resource._branches._sent
         resource.end(xid, success=True)
         vote = thread.submit(resource.prepare, xid)
         assert clients.asked.wait(WAIT_S)

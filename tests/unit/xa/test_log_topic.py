@@ -38,7 +38,7 @@ class Topic:
         assert offset < self.end
         return dict(self.table)
 
-    async def tail(self) -> Mapping[bytes, LogRecord]:
+    async def tail(self, *, barrier: bool = True) -> Mapping[bytes, LogRecord]:
         return dict(self.table)
 
     def known(self) -> Iterable[bytes]:

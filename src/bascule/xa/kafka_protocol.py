@@ -1,0 +1,482 @@
+"""Kafka as a resource, without IO: how a branch is prepared, found, ended and cleaned up.
+
+    side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
+    log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know;
+                 or, of a branch that another process has rolled back, that it was
+
+Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
+topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
+theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. BranchStates that end at
+the same time share a transaction. A record XID never expires; XID/started does, and messages that no record needs are deleted.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from bascule.core.errors import BasculeError, InvalidInput, TooLarge, Unavailable
+from bascule.core.kafka_records import Outgoing
+from bascule.writer.errors import RecordRefused
+from bascule.xa.branches import BranchStates
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
+from bascule.xa.kafka_records import (
+    STARTED,
+    BranchTopics,
+    LogEntry,
+    Make,
+    PreparedBranch,
+    SideRecord,
+    copies_of,
+    is_rolled_back,
+    key_of,
+    on_side,
+    started,
+    started_ms,
+    xid_of,
+)
+from bascule.xa.log import Outcome
+from bascule.xa.resource import Call, BranchState, Vote
+from bascule.xa.xid import Xid
+
+
+class KafkaBranchViolation(enum.StrEnum):
+    """Rules of branches in Kafka that a test breaks."""
+
+    #: Prepare answers YES before the record of the branch is stored.
+    VOTE_UNSTORED = "kafka-branch-vote-unstored"
+    #: A commit counts as carried out although the outcome of its Kafka transaction is unknown.
+    DOUBT_IS_DONE = "kafka-branch-doubt-is-done"
+    #: The record of a branch is deleted before the Kafka transaction that copies the messages has ended.
+    RECORD_DELETED_FIRST = "kafka-branch-record-deleted-first"
+    #: The messages are copied without a look whether the log still has the record.
+    RECORD_UNCHECKED = "kafka-branch-record-unchecked"
+    #: A process ends the branch of another process under a transactional id of its own.
+    OWN_SLOT_TAKEN = "kafka-branch-own-slot-taken"
+    #: A process that rolls the branch of another process back leaves no word of that.
+    ROLLBACK_UNTOLD = "kafka-branch-rollback-untold"
+    #: Messages are deleted although a prepared branch needs them.
+    NEEDED_DELETED = "kafka-branch-needed-deleted"
+    #: A branch counts as prepared although it took so long that its messages may be deleted.
+    PREPARED_LATE = "kafka-branch-prepared-late"
+
+
+class BranchLimits(NamedTuple):
+    """What a branch may send, and how long what is left of one is kept."""
+
+    #: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s (``slot``): as much takes some 3 s with a Kafka on
+    #: one machine. BranchStates that end together share that.
+    records_max: int = 500_000
+    bytes_max: int = 256 << 20
+    #: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.
+    kept_bytes_max: int = 16 << 20
+    #: A branch must be prepared within this time; messages of branches that were not are deleted long after it.
+    prepare_within_s: float = 3600.0
+    unprepared_kept_s: float = 24 * 3600.0
+    #: The side topic is looked at so often for messages that nobody needs.
+    clean_interval_s: float = 600.0
+
+
+LIMITS: Final = BranchLimits()
+
+
+class AppendReceipt(Protocol):
+    """An append that is under way."""
+
+    async def offset(self) -> int | None:
+        """Return the offset when all in-sync replicas have the record; None if it is stored at an unknown offset.
+
+        Raises TooLarge; Unavailable if it may be stored or not.
+        """
+
+
+class BranchCalls(Protocol):
+    """The effects. Each may raise XaError if there is no connection to Kafka."""
+
+    def now_ms(self) -> int:
+        """Return the wall clock, in ms since the epoch: a monotonic clock may stand still with its machine."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that no correction of the clock changes."""
+
+    def turn(self, slot: str) -> AbstractAsyncContextManager[object]:
+        """Wait until nobody else of this process ends branches under a transactional id."""
+
+    def get_ready(self, slot: str) -> None:
+        """Prepare a Kafka transaction in the background."""
+
+    async def reach(self, slot: str) -> None:
+        """Return if a Kafka transaction can be started. Raises Unavailable, with the reason."""
+
+    async def room(self, record: Outgoing) -> int:
+        """Return the size of a record in bytes. Raises InvalidInput, TooLarge if its topic does not take it; Unavailable."""
+
+    def append(self, record: Outgoing) -> AppendReceipt:
+        """Hand a record over, outside of Kafka transactions."""
+
+    async def transact(self, slot: str, make: Make) -> None:
+        """Write what ``make`` gives for the log's partition of ``slot`` as it is, in one Kafka transaction (``writer.table``).
+
+        Raises RecordRefused; Unavailable if the outcome is unknown.
+        """
+
+    async def table(self) -> Mapping[bytes, LogEntry]:
+        """Return the log, read behind a barrier. Raises Unavailable."""
+
+    async def side(self, partition: int, first: int, last: int) -> Iterable[SideRecord]:
+        """Return the records of the side topic between two offsets, both included. Raises Unavailable, also while they are taken."""
+
+    async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
+        """Return for each partition of the side topic the first offset that is not older than a time. Raises Unavailable."""
+
+    async def trim(self, ends: Mapping[int, int]) -> None:
+        """Delete the records of the side topic before these offsets, as far as possible now."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a branch of this process has sent."""
+
+    slot: str
+    started_ms: int
+    receipts: list[AppendReceipt] = field(default_factory=list)
+    messages: list[Outgoing] | None = field(default_factory=list)
+    size_bytes: int = 0
+    record: PreparedBranch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Ending:
+    """A prepared branch that waits for a transaction to end it."""
+
+    xid: Xid
+    outcome: Outcome
+    one_phase: bool
+    #: 1 for as much as one transaction is to take, or for a branch of another process, of which that is not known.
+    weight: float
+    messages: Sequence[Outgoing] = ()
+    #: Why the messages could not be read back.
+    unreadable: BasculeError | None = None
+    done: bool = False
+    tried: bool = False
+    error: BasculeError | None = None
+
+
+class KafkaBranches:
+    """The branches of one process in one Kafka cluster. See ``Resource`` for the calls."""
+
+    def __init__(
+        self,
+        name: str,
+        topics: BranchTopics,
+        slots: Sequence[str],
+        calls: BranchCalls,
+        *,
+        instance: str,
+        limits: BranchLimits = LIMITS,
+        lock: AbstractContextManager[Any] | None = None,
+        violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:
+        """``slots`` are the transactional ids of this process, ``instance`` names it; ``lock`` is one where several threads call."""
+        self.name = name
+        self.slots = tuple(slots)
+        self.limits = limits
+        self._topics = topics
+        self._calls = calls
+        self._side_partition = topics.partition_of(instance)
+        self._lock = nullcontext() if lock is None else lock
+        self._violations = violations
+        self._branches = BranchStates()
+        self._sent: dict[Xid, _Sent] = {}
+        self._waiting: dict[str, list[_Ending]] = {}
+        self._next_slot = itertools.cycle(self.slots)
+        self._cleaned_s = calls.monotonic_s()
+
+    @property
+    def at_work(self) -> Collection[Xid]:
+        """The branches that this process has begun and not ended."""
+        return self._sent.keys()
+
+    async def start(self, xid: Xid) -> None:
+        """Begin a branch."""
+        self._branches.check(xid, Call.START)
+        slot = next(self._next_slot)
+        self._calls.get_ready(slot)
+        self._sent[xid] = _Sent(slot, self._calls.now_ms())
+        self._branches.move(xid, BranchState.ACTIVE)
+
+    async def send(self, xid: Xid, record: Outgoing) -> None:
+        """Store a message of a branch on the side topic. Raises InvalidInput, ResourceFailed, OutOfOrder."""
+        if (state := self._branches.state(xid)) is not BranchState.ACTIVE:
+            raise OutOfOrder(f"send: branch {xid} is {state.value}")
+        sent, limits = self._sent[xid], self.limits
+        try:
+            size_bytes = await self._calls.room(record)
+        except InvalidInput:
+            raise
+        except Unavailable as error:
+            raise ResourceFailed(f"{self.name}: {error}") from error
+        if len(sent.receipts) >= limits.records_max or sent.size_bytes + size_bytes > limits.bytes_max:
+            raise InvalidInput(
+                f"a transaction sends {limits.records_max:,} records to {self.name} at most, and {limits.bytes_max >> 20} MiB"
+            )
+        if not sent.receipts:
+            self._write(xid, STARTED, started(sent.slot, self._calls.now_ms(), rolled_back=False))
+        sent.receipts.append(self._calls.append(on_side(record, xid, self._topics.side, self._side_partition)))
+        sent.size_bytes += size_bytes
+        if sent.size_bytes > limits.kept_bytes_max:
+            sent.messages = None
+        elif sent.messages is not None:
+            sent.messages.append(record)
+
+    async def end(self, xid: Xid, *, success: bool) -> None:
+        """End the work of a branch."""
+        self._branches.move(xid, self._branches.check(xid, Call.END if success else Call.END_FAILED))
+
+    async def prepare(self, xid: Xid) -> Vote:
+        """Return the vote of a branch."""
+        after = self._branches.check(xid, Call.PREPARE)
+        if not self._sent[xid].receipts:
+            self._gone(xid)
+            return Vote.READ_ONLY
+        await self._store(xid)
+        self._branches.move(xid, after)
+        return Vote.YES
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """Commit a branch. One-phase saves the manager's log, not this one: it tells what became of a commit in doubt."""
+        if one_phase:
+            self._branches.check(xid, Call.COMMIT_ONE_PHASE)
+            try:
+                if self._sent[xid].receipts:
+                    await self._store(xid)
+                    await self._finish(xid, Outcome.COMMIT, one_phase=True)
+            finally:
+                self._gone(xid)
+            return
+        if self._branches.state(xid) is not BranchState.NONE:
+            self._branches.check(xid, Call.COMMIT)
+        await self._finish(xid, Outcome.COMMIT)
+        self._gone(xid)
+
+    async def rollback(self, xid: Xid) -> None:
+        """Undo a branch, whatever its state."""
+        state = self._branches.state(xid)
+        try:
+            if state in (BranchState.NONE, BranchState.PREPARED):
+                await self._finish(xid, Outcome.ROLLBACK)
+            elif self._sent[xid].receipts:
+                self._write(xid, STARTED, None)
+        finally:  # where Kafka is away, it is by the log alone that recovery finds it, if it ever was there
+            self._gone(xid)
+
+    async def recover(self) -> Sequence[Xid]:
+        """Return the prepared branches: what was started and not prepared is nobody's. Cleans up now and then."""
+        asked_ms = self._calls.now_ms()
+        table = await self._table()
+        prepared = [xid_of(key) for key in table if not key.endswith(STARTED)]
+        with self._lock:
+            now_s = self._calls.monotonic_s()
+            if due := now_s - self._cleaned_s > self.limits.clean_interval_s:
+                self._cleaned_s = now_s
+        if due:
+            await self._clean(table, asked_ms)
+        return prepared
+
+    async def started(self) -> dict[Xid, float]:
+        """Return the branches that send and are not prepared, by their age in seconds."""
+        now_ms = self._calls.now_ms()
+        entries = {key: entry for key, entry in (await self._table()).items() if key.endswith(STARTED) and not is_rolled_back(entry)}
+        return {xid_of(key): (now_ms - started_ms(entry)) / 1000 for key, entry in entries.items()}
+
+    # -- preparing -----------------------------------------------------------------------------------------------------------
+
+    async def _store(self, xid: Xid) -> None:
+        """Make the branch prepared, in the log. Whatever it raises, the branch may be rolled back; by BranchRolledBack it is."""
+        calls, sent = self._calls, self._sent[xid]
+        try:
+            # What Kafka cannot commit now for a reason that stays, it could not roll back, either: its branches elsewhere kept their locks.
+            # One that works goes away after the vote like any resource; then commit is repeated until it is back.
+            await calls.reach(sent.slot)
+        except Unavailable as error:
+            raise await self._refused(xid, str(error), Code.XA_RBCOMMFAIL, error) from error
+        try:
+            offsets = [await receipt.offset() for receipt in sent.receipts]
+            places = [offset for offset in offsets if offset is not None]
+            if len(places) < len(offsets):  # by their offsets what was sent is found when the branch is committed
+                raise await self._refused(xid, f"Kafka does not say at which offset {self._topics.side!r} has stored a record")
+            sent.record = PreparedBranch(sent.slot, self._side_partition, min(places), max(places), len(places), calls.now_ms())
+            stored = self._write(xid, b"", sent.record.encode())
+            if KafkaBranchViolation.VOTE_UNSTORED not in self._violations:
+                await stored.offset()
+        except TooLarge as error:
+            raise await self._refused(xid, str(error), cause=error) from error
+        except Unavailable as error:
+            # Not prepared, or prepared and unknown to its manager, which rolls it back: by the state it must have then.
+            self._branches.move(xid, BranchState.PREPARED)
+            raise ResourceFailed(f"{self.name}: {error}") from error
+        self._branches.move(xid, BranchState.PREPARED)
+        late = abs(calls.now_ms() - sent.started_ms) > self.limits.prepare_within_s * 1000
+        if late and KafkaBranchViolation.PREPARED_LATE not in self._violations:
+            raise await self._refused(xid, f"was not prepared within {self.limits.prepare_within_s:g} s", Code.XA_RBTIMEOUT)
+
+    async def _refused(self, xid: Xid, why: str, code: Code = Code.XA_RBOTHER, cause: BaseException | None = None) -> BranchRolledBack:
+        """Roll a branch back that cannot be prepared, and return what to raise."""
+        await self.rollback(xid)
+        return BranchRolledBack(f"{xid}: {why}", code, cause=cause)
+
+    # -- ending --------------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, xid: Xid, outcome: Outcome, *, one_phase: bool = False) -> None:
+        """End a prepared branch, together with others that wait for the same transactional id."""
+        if (sent := self._sent.get(xid)) is not None:
+            slot, weight = sent.slot, max(len(sent.receipts) / self.limits.records_max, sent.size_bytes / self.limits.bytes_max)
+            messages, record = sent.messages, sent.record
+        else:
+            record = await self._found(xid, outcome)
+            slot, weight, messages = record.slot, 1.0, None
+            if KafkaBranchViolation.OWN_SLOT_TAKEN in self._violations:
+                slot = self.slots[0]
+        mine = _Ending(xid, outcome, one_phase, weight, messages or ())
+        if outcome is Outcome.COMMIT and messages is None and record is not None:
+            await self._read_back(mine, record)
+        with self._lock:
+            self._waiting.setdefault(slot, []).append(mine)
+        async with self._calls.turn(slot):
+            while not mine.done:
+                await self._end(slot, self._next_batch(slot))
+        if mine.error is not None:
+            if isinstance(mine.error, UnknownXid | BranchRolledBack | BranchHeuristic):
+                self._gone(xid)
+            raise mine.error
+
+    async def _found(self, xid: Xid, outcome: Outcome) -> Prepared:
+        """Return the log's record of a branch of another process: it says by which transactional id the branch is to be ended."""
+        table = await self._table()
+        if (entry := table.get(key_of(xid))) is None:
+            if outcome is Outcome.COMMIT and is_rolled_back(table.get(key_of(xid) + STARTED)):
+                raise _rolled_back(xid, one_phase=False)
+            raise UnknownXid(f"{self.name} has no prepared branch {xid}")
+        return PreparedBranch.decode(entry.value)
+
+    async def _read_back(self, mine: _Ending, record: Prepared) -> None:
+        """Get the messages of a branch from the side topic. A failure counts if the branch is still prepared when it is to be ended."""
+        try:
+            mine.messages = copies_of(mine.xid, await self._calls.side(record.partition, record.first, record.last))
+        except BasculeError as error:
+            mine.unreadable = error if isinstance(error, XaError) else ResourceFailed(f"{self.name}: {error}")
+            return
+        if (found := len(mine.messages)) != record.count:
+            mine.unreadable = ResourceError(
+                f"{self.name}: of {record.count} messages of {mine.xid} only {found} are in {self._topics.side}"
+            )
+
+    def _next_batch(self, slot: str) -> list[_Ending]:
+        """Return of the branches that wait, in their order, as many as one transaction is to take; one at least."""
+        with self._lock:
+            waiting = self._waiting.pop(slot)
+            count = max(1, sum(total <= 1.0 for total in itertools.accumulate(each.weight for each in waiting)))
+            if rest := waiting[count:]:
+                self._waiting[slot] = rest
+        return waiting[:count]
+
+    async def _end(self, slot: str, batch: Sequence[_Ending]) -> None:
+        try:
+            await self._calls.transact(slot, lambda table: [record for each in batch for record in self._ended(slot, each, table)])
+        except RecordRefused as error:
+            if len(batch) > 1:  # it is one of them; the others shall not wait for it
+                for each in batch:
+                    await self._end(slot, [each])
+                return
+            batch[0].error = ResourceError(f"{self.name}: {batch[0].xid}: {error}")
+        except GeneratorExit:  # the process has died
+            raise
+        except BaseException as error:
+            for each in batch:
+                if KafkaBranchViolation.DOUBT_IS_DONE not in self._violations:
+                    each.error = each.error or ResourceFailed(f"{self.name}: {str(error) or type(error).__name__}")
+            if not isinstance(error, Exception):  # this thread is interrupted; those who wait for it in others are told
+                for each in batch:
+                    each.done = True
+                raise
+        for each in batch:
+            each.done = True
+
+    def _ended(self, slot: str, each: _Ending, table: Mapping[bytes, LogEntry]) -> list[Outgoing]:
+        """Return the records that end a branch, given the log as it is now; none where it has ended."""
+        each.error = None
+        key = key_of(each.xid)
+        if (entry := table.get(key)) is None and KafkaBranchViolation.RECORD_UNCHECKED not in self._violations:
+            if each.outcome is Outcome.COMMIT and is_rolled_back(table.get(key + STARTED)):
+                each.error = _rolled_back(each.xid, one_phase=each.one_phase)
+            elif not each.tried:
+                each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
+            return []
+        each.tried = True  # if it is gone the next time, our own transaction has done it, or somebody else's after ours failed
+        if each.outcome is Outcome.COMMIT and each.unreadable is not None:
+            each.error = each.unreadable
+            return []
+        # Its own process may be about to commit it in one phase, where no decision says what became of it.
+        tell = each.outcome is Outcome.ROLLBACK and each.xid not in self._sent
+        tell = tell and KafkaBranchViolation.ROLLBACK_UNTOLD not in self._violations
+        told = started(slot, self._calls.now_ms(), rolled_back=True) if tell else None
+        partition = entry.partition if entry is not None else self._topics.partition_of(slot)
+        deletions = [
+            Outgoing(self._topics.log, key, None, partition=partition),
+            Outgoing(self._topics.log, key + STARTED, told, partition=partition),
+        ]
+        if KafkaBranchViolation.RECORD_DELETED_FIRST in self._violations:
+            for record in deletions:
+                self._calls.append(record)
+            deletions = []
+        return [*(each.messages if each.outcome is Outcome.COMMIT else ()), *deletions]
+
+    # -- cleaning up ---------------------------------------------------------------------------------------------------------
+
+    async def _clean(self, table: Mapping[bytes, LogEntry], asked_ms: int) -> None:
+        """Delete the messages that no prepared branch needs, and what is left of branches that were never prepared.
+
+        ``asked_ms`` is when the read of the table began. By that what is old is told, and not by now: this process may have stood still
+        since, and what is older than that by ``unprepared_kept_s`` is prepared, and in the table, or never will be.
+        """
+        old_ms = asked_ms - int(self.limits.unprepared_kept_s * 1000)
+        needed: dict[int, int] = {}
+        for key, entry in table.items():
+            if not key.endswith(STARTED):
+                prepared = PreparedBranch.decode(entry.value)
+                if KafkaBranchViolation.NEEDED_DELETED not in self._violations:
+                    needed[prepared.partition] = min(prepared.first, needed.get(prepared.partition, prepared.first))
+            elif started_ms(entry) < old_ms:
+                self._calls.append(Outgoing(self._topics.log, key, None, partition=entry.partition))
+        try:
+            young = await self._calls.side_offsets(old_ms)
+        except Unavailable:
+            return  # the next time
+        await self._calls.trim({at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
+
+    # -- inside --------------------------------------------------------------------------------------------------------------
+
+    async def _table(self) -> Mapping[bytes, LogEntry]:
+        try:
+            return await self._calls.table()
+        except Unavailable as error:
+            raise ResourceFailed(f"{self.name}: {error}") from error
+
+    def _write(self, xid: Xid, suffix: bytes, value: bytes | None) -> AppendReceipt:
+        partition = self._topics.partition_of(self._sent[xid].slot)
+        return self._calls.append(Outgoing(self._topics.log, key_of(xid) + suffix, value, partition=partition))
+
+    def _gone(self, xid: Xid) -> None:
+        self._branches.move(xid, BranchState.NONE)
+        self._sent.pop(xid, None)
+
+
+def _rolled_back(xid: Xid, *, one_phase: bool) -> XaError:
+    """In one phase nothing but the branch was to commit; in two phases COMMIT had been decided."""
+    if one_phase:
+        return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back")
+    return BranchHeuristic(f"{xid} was rolled back by another process, against the decision", Code.XA_HEURRB)

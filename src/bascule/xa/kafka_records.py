@@ -1,0 +1,129 @@
+"""The records of Kafka as a resource, without IO: the log's entries about branches, and messages on the side topic."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from bascule.core.errors import InvalidInput
+from bascule.core.kafka_records import Outgoing
+from bascule.xa.errors import ResourceError
+from bascule.xa.xid import Xid
+
+XID_HEADER: Final = "bascule.xa"
+TARGET_HEADER: Final = "bascule.xa.target"
+STARTED: Final = b"/started"
+
+
+class LogEntry(Protocol):
+    """The newest record of a key of the log."""
+
+    @property
+    def value(self) -> bytes:
+        """Return the value."""
+
+    @property
+    def partition(self) -> int:
+        """Return the partition of the log."""
+
+
+class SideRecord(NamedTuple):
+    """A record of the side topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchTopics:
+    """The side topic and the log, each with as many ``partitions``."""
+
+    side: str
+    log: str
+    partitions: int
+
+    def partition_of(self, name: str) -> int:
+        """Return the partition, of either topic, for a process or a transactional id."""
+        return zlib.crc32(name.encode()) % self.partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBranch:
+    """The log's record of a prepared branch: where its messages are (``last`` included), and the transactional id that finishes it."""
+
+    slot: str
+    partition: int
+    first: int
+    last: int
+    count: int
+    at_ms: int
+
+    def encode(self) -> bytes:
+        """Return the record's value."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> PreparedBranch:
+        """Return what ``encode`` was given. Raises ResourceError."""
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as error:
+            raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error
+
+
+def key_of(xid: Xid) -> bytes:
+    """Return the key of the log's record about a branch."""
+    return str(xid).encode()
+
+
+def xid_of(key: bytes) -> Xid:
+    """Return the branch that a key of the log names. Raises ResourceError."""
+    try:
+        return Xid.parse(key.removesuffix(STARTED).decode())
+    except (UnicodeDecodeError, InvalidInput) as error:
+        raise ResourceError(f"key {key!r} of the log is no branch: {error}") from error
+
+
+def started(slot: str, at_ms: int, *, rolled_back: bool) -> bytes:
+    """Return the value of a record XID/started."""
+    return json.dumps({"at_ms": at_ms, "slot": slot, "rolled_back": rolled_back}).encode()
+
+
+def is_rolled_back(entry: LogEntry | None) -> bool:
+    """Return whether a record XID/started says that another process has rolled the branch back."""
+    return entry is not None and bool(json.loads(entry.value).get("rolled_back"))
+
+
+def started_ms(entry: LogEntry) -> int:
+    """Return when a branch began to send, by its record XID/started."""
+    at_ms: int = json.loads(entry.value)["at_ms"]
+    return at_ms
+
+
+def slots_of(table: Mapping[bytes, LogEntry]) -> set[str]:
+    """Return the transactional ids that the log names."""
+    return {json.loads(entry.value)["slot"] for entry in table.values()}
+
+
+def on_side(record: Outgoing, xid: Xid, topic: str, partition: int) -> Outgoing:
+    """Return a message of a branch as a record of the side topic."""
+    target = json.dumps([record.topic, record.partition, record.timestamp_ms]).encode()
+    return Outgoing(topic, record.key, record.value, [(XID_HEADER, key_of(xid)), (TARGET_HEADER, target), *record.headers], partition)
+
+
+def copies_of(xid: Xid, records: Iterable[SideRecord]) -> list[Outgoing]:
+    """Return the messages of a branch as they go to their topics. Records of other branches are passed over."""
+    copies = []
+    for record in records:
+        headers: Any = list(record.headers)
+        if len(headers) >= 2 and headers[0] == (XID_HEADER, key_of(xid)):
+            topic, partition, timestamp_ms = json.loads(headers[1][1])
+            copies.append(Outgoing(topic, record.key, record.value, headers[2:], partition, timestamp_ms))
+    return copies
+
+
+Make = Callable[[Mapping[bytes, LogEntry]], Sequence[Outgoing]]
