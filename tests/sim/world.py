@@ -80,6 +80,9 @@ TROUBLE: Final[Mapping[str, str]] = {
     "repeat request": "a client asks again on another connection",
     "recover branch": "one that another process has prepared, or that could not be told",
     "force branch": "an administrator ends it",
+    # of branches in Kafka
+    "trim branches": "messages on the side topic that no prepared branch needs are deleted",
+    "end open transaction": "somebody died in the middle of one, and the log cannot be read behind it",
     # of the adapter's members
     "kill member": "one with partitions, perhaps",
     "stop member": "it stands still for a while",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bascule.xa.resource import NEXT, Call, BranchState, refusal
+from bascule.xa.resource import NEXT, BranchState, Call, refusal
 from bascule.xa.xid import Xid
 
 

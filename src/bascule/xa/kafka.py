@@ -25,7 +25,7 @@ from bascule.kafka.transactional import end_open_transactions
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import ResourceFailed, UnknownXid
 from bascule.xa.kafka_clients import Clients
-from bascule.xa.kafka_protocol import LIMITS, KafkaBranches, BranchLimits
+from bascule.xa.kafka_protocol import LIMITS, BranchLimits, KafkaBranches
 from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid

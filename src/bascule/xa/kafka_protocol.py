@@ -6,7 +6,7 @@
 
 Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
 topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
-theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. BranchStates that end at
+theirs alone, and that id stands in the record: so of all processes that try, one finds it, and it does the work once. Branches that end at
 the same time share a transaction. A record XID never expires; XID/started does, and messages that no record needs are deleted.
 """
 
@@ -40,7 +40,7 @@ from bascule.xa.kafka_records import (
     xid_of,
 )
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Call, BranchState, Vote
+from bascule.xa.resource import BranchState, Call, Vote
 from bascule.xa.xid import Xid
 
 
@@ -69,7 +69,7 @@ class BranchLimits(NamedTuple):
     """What a branch may send, and how long what is left of one is kept."""
 
     #: A prepared branch is copied within one Kafka transaction, whose time-out is 15 s (``slot``): as much takes some 3 s with a Kafka on
-    #: one machine. BranchStates that end together share that.
+    #: one machine. Branches that end together share that.
     records_max: int = 500_000
     bytes_max: int = 256 << 20
     #: Up to this size a branch keeps its messages to commit them; beyond, it reads them back from the side topic.

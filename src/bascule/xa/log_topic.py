@@ -26,8 +26,6 @@ class LogTopicViolation(enum.StrEnum):
     OWN_DECISION_STANDS = "log-topic-own-decision-stands"
     #: A manager reads the log up to the end that a node names, instead of its own record.
     END_TRUSTED = "log-topic-end-trusted"
-    #: Recovery reads the log up to the end that a node names.
-    READ_END_TRUSTED = "log-topic-read-end-trusted"
 
 
 class LogRecord(NamedTuple):
@@ -83,7 +81,7 @@ async def decide(calls: TopicCalls, decision: Decision, *, violations: Collectio
 
 async def read(calls: TopicCalls, *, violations: Collection[enum.StrEnum] = frozenset()) -> LogState:
     """Return all entries that were stored when the call began. Raises LogDamaged."""
-    table = await calls.tail(barrier=LogTopicViolation.READ_END_TRUSTED not in violations)
+    table = await calls.tail()
     last_stands = LogTopicViolation.LAST_DECISION_STANDS in violations
     state = LogState()
     for key, record in sorted(table.items(), key=lambda each: each[1].offset, reverse=last_stands):
@@ -111,9 +109,7 @@ def prefix_of(entry: Entry) -> bytes:
     return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"
 
 
-async def _append(
-    calls: TopicCalls, entry: Entry, violations: Collection[enum.StrEnum] = frozenset()
-) -> Mapping[bytes, LogRecord]:
+async def _append(calls: TopicCalls, entry: Entry, violations: Collection[enum.StrEnum] = frozenset()) -> Mapping[bytes, LogRecord]:
     """Return the table as it is once the entry is in it."""
     offset = None
     while offset is None:  # an entry at an unknown offset is stored before the next one, and of two entries the first counts
