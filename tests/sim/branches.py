@@ -30,7 +30,7 @@ from tests.sim.kafka import Kafka, Weather
 from tests.sim.managers import Clock, Told
 from tests.sim.tables import DECISIONS, DecisionTopic
 from tests.sim.world import Process, World
-from tests.sim.xa_resources import Ledger, Mishaps
+from tests.sim.xa_resources import Database, Mishaps
 from tests.support.history import Tally
 
 #: How long things go wrong, and how soon after that all transactions must be over.
@@ -126,7 +126,7 @@ class Worker:
             KAFKA, TOPICS, slots, calls, instance=instance, limits=run.limits, violations=world.violations
         )  # fmt: skip
         self.log = DecisionTopic(run.kafka, self.process)
-        self.parts: tuple[Participant, ...] = (KafkaPart(self), run.ledger)
+        self.parts: tuple[Participant, ...] = (KafkaPart(self), run.database)
         self._recovery = RecoveryProtocol(
             MANAGER, self.log, {part.name: part for part in self.parts}, self.clock, name, violations=world.violations
         )
@@ -209,7 +209,7 @@ class BranchSimulation:
         world.trace = [] if trace else None
         self.kafka = Kafka(world)
         self.mishaps = Mishaps()
-        self.ledger = Ledger(world, self.mishaps)
+        self.database = Database(world, self.mishaps)
         self.left = world.random.choice((4, 8))
         self.workers = world.random.randint(1, 2)
         self.troubles: dict[str, float] = {}
@@ -309,7 +309,7 @@ class BranchSimulation:
 
     def lose_database(self) -> None:
         """The database does not answer for a while."""
-        self.ledger.away_until_ms = self.world.now_ms + self.world.random.random() * OUTAGE_MS
+        self.database.away_until_ms = self.world.now_ms + self.world.random.random() * OUTAGE_MS
 
     def compact(self) -> None:
         """The log cleaner has been at the log of branches."""
@@ -324,7 +324,7 @@ class BranchSimulation:
         self.healed = True
         self.world.say("healed")
         self.kafka.cluster.heal()
-        self.ledger.away_until_ms = 0.0
+        self.database.away_until_ms = 0.0
         self.mishaps.lost_answers = self.mishaps.refusals = self.mishaps.standbys = 0.0
         for each in self.processes:
             if each.process.stopped:
@@ -341,7 +341,7 @@ class BranchSimulation:
         """What is not over yet."""
         prepared = self._latest(TOPICS.log, TOPICS.partitions)
         yield from (f"{key.decode()} in the log of branches" for key in prepared if not key.endswith(STARTED))
-        yield from (f"{xid} in the database" for xid in self.ledger.prepared)
+        yield from (f"{xid} in the database" for xid in self.database.prepared)
         state = LogState()
         for value in self._latest(DECISIONS, 1).values():
             state.add(decode(value))
@@ -386,7 +386,7 @@ class BranchSimulation:
         here = {value in arrived for values in work.sent.values() for value in values}
         if here == {True, False}:
             tally.report("torn-tx", "messages of one transaction are in their topics, others are not", [name])
-        row = work.gtrid in self.ledger.rows
+        row = work.gtrid in self.database.rows
         if standing is Outcome.COMMIT or (work.told == "committed" and here):
             if False in here:
                 tally.report("lost", "committed, and its messages are not in their topics", [name])

@@ -354,7 +354,7 @@ class KafkaBranches:
                 self._gone(xid)
             raise mine.error
 
-    async def _found(self, xid: Xid, outcome: Outcome) -> Prepared:
+    async def _found(self, xid: Xid, outcome: Outcome) -> PreparedBranch:
         """Return the log's record of a branch of another process: it says by which transactional id the branch is to be ended."""
         table = await self._table()
         if (entry := table.get(key_of(xid))) is None:
@@ -363,7 +363,7 @@ class KafkaBranches:
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
         return PreparedBranch.decode(entry.value)
 
-    async def _read_back(self, mine: _Ending, record: Prepared) -> None:
+    async def _read_back(self, mine: _Ending, record: PreparedBranch) -> None:
         """Get the messages of a branch from the side topic. A failure counts if the branch is still prepared when it is to be ended."""
         try:
             mine.messages = copies_of(mine.xid, await self._calls.side(record.partition, record.first, record.last))
