@@ -22,8 +22,8 @@ from bascule.jms.message import decode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
 from bascule.pipelines.audit import audit_diverts
+from bascule.pipelines.batches import BAD_AT_ONCE
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from bascule.pipelines.transforming import BAD_AT_ONCE
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
 from tests.support.journal import text_message
 from tests.support.system import descendants

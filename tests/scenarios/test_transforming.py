@@ -13,10 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.pipelines.batches import BatchFailed
 from bascule.pipelines.spark import journal_rows, kafka_range, spark_session
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
-from bascule.pipelines.transforming import BatchFailed, TransformingBatch
+from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.position import Position
 from tests.scenarios.sparkless import Bridge
 from tests.support.journal import text_message

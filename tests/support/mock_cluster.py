@@ -1,8 +1,8 @@
 """A Kafka cluster inside the test's process: the mock cluster of librdkafka (``rdkafka_mock.h``), reached by its C functions.
 
 It answers produce, fetch, offsets, consumer groups, transactions and descriptions of topics over TCP, and starts in a millisecond. The
-clients are the real ones. It differs from Kafka in what ``product_on`` bridges, and in this: a reader of what is committed sees what was
-rolled back, and no topic can be deleted.
+clients are the real ones. It differs from Kafka in what ``product_on`` bridges, and in this: it fences no producer, a reader of what is
+committed sees what was rolled back, and no topic can be deleted.
 """
 
 from __future__ import annotations

@@ -132,7 +132,10 @@ def _extent(pipelines: PipelinesSpec, divert: DivertSpec, stored: dict[str, Posi
 
 
 def _expect(pipelines: PipelinesSpec, tallies: list[_Tally], history: TopicHistory) -> None:
-    start, end = min(tally.start for tally in tallies), max(tally.end for tally in tallies)
+    asked = [tally for tally in tallies if tally.start < tally.end]
+    if not asked:
+        return  # an offset that the journal has not reached would be waited for
+    start, end = min(tally.start for tally in asked), max(tally.end for tally in asked)
     position = journal_position(pipelines.topics.journal, "", pipelines.topics.partition, start, history)
     by_name = {tally.divert.name: tally for tally in tallies}
     reader = JournalReader(position, [tally.divert for tally in tallies])

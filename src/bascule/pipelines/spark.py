@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -60,24 +60,33 @@ def spark_session(pipelines: PipelinesSpec) -> SparkSession:
     """The session of one driver. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = [str(jar) for jar in classpath("spark-kafka")]
-    local = pipelines.master.startswith("local")
-    if local:
+    if _local(pipelines):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        **_SETTINGS,
-        **(_LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if local else {"spark.jars": ",".join(jars)}),
-        **pipelines.spark,
-    }
     builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(pipelines.master)
-    settings[_JAVA_OPTIONS] = f"{java_options()} {settings.get(_JAVA_OPTIONS, '')}".strip()
-    for name, value in settings.items():
+    for name, value in session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options()).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     # Both say what is raised as well, with a hundred lines of Java around it.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session
+
+
+def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -> dict[str, str]:
+    """Settings of a session with Kafka's client (``jars``) and options of the driver's JVM (``java``). The user's have precedence.
+
+    Options of the JVM that the user gives come behind those of Bascule.
+    """
+    where = (
+        _LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if _local(pipelines) else {"spark.jars": ",".join(jars)}
+    )
+    settings = {**_SETTINGS, **where, **pipelines.spark}
+    settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
+    return settings
+
+
+def _local(pipelines: PipelinesSpec) -> bool:
+    return pipelines.master.startswith("local")
 
 
 def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:

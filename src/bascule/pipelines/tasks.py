@@ -129,6 +129,10 @@ class DivertTask:
         crash.point("task.divert.end")
         yield _report(records, [carrier])
 
+    def failed_of(self, divert: DivertSpec) -> frozenset[Message]:
+        """The messages on which a divert's transformation failed."""
+        return frozenset((offset, index) for name, offset, index in self.failed if name == divert.name)
+
     def _take(self, batch: pa.RecordBatch, reader: JournalReader, carrier: Carrier, transformed: Transformed | None) -> None:
         source = (self.claim.topic, self.claim.partition)
         engine = DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)

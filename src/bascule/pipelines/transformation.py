@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
@@ -51,9 +51,13 @@ def check(divert: DivertSpec, session: SparkSession) -> None:
     ]
     records = transformed(divert, session.range(0, _SAMPLE_ROWS, 1, 4).select(*columns))
     try:
-        plan = records._jdf.queryExecution().executedPlan()
+        check_plan(divert, records._jdf.queryExecution().executedPlan())
     except Py4JError as error:
         raise InvalidInput(f"divert {divert.name!r}: its transformation cannot be planned: {error}") from error
+
+
+def check_plan(divert: DivertSpec, plan: Any) -> None:
+    """Refuses Spark's plan of a transformation that has an operator for several messages at once. Raises NotRowLocal."""
     for name in _operators(plan):
         if any(part in name for part in _NOT_ROW_LOCAL):
             raise NotRowLocal(
@@ -105,25 +109,32 @@ def _without_identity(expressions: tuple[str, ...]) -> list[str]:
     return [each for each in expressions if each.strip() not in IDENTITY]
 
 
-def _as_records(divert: DivertSpec, result: DataFrame) -> DataFrame:
-    kinds = {field.name: field.dataType for field in result.schema.fields}
-    missing = [name for name in ("offset", "index") if name not in kinds]
-    if missing:
+def given_columns(divert: DivertSpec, result: StructType) -> frozenset[str]:
+    """Which of the columns key, topic and headers a transformation gives. Raises InvalidInput for what no record can be made of."""
+    kinds = {field.name: field.dataType for field in result.fields}
+    if not {"offset", "index"} <= kinds.keys():
         raise InvalidInput(f"divert {divert.name!r}: its function must keep the columns offset and index, which name the message")
     if not isinstance(kinds.get("value"), BinaryType | StringType):
         raise InvalidInput(f"divert {divert.name!r}: its transformation must give a column `value` of type string or binary")
-    key = F.col("key").cast("binary") if "key" in kinds else F.lit(None).cast("binary")
-    topic = F.col("topic").cast("string") if "topic" in kinds else F.lit(None).cast("string")
-    headers = F.col("headers") if isinstance(kinds.get("headers"), MapType) else F.lit(None)
+    given = {name for name in ("key", "topic") if name in kinds}
+    return frozenset(given | ({"headers"} if isinstance(kinds.get("headers"), MapType) else set()))
+
+
+def _as_records(divert: DivertSpec, result: DataFrame) -> DataFrame:
+    given = given_columns(divert, result.schema)
+
+    def column(name: str) -> Column:
+        return F.col(name) if name in given else F.lit(None)
+
     return result.select(
         F.lit(divert.name).alias("divert"),
         F.col("offset").cast("long").alias("offset"),
         F.col("index").cast("int").alias("index"),
-        topic.alias("topic"),
-        F.lit("key" in kinds).alias("has_key"),
-        key.alias("key"),
+        column("topic").cast("string").alias("topic"),
+        F.lit("key" in given).alias("has_key"),
+        column("key").cast("binary").alias("key"),
         F.col("value").cast("binary").alias("value"),
-        headers.cast("map<string,string>").alias("headers"),
+        column("headers").cast("map<string,string>").alias("headers"),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import OFFSET_END
 
 from bascule.kafka.history import TopicHistory
-from tests.scenarios import sparkless, test_positions
+from tests.scenarios import sparkless, test_idle_sources, test_positions
 from tests.support.mock_cluster import MockCluster, product_on
 
 
@@ -25,7 +25,8 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
             for partition, before in ends.items():
                 cluster.delete_records(topic, before, partition)
 
-        monkeypatch.setattr(test_positions, "delete_records", delete_records)
+        for module in (test_positions, test_idle_sources):
+            monkeypatch.setattr(module, "delete_records", delete_records)
         monkeypatch.setattr(sparkless, "trim", trim)
         yield cluster
 

@@ -1,4 +1,4 @@
-"""What is said of a user's function that cannot be used. No Spark: none of these comes so far."""
+"""What is said of a user's transformation that cannot be used. No Spark: none of these comes so far."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines.spec import DivertSpec
-from bascule.pipelines.transformation import transformed
+from bascule.pipelines.transformation import NotRowLocal, check_plan, given_columns, transformed
 
 MODULE = """
 def by_key(messages):
@@ -44,3 +46,106 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_name_of_its_divert(
     with pytest.raises(InvalidInput) as refused:
         transformed(DivertSpec("d", "#", function=f"{module}:{function}"), messages)
     assert str(refused.value).startswith(f"divert 'd': {said}")
+
+
+def test_what_spark_refuses_of_a_transformation_is_told_with_the_divert() -> None:
+    class Messages:
+        def selectExpr(self, *expressions: str) -> None:
+            assert expressions == ("offset", "epoch", "sequence", "index", "colour AS value")
+            raise PySparkException("\n[UNRESOLVED_COLUMN] no column `colour`\n at line 1\n")
+
+    messages: Any = Messages()
+    with pytest.raises(InvalidInput, match=r"^divert 'd': its transformation does not fit the message row: \[UNRESOLVED_COLUMN\] .*`$"):
+        transformed(DivertSpec("d", "#", select=("offset", " index ", "colour AS value")), messages)
+
+
+def test_what_spark_refuses_of_a_function_is_told_with_the_divert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_other.py").write_text(
+        "from pyspark.errors import PySparkException\ndef f(messages):\n    raise PySparkException('no')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    messages: Any = object()
+    with pytest.raises(InvalidInput, match=r"^divert 'd': its transformation does not fit the message row: no$"):
+        transformed(DivertSpec("d", "#", function="users_other:f"), messages)
+
+
+def result(**columns: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+IDENTITY: dict[str, Any] = {"offset": LongType(), "index": IntegerType()}
+TEXTS = MapType(StringType(), StringType())
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"),
+    [
+        ({"value": StringType()}, set()),
+        ({"value": BinaryType(), "key": StringType(), "other": StringType()}, {"key"}),
+        ({"value": BinaryType(), "topic": StringType(), "headers": StringType()}, {"topic"}),
+        ({"value": BinaryType(), "key": StringType(), "topic": StringType(), "headers": TEXTS}, {"key", "topic", "headers"}),
+    ],
+)
+def test_what_a_transformation_gives_of_a_record_is_known_by_name_and_headers_by_type(columns: dict[str, Any], given: set[str]) -> None:
+    assert given_columns(DivertSpec("d", "#"), result(**IDENTITY, **columns)) == given
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"offset": LongType(), "value": StringType()}, "must keep the columns offset and index"),
+        ({"index": IntegerType(), "value": StringType()}, "must keep the columns offset and index"),
+        (IDENTITY, "must give a column `value` of type string or binary"),
+        ({**IDENTITY, "value": IntegerType()}, "must give a column `value` of type string or binary"),
+    ],
+)
+def test_a_transformation_that_no_record_can_be_made_of_is_refused(columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^divert 'd': .*{said}"):
+        given_columns(DivertSpec("d", "#"), result(**columns))
+
+
+class Plan:
+    """An operator of Spark's plan, with those below it, as the gateway to Spark gives it."""
+
+    def __init__(self, name: str, *below: Plan, made_of: str = "") -> None:
+        self._name, self._below, self._made_of = name, below, made_of
+
+    def nodeName(self) -> str:
+        return self._name
+
+    def toString(self) -> str:
+        return self._made_of
+
+    def children(self) -> Plan:
+        return self
+
+    def size(self) -> int:
+        return len(self._below)
+
+    def apply(self, place: int) -> Plan:
+        return self._below[place]
+
+
+TABLE = Plan("BroadcastExchange", Plan("HashAggregate", Plan("Exchange")), made_of="Scan json")
+ITSELF = Plan("BroadcastExchange", Plan("Range"), made_of="Range (0, 7919, step=1, splits=4)")
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan("Project", Plan("Filter", Plan("Generate", Plan("Range")))), Plan("BroadcastHashJoin", Plan("Range"), TABLE)]
+)
+def test_a_transformation_of_each_message_by_itself_is_allowed_and_a_join_with_a_static_table(plan: Plan) -> None:
+    check_plan(DivertSpec("d", "#"), plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "operator"),
+    [
+        (Plan("Project", Plan("HashAggregate", Plan("Range"))), "HashAggregate"),
+        (Plan("BroadcastHashJoin", TABLE, Plan("Sort", Plan("Range"))), "Sort"),
+        (Plan("BroadcastHashJoin", Plan("Range"), ITSELF), "Exchange of the messages with themselves"),
+        (Plan("GlobalLimit", Plan("Range")), "GlobalLimit"),
+    ],
+)
+def test_a_transformation_that_needs_several_messages_at_once_is_refused_with_the_operator(plan: Plan, operator: str) -> None:
+    with pytest.raises(NotRowLocal, match=f"^divert 'd': its transformation is not row-local: the operator {operator} needs several"):
+        check_plan(DivertSpec("d", "#"), plan)

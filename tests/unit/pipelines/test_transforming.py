@@ -1,14 +1,24 @@
-"""How the messages are found on which a transformation fails."""
+"""In which parts a batch with transformations is carried, and how the messages are found on which one fails."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
-from bascule.pipelines.tasks import OFFSET_MAX, Message
-from bascule.pipelines.transforming import BAD_AT_ONCE, BatchFailed, first_bad
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.pipelines import batches, transforming
+from bascule.pipelines.batches import BAD_AT_ONCE, BatchFailed, carry_all, first_bad
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
+from bascule.pipelines.tasks import OFFSET_MAX, DivertTask, Message, TooMuchAtOnce
+from bascule.pipelines.transforming import SparkBatch, TransformingBatch
+from bascule.writer.claims import Claim
+from bascule.writer.position import PositionTaken
+from tests.support.spark_texts import QUERY, said_by_spark
 
 #: Each journal record holds so many.
 PER_RECORD = 5
@@ -73,3 +83,184 @@ def test_of_very_many_bad_ones_the_first_are_found_record_by_record() -> None:
     assert list(bad) == [each for each in MESSAGES if each[0] <= end]
     assert BAD_AT_ONCE <= len(bad) < BAD_AT_ONCE + PER_RECORD
     assert failing.runs < 4 * len(bad)
+
+
+UPPER, LOWER = (
+    DivertSpec("upper", "#", "out", select=("upper(text) AS value",)),
+    DivertSpec("lower", "#", "out", select=("lower(text) AS value",)),
+)
+PLAIN = DivertSpec("plain", "#", "out")
+
+
+@dataclass
+class Journal:
+    """What transformations fail on, and what became of the messages."""
+
+    bad: dict[str, frozenset[Message]] = field(default_factory=dict)
+    #: So often the frame fails for a reason that passes.
+    passing: int = 0
+    #: Raised by each task, and by each transformation.
+    raised: Exception | None = None
+    without_messages: Exception | None = None
+    carried: list[Message] = field(default_factory=list)
+    dead: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    searched: list[tuple[str, int | None, list[Message]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A range of the journal, carried as Spark carries a frame: all or nothing."""
+
+    journal: Journal
+    rows: list[Message]
+
+    def bounds(self) -> tuple[int, int] | None:
+        return (self.rows[0][0], self.rows[-1][0]) if self.rows else None
+
+    def up_to(self, end: int) -> Rows:
+        return Rows(self.journal, [row for row in self.rows if row[0] <= end])
+
+    def after(self, end: int) -> Rows:
+        return Rows(self.journal, [row for row in self.rows if row[0] > end])
+
+    def part(self, start: int, end: int) -> Rows:
+        self.journal.reads.append((start, end))
+        return Rows(self.journal, [row for row in MESSAGES if start <= row[0] < end])
+
+    def carry(self, task: DivertTask) -> None:
+        journal = self.journal
+        if journal.passing:
+            journal.passing -= 1
+            raise PySparkException("a worker was killed")
+        if journal.raised is not None:
+            raise journal.raised
+        if task.made_bytes_max is not None and len(self.rows) > task.made_bytes_max:
+            raise said_by_spark(QUERY, TooMuchAtOnce("too much"))
+        for divert in task.diverts:
+            if any((divert.name, *row) not in task.failed for row in self.rows if row in journal.bad.get(divert.name, ())):
+                raise PySparkException("a transformation failed")
+        assert not set(journal.carried) & set(self.rows), "carried twice"
+        journal.carried += self.rows
+        journal.dead |= task.failed
+
+    def messages(self, divert: DivertSpec, most: int | None) -> list[Message]:
+        self.journal.searched.append((divert.name, most, self.rows))
+        return list(reversed(self.rows[:most]))
+
+    def fault(self, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
+        assert messages == sorted(messages)
+        if self.journal.without_messages is not None:
+            return "no file"
+        bad = self.journal.bad.get(divert.name, frozenset())
+        return next((f"unlucky {each}" for each in messages if each in bad), None)
+
+    def control(self, divert: DivertSpec, message: Message) -> None:
+        if self.journal.without_messages is not None:
+            raise self.journal.without_messages
+
+
+def task(*diverts: DivertSpec, room: int | None = None) -> DivertTask:
+    return DivertTask(
+        PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), diverts or (UPPER,), made_bytes_max=room
+    )
+
+
+def carry(journal: Journal, rows: list[Message], *diverts: DivertSpec, room: int | None = 10_000) -> None:
+    carry_all(Rows(journal, rows), task(*diverts, room=room))
+
+
+def failed(divert: DivertSpec, *messages: Message) -> dict[tuple[str, int, int], str]:
+    return {(divert.name, *message): f"unlucky {message}" for message in messages}
+
+
+def test_a_batch_in_which_nothing_fails_is_carried_at_once_and_not_searched() -> None:
+    journal = Journal()
+    carry(journal, MESSAGES)
+    assert (journal.carried, journal.dead, journal.reads, journal.searched) == (MESSAGES, {}, [], [])
+
+
+def test_messages_on_which_transformations_fail_are_given_to_the_writer_with_the_reason_by_divert() -> None:
+    journal = Journal({"upper": frozenset({(7, 2)}), "lower": frozenset({(7, 2), (50, 0)}), "plain": frozenset()})
+    carry(journal, MESSAGES, UPPER, PLAIN, LOWER)
+    assert journal.carried == MESSAGES
+    assert journal.dead == failed(UPPER, (7, 2)) | failed(LOWER, (7, 2), (50, 0))
+    assert {name for name, _, _ in journal.searched} == {"upper", "lower"}, "a divert without a transformation is not searched"
+
+
+def test_of_many_messages_that_fail_the_first_are_carried_and_then_the_rest() -> None:
+    bad = [(offset, 1) for offset in range(0, 100, 3)]
+    journal = Journal({"upper": frozenset(bad)})
+    carry(journal, MESSAGES)
+    assert journal.carried == MESSAGES
+    assert journal.dead == failed(UPPER, *bad)
+    searched = [rows[0][0] for _, _, rows in journal.searched]
+    assert searched == sorted(set(searched)), "what was searched once is carried before the next search"
+    assert len(searched) == 1 + (len(bad) - 1) // BAD_AT_ONCE
+
+
+def test_the_divert_that_is_searched_to_the_earliest_offset_bounds_what_is_carried() -> None:
+    first, second = [(offset, 0) for offset in range(40, 60)], [(offset, 0) for offset in range(100)]
+    journal = Journal({"upper": frozenset(first), "lower": frozenset(second)})
+    carry(journal, MESSAGES, UPPER, LOWER)
+    assert journal.carried == MESSAGES
+    assert journal.dead == failed(UPPER, *first) | failed(LOWER, *second)
+
+
+def test_what_is_too_much_is_carried_in_halves_read_anew_and_a_single_record_as_it_is() -> None:
+    journal = Journal()
+    carry(journal, MESSAGES[: 3 * PER_RECORD], room=PER_RECORD + 1)
+    assert journal.carried == MESSAGES[: 3 * PER_RECORD]
+    assert journal.reads == [(0, 1), (1, 3), (1, 2), (2, 3)]
+    single = Journal({"upper": frozenset({(0, 3)})})
+    carry(single, MESSAGES[:PER_RECORD], room=PER_RECORD - 1)
+    assert (single.carried, single.reads) == (MESSAGES[:PER_RECORD], [])
+    assert single.dead == failed(UPPER, (0, 3))
+    assert [most for _, most, _ in single.searched] == [None], "a single record is searched however much it holds"
+
+
+def test_a_batch_without_rows_of_which_there_was_too_much_fails() -> None:
+    journal = Journal(raised=said_by_spark(QUERY, TooMuchAtOnce("too much")))
+    with pytest.raises(BatchFailed, match="Spark finds no rows"):
+        carry(journal, [])
+
+
+def test_what_is_searched_is_bounded_and_parted_where_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "SEARCHED_AT_ONCE", 2 * PER_RECORD)
+    journal = Journal({"upper": frozenset({(3, 1)})})
+    carry(journal, MESSAGES[: 4 * PER_RECORD])
+    assert journal.carried == MESSAGES[: 4 * PER_RECORD]
+    assert journal.dead == failed(UPPER, (3, 1))
+    assert journal.reads == [(0, 2), (2, 4)]
+    assert [most for _, most, _ in journal.searched] == [2 * PER_RECORD + 1] * 2
+
+
+def test_a_failure_of_the_task_itself_is_raised_and_no_message_is_searched() -> None:
+    for error in (Unavailable("no Kafka"), PositionTaken("another driver")):
+        journal = Journal(raised=said_by_spark(QUERY, error), bad={"upper": frozenset({(1, 1)})})
+        with pytest.raises(PySparkException, match=str(error)):
+            carry(journal, MESSAGES)
+        assert journal.searched == []
+
+
+def test_a_failure_for_which_no_message_can_be_blamed_is_raised() -> None:
+    with pytest.raises(PySparkException, match="a worker was killed"):
+        carry(Journal(passing=1), MESSAGES)
+    with pytest.raises(BatchFailed, match="no file"):
+        carry(Journal({"upper": frozenset({(1, 1)})}, without_messages=BatchFailed("no file")), MESSAGES)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no Kafka"), PositionTaken("another driver"), None], ids=["retriable", "fatal", "foreign"])
+def test_a_batch_raises_the_error_of_its_task_and_what_is_foreign_as_a_failed_batch(
+    error: BasculeError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame: Any = None
+    batch = TransformingBatch(task(), "pool", lambda _: None)
+
+    def fails(given: SparkBatch, of: DivertTask) -> None:
+        assert (given, of) == (SparkBatch(frame, batch), batch.task)
+        raise PySparkException("a worker was killed") if error is None else said_by_spark(QUERY, error)
+
+    monkeypatch.setattr(transforming, "carry_all", fails)
+    with pytest.raises(BatchFailed if error is None else type(error), match="a worker was killed" if error is None else str(error)):
+        batch(frame)

@@ -1,0 +1,304 @@
+"""Tasks as Spark's workers run them, on the mock cluster: what is written, where the position stands, and how transactions are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+
+from bascule.core.errors import BadRecord, Denied, TopicMissing
+from bascule.core.kafka_records import Output
+from bascule.jms.record_headers import ORIGIN_HEADER
+from bascule.journal.records import Kind, Op, decode_send, entries
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory
+from bascule.pipelines import carry
+from bascule.pipelines.carry import Carrier, Targets, held_position
+from bascule.pipelines.divert import journal_header
+from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition, TransactionLimits
+from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, Known, RowsTask, UnknownDivert
+from bascule.writer.claims import Claim
+from bascule.writer.position import COMMON, Position, PositionLost, PositionTaken, position_key
+from tests.scenarios.sparkless import Bridge, workers_end
+from tests.support.mock_cluster import MockCluster
+
+INGRESS = IngressSpec("in", "queue", ("a", "b"), body="text")
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("key", pa.binary()),
+        ("value", pa.binary()), ("headers", HEADERS),
+    ]
+)  # fmt: skip
+
+
+def record(topic: str, partition: int, offset: int, value: str, *headers: tuple[str, bytes]) -> dict[str, Any]:
+    named = [{"key": name, "value": said} for name, said in headers]
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "timestamp_ms": 7,
+        "key": None,
+        "value": value.encode(),
+        "headers": named,
+    }
+
+
+class Worker:
+    """A worker's process, and an ingress whose source partitions a driver has taken at offset 2."""
+
+    def __init__(self, bridge: Bridge, kafka: MockCluster) -> None:
+        self.pipelines = replace(bridge.pipelines, target_partitions=1)
+        self.bridge, self.positions = bridge, bridge.positions
+        self.positions.prepare_topics()
+        self.claims: dict[tuple[str, int], Claim] = {}
+        for topic in ("a", "b"):
+            kafka.create(topic, 2)
+        for source in (("a", 0), ("a", 1), ("b", 0)):
+            key = position_key("ingress:in", *source)
+            position = Position(source[0], "id", source[1], 2, owner="me")
+            self.put(key, position)
+            self.claims[source] = self.positions.claim(key, position)
+
+    def put(self, key: str, position: Position | None) -> None:
+        writer = self.positions.writer(key)
+        writer.write([], writer.current(), position)
+        writer.close()
+
+    def run(self, *rows: dict[str, Any], **more: Any) -> dict[str, list[int]]:
+        task = IngressTask(replace(self.pipelines, **more), tuple(self.claims.values()), INGRESS)
+        half = len(rows) // 2
+        batches = [pa.RecordBatch.from_pylist(list(some), schema=SCHEMA) for some in (rows[:half], rows[half:])]
+        (report,) = task(iter(batches))
+        found: dict[str, list[int]] = report.to_pydict()
+        return found
+
+    def written(self) -> list[tuple[str, str]]:
+        """Source and body of the messages for the broker."""
+        found = []
+        for message in self.records(self.pipelines.topics.ingress):
+            value = bytes(message.value() or b"")
+            assert dict(message.headers() or ()) == {"unbound": INGRESS.unbound.encode()}
+            for op, start, end in entries(value):
+                assert op == Op.SEND
+                send = decode_send(value, start, end)
+                at: Any = send.source
+                found.append((f"{at.topic}-{at.partition}-{at.offset}", send.address))
+        return found
+
+    def records(self, topic: str) -> list[Message]:
+        history = TopicHistory(self.pipelines.kafka, topic, 0)
+        return list(history.records(0, history.latest()))
+
+    def offsets(self) -> dict[tuple[str, int], int]:
+        stored = self.positions.stored()
+        return {source: stored[claim.key].offset for source, claim in self.claims.items()}
+
+
+@pytest.fixture
+def worker(bridge: Bridge, kafka: MockCluster) -> Iterator[Worker]:
+    yield Worker(bridge, kafka)
+    workers_end()
+
+
+def test_each_source_partition_of_a_task_is_carried_from_its_own_position_on(worker: Worker) -> None:
+    report = worker.run(
+        record("a", 0, 0, "0"), record("a", 0, 1, "1"), record("a", 0, 2, "2"), record("b", 0, 2, "3"), record("a", 0, 3, "4"),
+        record("b", 0, 7, "5"),
+    )  # fmt: skip
+    assert report == {"records": [6], "written": [4]}
+    assert sorted(worker.written()) == [("a-0-2", "queue"), ("a-0-3", "queue"), ("b-0-2", "queue"), ("b-0-7", "queue")]
+    assert worker.offsets() == {("a", 0): 4, ("a", 1): 2, ("b", 0): 8}
+
+
+def test_a_repeated_batch_is_not_written_twice(worker: Worker) -> None:
+    rows = [record("a", 0, offset, str(offset)) for offset in (2, 3)]
+    worker.run(*rows)
+    assert worker.run(*rows) == {"records": [2], "written": [0]}
+    assert [source for source, _ in worker.written()] == ["a-0-2", "a-0-3"]
+
+
+def test_records_of_this_bridge_are_passed_over_and_the_position_passes_them(worker: Worker) -> None:
+    own = (ORIGIN_HEADER, worker.pipelines.bridge_id.encode())
+    assert worker.run(record("a", 0, 2, "own", own), record("a", 0, 3, "own", own)) == {"records": [2], "written": [0]}
+    assert worker.written() == []
+    assert worker.offsets()[("a", 0)] == 4
+
+
+def test_an_ingress_record_that_is_no_message_is_a_dead_letter_or_stops_the_task(worker: Worker) -> None:
+    ingress = replace(INGRESS, body="map")
+    rows = [pa.RecordBatch.from_pylist([record("a", 0, 2, "no map")], schema=SCHEMA)]
+    stopping = IngressTask(replace(worker.pipelines, stop_on_error=True), tuple(worker.claims.values()), ingress)
+    with pytest.raises(BadRecord):
+        list(stopping(iter(rows)))
+    assert worker.offsets()[("a", 0)] == 2
+    list(IngressTask(worker.pipelines, tuple(worker.claims.values()), ingress)(iter(rows)))
+    (letter,) = worker.records(worker.pipelines.topics.dead_letters)
+    headers: dict[str, Any] = dict(letter.headers() or ())
+    assert letter.value() == b"no map"
+    assert {name.removeprefix("__connect.errors."): value for name, value in headers.items()}.items() >= {
+        "topic": b"a", "partition": b"0", "offset": b"2", "connector.name": b"in", "stage": b"VALUE_CONVERTER",
+    }.items()  # fmt: skip
+    assert worker.offsets()[("a", 0)] == 3
+
+
+def test_a_task_writes_nothing_where_another_driver_holds_its_position_or_where_it_is_gone(worker: Worker) -> None:
+    claim = worker.claims["a", 0]
+    worker.put(claim.key, Position("a", "id", 0, 2, owner="another"))
+    with pytest.raises(PositionTaken):
+        worker.run(record("a", 0, 2, "2"))
+    worker.put(claim.key, None)
+    with pytest.raises(PositionLost):
+        worker.run(record("a", 0, 2, "2"))
+    assert worker.written() == []
+
+
+def test_a_transaction_ends_with_the_record_that_fills_it(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, int]] = []
+    write = carry.TransactionalWriter.write
+
+    def writes(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
+        written.append((len(outputs), after.offset))
+        write(self, outputs, before, after, *more)
+
+    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    rows = [record("a", 0, offset, "x" * 100) for offset in range(2, 9)]
+    worker.run(*rows, limits=TransactionLimits(records=3))
+    assert written == [(3, 5), (3, 8), (1, 9)]
+    written.clear()
+    worker.run(*(record("b", 0, offset, "") for offset in range(2, 5)), limits=TransactionLimits(age_s=0.0))
+    assert written == [(1, 3), (1, 4), (1, 5)]
+
+
+def test_records_are_handed_over_ahead_while_a_transaction_fills(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[tuple[int, int]] = []
+    hand = carry.TransactionalWriter.ahead
+
+    def hands(self: Any, outputs: Sequence[Output], before: Position) -> None:
+        ahead.append((len(outputs), before.offset))
+        hand(self, outputs, before)
+
+    monkeypatch.setattr(carry, "_AHEAD_RECORDS", 2)
+    monkeypatch.setattr(carry.TransactionalWriter, "ahead", hands)
+    worker.run(*(record("a", 0, offset, "") for offset in range(2, 9)), limits=TransactionLimits(records=6))
+    assert ahead == [(2, 2), (4, 2)], "and from none when a transaction is complete"
+    assert len(worker.written()) == 7
+    assert worker.offsets()[("a", 0)] == 9
+
+
+def test_a_carrier_gives_up_what_is_not_committed(worker: Worker) -> None:
+    claim = worker.claims["a", 0]
+    with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
+        carrier.add(Output("b", None, b"", []), lambda error: pytest.fail(str(error)))
+        carrier.commit()
+        assert carrier.written == 0, "its source record is not complete"
+    assert worker.offsets()[("a", 0)] == 2
+
+
+def test_targets_are_created_once_and_looked_at_again_when_somebody_says_so(kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Topics, "check_writable", lambda _, topic: asked.append(topic))
+    targets = Targets(PipelinesSpec("b", kafka.kafka, target_partitions=3))
+    targets.ensure("new")
+    targets.ensure("new")
+    assert Topics(kafka.kafka).partitions()["new"] == 3
+    assert asked == ["new"]
+    targets.look_again()
+    targets.ensure("new")
+    assert asked == ["new", "new"]
+
+
+def test_targets_that_are_missing_stop_a_pipeline_that_creates_none_and_a_name_that_kafka_refuses_is_the_records_fault(
+    kafka: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TopicMissing, match=r"pipelines\.target_partitions = 0"):
+        Targets(PipelinesSpec("b", kafka.kafka, target_partitions=0)).ensure("missing")
+
+    def refuses(*_: Any, **__: Any) -> bool:
+        raise carry.InvalidInput("topic 'a/b' cannot be created: invalid name")
+
+    monkeypatch.setattr(Topics, "create", refuses)
+    targets = Targets(PipelinesSpec("b", kafka.kafka))
+    for _ in range(2):
+        with pytest.raises(BadRecord, match="'a/b' cannot be created"):
+            targets.ensure("a/b")
+
+
+def test_what_a_denied_topic_does_not_take_any_more_goes_to_its_fallback(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, denied = worker.claims["a", 0], list[str]()
+
+    def check(_: Topics, topic: str) -> None:
+        if topic in denied:
+            raise Denied(topic, "may not be written")
+
+    monkeypatch.setattr(Topics, "check_writable", check)
+    write = carry.TransactionalWriter.write
+
+    def writes(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+        if any(output.topic in denied for output in outputs):
+            raise carry.WriteDenied("a topic")
+        write(self, outputs, *more)
+
+    monkeypatch.setattr(carry.TransactionalWriter, "write", writes)
+    with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
+        for topic in ("open", "closed"):
+            carrier.add(Output(topic, None, topic.encode(), []), lambda error: Output("dead", None, str(error).encode(), []))
+        denied.append("closed")
+        carrier.reach(3)
+        carrier.commit()
+    assert [record.value() for record in worker.records("open")] == [b"open"]
+    assert b"may not be written" in bytes(worker.records("dead")[0].value() or b"")
+    assert worker.offsets()[("a", 0)] == 3
+
+
+def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge: Bridge) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1", "2", "3")
+    divert = bridge.divert("x", start=StartPosition(EARLIEST))
+    with bridge.running(divert) as running:
+        running.batch(end=3)
+        task: DivertTask = running.query(COMMON).task
+        history = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.topics.journal, 0)
+        rows = [{"offset": each.offset(), "key": each.key(), "value": each.value()} for each in history.records(0, 4)]
+        (report,) = task(iter([pa.RecordBatch.from_pylist(rows)]))
+        assert report.to_pydict() == {"records": [4], "written": [1]}
+        stored = bridge.stored()[bridge.positions.common_key]
+        assert (stored.offset, stored.epoch, stored.sequence) == (4, 0, 3)
+    assert bridge.carried("x") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(("name", "epoch", "answers"), [("elsewhere", 9, False), ("gone", 0, True), ("gone", 9, True), ("other", 4, True)])
+def test_the_common_position_answers_for_removed_diverts_and_for_those_of_epochs_before_the_start(
+    name: str, epoch: int, answers: bool
+) -> None:
+    assert Known(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers(name, epoch) is answers
+
+
+@pytest.mark.parametrize("epoch", [5, 6])
+def test_an_exclusive_divert_that_nobody_has_been_told_of_stops_the_task(epoch: int) -> None:
+    with pytest.raises(UnknownDivert, match="an exclusive divert 'other' of which these pipelines have not been told"):
+        Known(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
+
+
+def test_a_divert_that_stands_elsewhere_answers_for_itself_alone() -> None:
+    claim = Claim("divert:x/journal/0", "journal", "id", 0, "me", ("x",))
+    task = DivertTask(PipelinesSpec("bridge", {}), claim, (DivertSpec("x", "#"),))
+    assert (task._answers("x", 99), task._answers("y", 0)) == (True, False)
+
+
+def test_a_transformation_is_given_messages_of_data_records_alone(bridge: Bridge) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    bridge.journal.acknowledge()
+    bridge.journal.flush()
+    history = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.topics.journal, 0)
+    rows = [{"offset": each.offset(), "key": each.key(), "value": each.value()} for each in history.records(0, 3)]
+    assert [journal_header(row["key"], row["value"]).kind for row in rows] == [Kind.EPOCH, Kind.DATA, Kind.STATE]
+    rows.append({"offset": 3, "key": DATA_KEY, "value": b"foreign"})
+    given = RowsTask(DivertSpec("x", "#"))(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert [row["text"] for batch in given for row in batch.to_pylist()] == ["1"]

@@ -1,0 +1,137 @@
+"""What Spark is told of its session and of Kafka."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.core.errors import InvalidInput
+from bascule.pipelines.spark import kafka_options, kafka_range, kafka_stream, session_settings
+from bascule.pipelines.spec import PipelinesSpec
+
+JARS = ("/jars/a.jar", "/jars/b.jar")
+
+
+def test_a_local_session_listens_on_this_machine_alone_and_finds_kafkas_client_on_its_class_path() -> None:
+    settings = session_settings(PipelinesSpec("b", {}, master="local[2]"), JARS, "")
+    assert settings["spark.driver.extraClassPath"] == "/jars/a.jar:/jars/b.jar"
+    assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert "spark.jars" not in settings
+    assert settings["spark.task.maxFailures"] == "1"
+    assert settings["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
+
+
+def test_a_session_on_a_cluster_ships_kafkas_client_to_the_workers() -> None:
+    settings = session_settings(PipelinesSpec("b", {}, master="spark://host:7077"), JARS, "")
+    assert settings["spark.jars"] == "/jars/a.jar,/jars/b.jar"
+    assert not settings.keys() & {"spark.driver.host", "spark.driver.bindAddress", "spark.driver.extraClassPath"}
+
+
+def test_settings_of_the_user_have_precedence_and_options_of_the_jvm_are_added() -> None:
+    options = "spark.driver.extraJavaOptions"
+    assert session_settings(PipelinesSpec("b", {}), JARS, "-Xshare")[options] == "-Xshare"
+    assert session_settings(PipelinesSpec("b", {}), JARS, "")[options] == ""
+    pipelines = PipelinesSpec("b", {}, spark={"spark.driver.memory": "4g", options: "-Dmine"})
+    settings = session_settings(pipelines, JARS, "-Xshare")
+    assert (settings["spark.driver.memory"], settings[options]) == ("4g", "-Xshare -Dmine")
+
+
+def test_settings_of_kafka_have_the_names_of_javas_client() -> None:
+    options = kafka_options(
+        {"bootstrap.servers": "k:1", "enable.ssl.certificate.verification": True, "session.timeout.ms": 7, "broker.address.family": "v4",
+         "debug": "all", "ssl.key.password": "p"}
+    )  # fmt: skip
+    assert options == {
+        "kafka.bootstrap.servers": "k:1",
+        "kafka.enable.ssl.certificate.verification": "true",
+        "kafka.session.timeout.ms": "7",
+        "kafka.ssl.key.password": "p",
+        "kafka.fetch.max.wait.ms": "20",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [
+        ({}, "plain.PlainLoginModule"),
+        ({"sasl.mechanisms": "PLAIN"}, "plain.PlainLoginModule"),
+        ({"sasl.mechanism": "SCRAM-SHA-256"}, "scram.ScramLoginModule"),
+        ({"sasl.mechanisms": "SCRAM-SHA-512"}, "scram.ScramLoginModule"),
+    ],
+)
+def test_a_login_is_told_as_java_wants_it(mechanism: dict[str, str], module: str) -> None:
+    options = kafka_options({**mechanism, "sasl.username": 'a"b', "sasl.password": "c;d"})
+    assert options["kafka.sasl.jaas.config"] == (f'org.apache.kafka.common.security.{module} required username="a\\"b" password="c;d";')
+    assert not {"kafka.sasl.username", "kafka.sasl.password"} & options.keys()
+    assert [value for name, value in options.items() if name == "kafka.sasl.mechanism"] == list(mechanism.values())
+
+
+def test_certificates_are_told_as_pem(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text(f"the {name}")
+    tls = {"ssl.ca.location": "/ca.pem", "ssl.certificate.location": str(tmp_path / "cert"), "ssl.key.location": str(tmp_path / "key")}
+    options = kafka_options(tls)
+    del options["kafka.fetch.max.wait.ms"]
+    assert options == {
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": "the cert",
+        "kafka.ssl.keystore.key": "the key",
+    }
+    del tls["ssl.key.location"]
+    with pytest.raises(InvalidInput, match=r"ssl\.certificate\.location needs ssl\.key\.location"):
+        kafka_options(tls)
+
+
+class Reader:
+    """Takes what a source of Spark is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    read = readStream = property(lambda self: self)  # noqa: N815 - Spark's names
+
+    def format(self, name: str) -> Reader:
+        assert name == "kafka"
+        return self
+
+    def options(self, **options: str) -> Reader:
+        self.told |= options
+        return self
+
+    def option(self, name: str, value: Any) -> Reader:
+        self.told[name] = value
+        return self
+
+    def load(self) -> dict[str, Any]:
+        return self.told
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_stream_is_assigned_its_partitions_from_the_positions_on_and_stops_where_records_are_missing(committed: bool) -> None:
+    session: Any = Reader()
+    pipelines = PipelinesSpec("b", {"bootstrap.servers": "k:1"}, max_offsets_per_trigger=9)
+    told: Any = kafka_stream(session, pipelines, {("a", 0): 5, ("b", 1): 0, ("a", 2): 7}, committed=committed)
+    assert json.loads(told.pop("assign")) == {"a": [0, 2], "b": [1]}
+    assert json.loads(told.pop("startingOffsets")) == {"a": {"0": 5, "2": 7}, "b": {"1": 0}}
+    assert told == {
+        "kafka.bootstrap.servers": "k:1",
+        "kafka.fetch.max.wait.ms": "20",
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": 9,
+        "kafka.isolation.level": "read_committed" if committed else "read_uncommitted",
+    }
+
+
+def test_a_range_is_bounded_on_both_sides() -> None:
+    session: Any = Reader()
+    told: Any = kafka_range(session, PipelinesSpec("b", {}), "journal", 3, 5, 9)
+    assert json.loads(told["assign"]) == {"journal": [3]}
+    assert json.loads(told["startingOffsets"]) == {"journal": {"3": 5}}
+    assert json.loads(told["endingOffsets"]) == {"journal": {"3": 9}}
+    assert told["failOnDataLoss"] == "true"
