@@ -161,11 +161,11 @@ def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_rig
     hand.set("journal", "retention.ms", "604800000")
     broken = f"topic '{system.prefix}.journal' has retention.ms=604800000: Kafka deletes messages that nobody has taken; set -1"
     wait_for(lambda: system.status()["reason"] == broken, "the status to say so")
-    assert f"not safe: {broken}" in system.broker.said()
+    assert f'unsafe topic setting reason="{broken}' in system.broker.said()
     send(system, "it serves all the same")
     hand.set("journal", "retention.ms", "-1")
     wait_for(lambda: system.status()["reason"] == "", "the status to be well")
-    assert system.broker.said().count("not safe: ") == 1
+    assert system.broker.said().count("unsafe topic setting") == 1
 
 
 def test_topics_of_pipelines_and_programs_are_looked_at_while_a_broker_works_too(system: System, hand: Hand) -> None:
@@ -296,7 +296,7 @@ def test_a_decision_log_is_looked_at_before_a_transaction_begins_and_while_its_m
     unsafe = f"topic '{topic_prefix}.decisions' has cleanup.policy=delete: Kafka deletes by age what is still needed; set compact"
     with manager():
         hand.set("decisions", "cleanup.policy", "delete")
-        wait_for(lambda: f"recovery waits for the decision log: {unsafe}" in caplog.text, "the recovery to say so")
+        wait_for(lambda: f'recovery waits for the decision log error="{unsafe}' in caplog.text, "the recovery to say so")
     with pytest.raises(UnsafeTopic, match=unsafe), manager():
         pass
 
@@ -405,7 +405,7 @@ def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and
     offset = hand.put(b"somebody's own", b"somebody's key", topic)
     system.broker.stop()
     system.broker.start()
-    assert f"{topic} {system.prefix}.{topic}, offset {offset}: foreign record passed over" in system.broker.said()
+    assert f"foreign record passed over topic={system.prefix}.{topic} offset={offset}" in system.broker.said()
     assert system.depth("orders") == 1
 
 

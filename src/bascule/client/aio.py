@@ -334,7 +334,7 @@ class AsyncContext:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # else something was cancelled that the listener waited for
-                log.exception("listener, message %s", message.message_id)
+                log.exception("listener failed", message=message.message_id)
             finally:
                 self._task.call(lambda: session.listened(arrived, failed))  # noqa: B023
 

@@ -292,7 +292,7 @@ class Context:
                 listener(message)
                 failed = False
             except BaseException:  # SystemExit would end this thread, without a word
-                log.exception("listener, message %s", message.message_id)
+                log.exception("listener failed", message=message.message_id)
             finally:
                 self._thread.call(lambda: session.listened(arrived, failed))  # noqa: B023
 

@@ -160,7 +160,7 @@ class Core:
         elif not self.settings.reconnects:
             self.fail(self.reason)
         elif was_up and self.error is None:
-            log.warning("connection lost (%s); connecting again", self.reason)
+            log.warning("connection lost, reconnecting", reason=self.reason)
 
     def fail(self, error: BasculeError) -> None:
         """There will be no connection any more."""

@@ -81,7 +81,7 @@ class Pump:
         except (OSError, ValueError, OverflowError) as error:
             with self.lock:
                 self.core.reason = Unavailable(f"no broker at {endpoint}: {_cause(error)}")
-            log.debug("%s", self.core.reason)
+            log.debug("connection ended", reason=self.core.reason)
             return
         self._wire = wire
         try:
@@ -113,7 +113,7 @@ class Pump:
                     try:
                         sending.on_done(sending.message, sending.error)
                     except Exception:
-                        log.exception("the callback of message %s", sending.message.message_id)
+                        log.exception("callback of a send failed", message=sending.message.message_id)
 
 
 def _cause(error: Exception) -> str:

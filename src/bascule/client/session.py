@@ -323,12 +323,12 @@ class ClientSession(Sends):
     def tell(self, on_exception: ExceptionListener | None, error: BasculeError) -> None:
         """Tell the application what listeners met with, in its own code: outside the lock."""
         if on_exception is None:
-            log.error("listeners %s: %s", "end" if self.over else "go on", error)
+            log.error("transaction of a listener failed", listeners="end" if self.over else "go on", error=error)
             return
         try:
             on_exception(error)
         except Exception:
-            log.exception("on_exception, told of: %s", error)
+            log.exception("on_exception failed", told=error)
 
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 

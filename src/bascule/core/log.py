@@ -42,8 +42,8 @@ class LogEvent:
 
     __slots__ = ("fields", "text")
 
-    def __init__(self, text: str, arguments: tuple[object, ...], fields: Mapping[str, object]) -> None:
-        self.text = text % arguments if arguments else text
+    def __init__(self, text: str, fields: Mapping[str, object]) -> None:
+        self.text = text
         self.fields = fields
 
     def __str__(self) -> str:
@@ -52,40 +52,40 @@ class LogEvent:
 
 
 class EventLog:
-    """A logger of the product. ``event`` is a constant text, with ``%`` placeholders for ``arguments``; ``fields`` go with it."""
+    """A logger of the product. ``event`` is a constant text in plain words; all data are ``fields``."""
 
     __slots__ = ("_logger",)
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, event: str, *arguments: object, **fields: object) -> None:
+    def debug(self, event: str, /, **fields: object) -> None:
         """Something that only a developer of Bascule needs to know."""
-        self._write(logging.DEBUG, event, arguments, fields)
+        self._write(logging.DEBUG, event, fields)
 
-    def info(self, event: str, *arguments: object, **fields: object) -> None:
+    def info(self, event: str, /, **fields: object) -> None:
         """A change of state that an operator may want to know."""
-        self._write(logging.INFO, event, arguments, fields)
+        self._write(logging.INFO, event, fields)
 
-    def warning(self, event: str, *arguments: object, exc_info: Any = None, **fields: object) -> None:
+    def warning(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
         """Something that needs attention and does not stop anything."""
-        self._write(logging.WARNING, event, arguments, fields, exc_info)
+        self._write(logging.WARNING, event, fields, exc_info)
 
-    def error(self, event: str, *arguments: object, exc_info: Any = None, **fields: object) -> None:
+    def error(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
         """Something has stopped or is lost."""
-        self._write(logging.ERROR, event, arguments, fields, exc_info)
+        self._write(logging.ERROR, event, fields, exc_info)
 
-    def exception(self, event: str, *arguments: object, **fields: object) -> None:
+    def exception(self, event: str, /, **fields: object) -> None:
         """As ``error``, with the exception that is being handled."""
-        self._write(logging.ERROR, event, arguments, fields, exc_info=True)
+        self._write(logging.ERROR, event, fields, exc_info=True)
 
-    def critical(self, event: str, *arguments: object, exc_info: Any = None, **fields: object) -> None:
+    def critical(self, event: str, /, *, exc_info: Any = None, **fields: object) -> None:
         """The process, or a part of it, ends."""
-        self._write(logging.CRITICAL, event, arguments, fields, exc_info)
+        self._write(logging.CRITICAL, event, fields, exc_info)
 
-    def _write(self, level: int, event: str, arguments: tuple[object, ...], fields: Mapping[str, object], exc_info: Any = None) -> None:
+    def _write(self, level: int, event: str, fields: Mapping[str, object], exc_info: Any = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, LogEvent(event, arguments, fields), exc_info=exc_info, stacklevel=3)
+            self._logger.log(level, LogEvent(event, fields), exc_info=exc_info, stacklevel=3)
 
 
 def get_log(name: str) -> EventLog:
@@ -103,7 +103,7 @@ class ClientLog:
 
     def log(self, _level: int, text: str, *arguments: object) -> None:
         """What the client calls."""
-        self._log.debug(text, *arguments)
+        self._log.debug("Kafka client", text=text % arguments if arguments else text)
 
 
 class JsonFormatter(logging.Formatter):

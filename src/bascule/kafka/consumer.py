@@ -146,7 +146,7 @@ class GroupConsumer:
         held, self._held = self._held, set()
         self._on_lost(sorted(held))
         self._fence.meet()
-        _log.warning("group %s has given this member's name to another client: joining it once more", self._settings["group.id"])
+        _log.warning("group gave the name of this member to another client, joining again", group=self._settings["group.id"])
         self._consumer.close()
         self._consumer = self._joined()
 

@@ -131,7 +131,7 @@ class Election:
 
     def _stand_again(self) -> None:
         why = f"Kafka has given the name {self._instance!r} to another client"
-        log.warning("%s: standing for election once more", why)
+        log.warning("standing for election again", reason=why)
         self._on_doubt(why)
         self._consumer.close()
         self._consumer = clients.consumer(self._settings)
@@ -201,4 +201,4 @@ class Election:
         self._closing.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
-            log.warning("Kafka does not answer: another broker is elected when this one's session ends")
+            log.warning("Kafka does not answer, another broker is elected when the session ends")

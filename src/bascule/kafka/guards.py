@@ -133,7 +133,7 @@ def ensure(
         topics.await_visible([topic])
     expected = None if role is TopicRole.WAITING else partitions
     for finding in guard(topics, {topic: (role, expected)}, record_bytes):
-        _log.warning("%s", finding)
+        _log.warning("weak topic setting", finding=finding)
 
 
 def guard(topics: Topics, wanted: Mapping[str, tuple[TopicRole, int | None]], record_bytes: int = RECORD_BYTES_MAX) -> list[Finding]:
@@ -159,7 +159,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
     try:
         return guard(Topics(kafka), {TRANSACTION_STATE: (TopicRole.TABLE, None)})
     except Unavailable as error:
-        _log.warning("whether %s is safe is not known: %s", TRANSACTION_STATE, error)
+        _log.warning("topic settings unknown", topic=TRANSACTION_STATE, error=error)
         return []
 
 
@@ -168,7 +168,7 @@ def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
     try:
         seen = _unusable(clients.admin({"log_level": 2, **kafka}))
     except KafkaException as error:
-        _log.debug("%s is not described: %s", TRANSACTION_STATE, error)
+        _log.debug("topic not described", topic=TRANSACTION_STATE, error=error)
         seen = ""
     return Unavailable(f"no transaction can be started: {why}{seen and f'; {seen}'}")
 

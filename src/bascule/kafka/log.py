@@ -147,7 +147,7 @@ class JournalWriter:
                 outcomes.append((-1, str(error.args[0])))
             except Exception as error:  # raised by the delivery callback: the outcome of that record is lost
                 failed = True
-                log.exception("journal %s: delivery report failed", self._topic)
+                log.exception("delivery report failed", topic=self._topic)
                 outcomes.append((-1, f"the delivery report cannot be used: {error!r}"))
             if outcomes:
                 taken = list(outcomes)

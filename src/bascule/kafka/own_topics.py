@@ -92,7 +92,7 @@ def ensure(
 def prepare(kafka: Mapping[str, Any], wanted: Mapping[str, OwnTopic]) -> None:
     """``ensure`` for programs of users: what weakens a promise is logged."""
     for finding in ensure(kafka, wanted):
-        _log.warning("%s", finding)
+        _log.warning("weak topic setting", finding=finding)
 
 
 def expected(topics: Mapping[str, OwnTopic]) -> dict[str, tuple[TopicRole, int | None]]:

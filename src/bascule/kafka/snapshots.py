@@ -54,7 +54,7 @@ class SnapshotStore:
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if key != JOURNAL_KEY and not _CHUNK_KEY.fullmatch(key):
-                    log.error("snapshots %s, offset %s: foreign record passed over", self._topic, message.offset())
+                    log.error("foreign record passed over", topic=self._topic, offset=message.offset())
                 elif value is None:
                     chunks.pop(key, None)
                 else:

@@ -152,7 +152,7 @@ class JournalStreamReader(DataSourceStreamReader):
                 return [malformed_row(*place, error)]
             what = f"{self._topic}, offset {taken.offset}: message {taken.identity} to {taken.send.address!r} is no JMS message: {error}"
             if self._mode == DROPMALFORMED:
-                _log.warning("%s; it has no row", what)
+                _log.warning("message left out", reason=what)
                 return []
             raise BadRecord(f"{what}. Option mode {PERMISSIVE} gives it a row as it was sent, {DROPMALFORMED} leaves it out") from None
 

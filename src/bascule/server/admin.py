@@ -206,7 +206,7 @@ class _Pages:
             answer = await self._broker.act(action, arguments)
         except BasculeError as error:
             return _answer(error)
-        log.info("%s %s: %s", action, json.dumps(arguments), json.dumps(answer))
+        log.info("administrator acted", action=action, arguments=arguments, answer=answer)
         return JSONResponse(answer)
 
     def _may_view(self) -> None:

@@ -223,7 +223,7 @@ class Client:
         history = self.history
         if history is None or self.lost or self.ended:
             return
-        _log.info("connection %s (%s): %s", self.peer, self.container, CONNECTION_RESET)
+        _log.info("connection reset", peer=self.peer, container=self.container, reason=CONNECTION_RESET)
         unheard = history.waited - {link.name for link in self.links}
         self._wire.close(CONNECTION_RESET)
         self._server.interruptions.lost(self.container, history, waiting | unheard)

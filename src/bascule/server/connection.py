@@ -183,7 +183,7 @@ class ClientConnection(asyncio.Protocol):
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
         if self.amqp.closed:
             # Its socket may take long to end, where it ends at all: others get at once what this client held.
-            log.info("connection %s (%s): %s", self.peer, self.client.container, self.amqp.error)
+            log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)
             self.client.release(failed=True)
             self.server.dispatch()
         self.send_output()
@@ -241,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
-            log.info("connection %s (%s): %s", self.peer, self.client.container, event.error)
+            log.info("connection closed", peer=self.peer, container=self.client.container, error=event.error)
         if not event.by_peer:
             self.client.interrupted()
         self.client.release()

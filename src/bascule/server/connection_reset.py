@@ -98,7 +98,7 @@ def reset_connection(client: Client, coordinator: Link) -> bool:
             client.reset = ConnectionReset(client, resets)
         client.reset.hold(coordinator)
         return True
-    _log.warning("connection %s (%s): %s, for the %dth time", client.peer, client.container, LOST, RESETS_MAX + 1)
+    _log.warning("consumers ended", peer=client.peer, container=client.container, reason=LOST, resets=RESETS_MAX)
     for each in consumers_of(client, coordinator.session):
         client.end_link(each.link, LOST)
     return False

@@ -17,14 +17,15 @@ log = get_log(__name__)
 T = TypeVar("T")
 
 
-def write_note(log: EventLog, severity: Severity, text: str, error: Exception | None = None) -> None:
+def write_note(log: EventLog, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
     """Write what a protocol has to say."""
+    fields = {"detail": detail} if detail else {}
     if severity >= Severity.ERROR:
-        log.error("%s", text, exc_info=error)
+        log.error(event, exc_info=error, **fields)
     elif severity >= Severity.WARNING:
-        log.warning("%s", text, exc_info=error)
+        log.warning(event, exc_info=error, **fields)
     else:
-        log.info("%s", text)
+        log.info(event, **fields)
 
 
 class FutureWaiter(Generic[T]):
@@ -88,7 +89,7 @@ class LoopEffects:
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
         """Write to the log."""
-        write_note(log, severity, detail or event, error)
+        write_note(log, severity, event, detail, error)
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what blocks in a thread of its own. Raises what it raises."""

@@ -221,7 +221,7 @@ class _Effects(LoopEffects):
         waiting = sum(queue.held_messages for queue in queues.values())
         loaded_s = time.monotonic() - self._started_s
         number = epoch.engine.journaling.epoch
-        log.info("epoch %d: %d queues, %d messages, loaded in %.2f s", number, len(queues), waiting, loaded_s)
+        log.info("epoch loaded", epoch=number, queues=len(queues), messages=waiting, loaded_s=round(loaded_s, 2))
 
     def stored(self, size_bytes: int) -> None:
         """Housekeeping counts."""

@@ -162,7 +162,7 @@ class _Effects:
 
     def note(self, severity: Severity, event: str, detail: str) -> None:
         """Write to the log."""
-        write_note(log, severity, detail or event)
+        write_note(log, severity, event, detail)
 
     def close(self) -> None:
         """Release the reader."""

@@ -61,7 +61,7 @@ class StoredMessages:
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
                 if not key.isdigit():
-                    log.error("store %s, offset %s: foreign record passed over", self._topic, message.offset())
+                    log.error("foreign record passed over", topic=self._topic, offset=message.offset())
                     continue
                 mid = int(key)
                 if value is None:

@@ -153,7 +153,7 @@ class _Effects:
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
         """Write to the log."""
-        write_note(log, severity, detail or event, error)
+        write_note(log, severity, event, detail, error)
 
     def close(self) -> None:
         """Release the clients."""

@@ -87,7 +87,7 @@ class BrokerLife(LoopEffects):
     def _ensure_topics(self) -> None:
         settings = self._settings
         for finding in topics.ensure(self._node.kafka, settings.journal_topics, settings.journal, int(settings.broker.max_message_bytes)):
-            log.warning("%s", finding)
+            log.warning("weak topic setting", finding=finding)
 
     def _admin_server(self) -> AdminServer:
         admin = self._settings.admin

@@ -148,7 +148,7 @@ class Node:
         """Tell clients what the journal has room for in this epoch."""
         self.max_message_bytes = min(int(self.settings.broker.max_message_bytes), room.content_bytes)
         if room.shortage is not None:
-            log.error("%s, and start anew: until then messages of more than %d bytes are refused", room.shortage, self.max_message_bytes)
+            log.error("large messages refused, restart after the change", reason=room.shortage, message_bytes_max=self.max_message_bytes)
 
     def loaded(self, room: topics.Room) -> None:
         """The state of the epoch is whole: take what the ingress topic has."""

@@ -43,8 +43,8 @@ class PipelineHolds:
             hold = RetentionHold.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
             if hold.released:
                 log.error(
-                    "pipeline %s is %d records (%d bytes) behind, more than journal.pinned_bytes allows: what it has not read is deleted",
-                    name, hold.records, hold.bytes,
+                    "pipeline lags more than journal.pinned_bytes, unread records are deleted",
+                    pipeline=name, records=hold.records, bytes=hold.bytes,
                 )  # fmt: skip
             holds.append(hold)
         return holds
@@ -81,7 +81,7 @@ class PipelineHolds:
                 place.kafka, lag_group(place.topics.prefix, place.bridge, name), place.topics.journal, place.topics.partition
             )
         except Unavailable as error:
-            log.warning("why pipeline %s stands still cannot be told: %s", name, error)
+            log.warning("reason of a stopped pipeline unknown", pipeline=name, error=error)
             return ""
         return note if offset >= position.offset else ""
 

@@ -42,7 +42,7 @@ class SpillFiles:
                 self._write()
         except OSError as error:
             if not self._full:
-                log.error("no room for message bodies in %s, they stay in memory: %s", self._directory, error)
+                log.error("no room for message bodies, they stay in memory", directory=self._directory, error=error)
             self._full = True
             raise
         self._full = False

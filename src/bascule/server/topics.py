@@ -79,7 +79,7 @@ class Watch:
                     found[place] = _broken(topics, watched)
             trouble = "; ".join(filter(None, found))
             if trouble and trouble != self.trouble:
-                log.error("not safe: %s", trouble)
+                log.error("unsafe topic setting", reason=trouble)
             self.trouble = trouble
 
 

@@ -210,7 +210,7 @@ class FileLog:
             self._rewrite()
         except OSError as error:
             self._compact_from = self._lines + DEAD_LINES_MAX
-            _log.warning("%s cannot be written anew, and grows: %s", self.path, error)
+            _log.warning("decision log not compacted, it grows", path=self.path, error=error)
             return
         self._close()
         self._open()  # which syncs the new name

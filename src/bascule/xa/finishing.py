@@ -66,7 +66,7 @@ async def finish(
         return None
     if FinishingViolation.HEURISTIC_DROPPED in violations:
         return None
-    _log.error("%s should %s and did not: %s", xid, outcome, heuristic.text)
+    _log.error("branch ended against the decision", xid=xid, decision=outcome, reason=heuristic.text)
     await log.record(heuristic)
     return heuristic
 

@@ -114,7 +114,7 @@ class TransactionManager:
             self._wake.set()
             self._thread.join(CLOSE_WITHIN_S)
             if self._thread.is_alive():
-                _log.warning("recovery: %s is still at work after %g s and is left behind", self._thread.name, CLOSE_WITHIN_S)
+                _log.warning("recovery left behind, it is still at work", thread=self._thread.name, after_s=CLOSE_WITHIN_S)
             else:
                 self.log.close()
             self._thread = None
@@ -179,7 +179,7 @@ class TransactionManager:
                         with self.begin(timeout_s):
                             return function(*args, **kwargs)
                     except again as error:
-                        _log.info("%s, attempt %d: %s", function.__qualname__, attempt, error)
+                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     time.sleep(_pause_s(attempt))
                 with self.begin(timeout_s):
                     return function(*args, **kwargs)
@@ -191,7 +191,7 @@ class TransactionManager:
                         async with self.begin(timeout_s):
                             return await function(*args, **kwargs)  # type: ignore[misc]
                     except again as error:
-                        _log.info("%s, attempt %d: %s", function.__qualname__, attempt, error)
+                        _log.info("transaction retried", function=function.__qualname__, attempt=attempt, error=error)
                     await asyncio.sleep(_pause_s(attempt))
                 async with self.begin(timeout_s):
                     return await function(*args, **kwargs)  # type: ignore[misc]
@@ -244,7 +244,7 @@ class TransactionManager:
             try:
                 finished = recoverer.run(self._at_work).finished
             except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
-                _log.warning("recovery waits for the decision log: %s", said_of(error))
+                _log.warning("recovery waits for the decision log", error=said_of(error))
                 finished = False
             wait_s = self._interval_s if finished else min(retry_s, self._interval_s)
             retry_s = FIRST_RETRY_S if finished else 2 * retry_s

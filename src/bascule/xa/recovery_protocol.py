@@ -104,7 +104,7 @@ class RecoveryProtocol:
                 crash.point("xa.recover.step")
             except Exception as error:
                 done.failed[step] = said_of(error)
-                _log.warning("recovery: %s %s: %s", step.action, step.xid, said_of(error))
+                _log.warning("recovery step failed", action=step.action, xid=step.xid, error=said_of(error))
         return done
 
     def _needed(self, gtrid: bytes, done: Pass) -> bool:
@@ -118,7 +118,7 @@ class RecoveryProtocol:
             outcome = Outcome.ROLLBACK if step.action is Action.ROLLBACK else Outcome.COMMIT
             if outcome is Outcome.ROLLBACK:
                 outcome = await self._stands(step.xid.gtrid)
-            _log.info("recovery: %s %s in %s: %s", outcome, step.xid, step.resource, step.why)
+            _log.info("recovery ends a branch", outcome=outcome, xid=step.xid, resource=step.resource, reason=step.why)
             participant, presumed = self._participants[step.resource], outcome is Outcome.ROLLBACK
             await finish(
                 participant,
@@ -161,7 +161,7 @@ class RecoveryProtocol:
             try:
                 await participant.forget(xid)
             except UnknownXid:
-                _log.debug("%s knows nothing of %s any more", participant.name, xid)
+                _log.debug("branch unknown to its resource", resource=participant.name, xid=xid)
         await self._log.forget_heuristic(xid)
 
 

@@ -218,7 +218,7 @@ class TwoPhase:
             try:
                 await each.participant.end(each.xid, success=False)
             except XaError as error:
-                _log.debug("end of %s: %s", each.xid, error)
+                _log.debug("end of a branch failed", xid=each.xid, error=error)
         await self._undo()
 
     # -- the first phase ---------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class TwoPhase:
             )
             crash.point("xa.finish.after")
         except Exception as error:
-            _log.warning("%s cannot be told to %s: %s", each.xid, outcome, error)
+            _log.warning("branch not told the outcome", xid=each.xid, outcome=outcome, error=error)
             self.unfinished[name] = str(error)
             return
         del self.unfinished[name]

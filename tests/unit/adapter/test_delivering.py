@@ -144,7 +144,10 @@ def test_a_record_whose_key_is_too_large_for_the_dead_letter_topic_is_there_by_i
     assert (letter.topic, letter.key, letter.value, counts.dead_lettered) == ("g.dead-letter", None, b"", 2)
     assert said["bascule.retry.origin"] == b"topic/0/1"
     assert said["bascule.retry.left-out"] == b"key, value and headers: g.dead-letter takes no more"
-    assert "topic-0, offset 1 is dead-lettered without its key, value and headers: g.dead-letter takes no more" in caplog.text
+    assert (
+        'record dead-lettered in part topic=topic partition=0 offset=1 left_out="key, value and headers" error="g.dead-letter takes no more'
+        in caplog.text
+    )
 
 
 def test_a_record_for_which_the_dead_letter_topic_has_no_room_at_all_is_tried_again_less_and_less_often() -> None:

@@ -121,7 +121,7 @@ def test_a_leak_is_reported_once_with_its_taker(caplog: pytest.LogCaptureFixture
     threading.Event().wait(0.002)
     things.take()
     things.take()
-    reports = [record.getMessage() for record in caplog.records if "not given back" in record.getMessage()]
+    reports = [record.getMessage() for record in caplog.records if "possible connection leak" in record.getMessage()]
     assert "test_a_leak_is_reported_once_with_its_taker" in reports[0]
     assert len(reports) <= 2
 

@@ -60,13 +60,14 @@ def test_json_line_has_the_fields_beside_the_event() -> None:
         try:
             raise ValueError("x")
         except ValueError:
-            log.exception("batch %d failed", 7, divert="delayed", level="high", place=("t", 0))
+            log.exception("batch failed", batch=7, divert="delayed", level="high", place=("t", 0))
 
     first, second = (json.loads(line) for line in lines(LogSettings("json"), fail, lambda: logging.getLogger("other").warning("a %s", "b")))
     assert datetime.now().astimezone() - datetime.fromisoformat(first.pop("time")) < timedelta(minutes=1)
     assert first.pop("exception").endswith("ValueError: x")
     assert first == {
-        "level": "error", "logger": "bascule.here", "event": "batch 7 failed", "divert": "delayed", "level_": "high", "place": ["t", 0],
+        "level": "error", "logger": "bascule.here",
+        "event": "batch failed", "batch": 7, "divert": "delayed", "level_": "high", "place": ["t", 0],
     }  # fmt: skip
     assert (second["logger"], second["event"]) == ("other", "a b")
 
@@ -83,14 +84,14 @@ def test_event_that_is_not_written_is_not_formatted() -> None:
         def __str__(self) -> str:
             raise AssertionError("formatted")
 
-    assert lines(LogSettings(level="warning"), lambda: log.info("%s", Costly(), value=Costly())) == []
+    assert lines(LogSettings(level="warning"), lambda: log.info("seen", value=Costly())) == []
 
 
 def test_lines_of_a_kafka_client_are_written_at_debug() -> None:
     client = ClientLog(log)
     assert lines(LogSettings(), lambda: client.log(3, "%s [%s] %s", "FAIL", "rdkafka#1", "no route")) == []
     (line,) = lines(LogSettings(level="debug"), lambda: client.log(3, "%s [%s] %s", "FAIL", "rdkafka#1", "no route"))
-    assert line.endswith("DEBUG bascule.here: FAIL [rdkafka#1] no route")
+    assert line.endswith('DEBUG bascule.here: Kafka client text="FAIL [rdkafka#1] no route"')
 
 
 def test_handlers_of_a_users_program_get_event_and_fields_as_text(caplog: pytest.LogCaptureFixture) -> None:

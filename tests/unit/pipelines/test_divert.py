@@ -85,7 +85,9 @@ def test_the_identity_of_a_message_counts_the_messages_before_it_that_no_divert_
 def test_a_foreign_record_is_passed_over_and_named_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
     reader = JournalReader(START, [DivertSpec("d", "#")])
     assert reader.take(7, None, b"what is this?") == []
-    assert caplog.messages == [f"journal {START.topic}, offset 7: foreign record passed over: no Bascule journal record (no magic 'BJ')"]
+    assert caplog.messages == [
+        f"foreign record passed over topic={START.topic} offset=7 error=\"no Bascule journal record (no magic 'BJ')\""
+    ]
 
 
 @pytest.mark.parametrize("key", [b"D", b"S"])

@@ -176,7 +176,7 @@ class Activation:
             except TimeoutError:
                 left.append(name)
         if left:
-            _log.warning("%s is stopped without %s", self.spec.group, ", ".join(left))
+            _log.warning("threads left behind at the end", group=self.spec.group, threads=", ".join(left))
         return left
 
     def status(self) -> ActivationStatus:
@@ -212,7 +212,7 @@ class Activation:
                     self._trouble = ""
                 except Unavailable as error:
                     if str(error) != self._trouble:
-                        _log.warning("%s: %s", self.spec.group, error)
+                        _log.warning("Kafka does not answer", group=self.spec.group, error=error)
                     self._trouble = str(error)
         finally:
             consumer.close()
@@ -289,7 +289,7 @@ class Activation:
     def _move(self, consumer: GroupConsumer, place: Place) -> None:
         run = self._runs[place]
         if (offset := consumer.read_on(place, run.next_offset)) < run.next_offset:
-            _log.error("%s ends before offset %d, which was to be read next: it is read from %d on", place, run.next_offset, offset)
+            _log.error("partition ends before its position, reading from its end", place=place, position=run.next_offset, end=offset)
             run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:
@@ -300,7 +300,9 @@ class Activation:
 
     def _take_anew(self, places: Collection[Place]) -> None:
         """The entries of what was read may be stored or not: another token is needed, and the client reads on where the group is."""
-        _log.warning("%s: %s: an append to the inbound log failed; taken over anew", self.spec.group, ", ".join(map(str, places)))
+        _log.warning(
+            "append to the inbound log failed, taking partitions over again", group=self.spec.group, places=", ".join(map(str, places))
+        )
         self._leave(list(places), HAND_OVER_S)
         self._anew_at.update(places)
         self._assigned(list(places))
@@ -334,7 +336,7 @@ class Activation:
         deadline_s = time.monotonic() + drain_s
         for run in runs:
             if drain_s and not self._workers.drop(run.token, max(0.001, deadline_s - time.monotonic())):
-                _log.warning("%s: %s is handed over with records still at work", self.spec.group, run.place)
+                _log.warning("partition handed over with records at work", group=self.spec.group, place=run.place)
 
     # -- taking over
 
@@ -351,11 +353,11 @@ class Activation:
                     return
             except ClaimOfOthers as error:
                 if str(error) != told:
-                    _log.error("%s: %s %s", self.spec.group, run.place, error)
+                    _log.error("partition has a claim of another manager", group=self.spec.group, place=run.place, error=error)
                 told = run.trouble = str(error)
             except Exception as error:  # nobody looks at what a taker ends with, and the partition would stand still
                 run.trouble = str(error)
-                _log.warning("%s: %s is not taken over yet: %s", self.spec.group, run.place, error)
+                _log.warning("partition not taken over yet", group=self.spec.group, place=run.place, error=error)
             self._stopping.wait(TAKE_AGAIN_S)
 
     def _held(self, run: Run[RecordDelivery]) -> GroupOffset | None:
@@ -380,7 +382,7 @@ class Activation:
                 ref, failures = Ref(run.place, run.token, offset), flights.failures[offset]
                 deliveries.append(delivery_of(self.spec, ref, found[offset], keys, failures=failures, redelivered=True))
                 continue
-            _log.error("%s, offset %d was in flight and is not there any more: it was deleted from its topic", run.place, offset)
+            _log.error("record in flight is deleted from its topic", place=run.place, offset=offset)
             self.counts.add("vanished")
             self._log.done(run.place, keys)
         self.counts.add("redelivered", len(deliveries))
@@ -397,16 +399,17 @@ class Activation:
                     return
                 self._log.housekeep()
             except Exception as error:  # nothing waits for it
-                _log.warning("%s: %s", self._log.topic, error)
+                _log.warning("housekeeping of the inbound log failed", topic=self._log.topic, error=error)
 
     def _look_for_sources(self) -> None:
         before, self._missing = self._missing, missing(self._kafka, self.spec)
         if self._missing and self._missing != before:
-            _log.warning("%s reads nothing of %s: not there", self.spec.group, ", ".join(self._missing))
+            _log.warning("source topics missing", group=self.spec.group, topics=", ".join(self._missing))
 
     def _watch_dead_letters(self) -> None:
         before, self._dead = self._dead, self._dead_letters.count()
         if self._dead > before:
             _log.warning(
-                "%s: %d dead letters wait; bascule adapter dead-letters list --group %s", self.spec.group, self._dead, self.spec.group
-            )
+                "dead letters wait", group=self.spec.group, count=self._dead,
+                command=f"bascule adapter dead-letters list --group {self.spec.group}",
+            )  # fmt: skip

@@ -60,7 +60,9 @@ class DeadLetters:
             return returned(letter)
         topic, partition, offset = at
         if (found := read_again(self._kafka, topic, partition, [offset]).get(offset)) is None:
-            _log.error("%s, offset %d is not sent back: %s/%d/%d is not there any more", self.topic, letter.offset, *at)
+            _log.error(
+                "dead letter not sent back, its record is deleted", topic=self.topic, offset=letter.offset, origin="/".join(map(str, at))
+            )
             return None
         return returned(letter._replace(key=found.key, value=found.value, headers=[*found.headers, *letter.headers]))
 

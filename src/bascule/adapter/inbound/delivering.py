@@ -115,7 +115,7 @@ class InTransaction:
         except (TransactionInDoubt, HeuristicOutcome) as error:
             if error.transaction_id != transaction.id:
                 raise
-            _log.warning("%s, offset %d: %s", ref.place, ref.offset, error)
+            _log.warning("transaction of a record not finished", place=ref.place, offset=ref.offset, error=error)
             if self._in_flight(ref):
                 if isinstance(error, TransactionInDoubt):  # what did not answer may do so the next time
                     raise NotNow(str(error)) from error
@@ -127,7 +127,7 @@ class InTransaction:
             try:
                 flights = self._xa.log.flights(ref.place)
             except Unavailable as error:
-                _log.warning("%s, offset %d: in doubt: %s", ref.place, ref.offset, error)
+                _log.warning("record in doubt", place=ref.place, offset=ref.offset, error=error)
             else:
                 if ref.offset not in flights.claims.values():
                     return ref.offset in flights.keys
@@ -164,20 +164,20 @@ class Deliverer:
             raise
         except Superseded as error:
             self._counts.add("superseded")
-            _log.info("%s", error)
+            _log.info("record given up", place=delivery.ref.place, offset=delivery.ref.offset, reason=error)
         except TooLarge as error:
             delivery.refusals += 1
             pause_s = REFUSED.pause_s(delivery.refusals)
             ref = delivery.ref
             why = f"{ref.place}, offset {ref.offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
             self.unburied[ref] = why
-            _log.error("%s; again in %g s", why, pause_s)
+            _log.error("record not dead-lettered", place=ref.place, offset=ref.offset, reason=why, retry_s=pause_s)
             return time.monotonic() + pause_s
         except (NotNow, Unavailable) as error:
-            _log.warning("%s, offset %d: %s; again in %g s", delivery.ref.place, delivery.ref.offset, error, AWAY_PAUSE_S)
+            _log.warning("record waits", place=delivery.ref.place, offset=delivery.ref.offset, error=error, retry_s=AWAY_PAUSE_S)
             return time.monotonic() + AWAY_PAUSE_S
         except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
-            _log.warning("%s, offset %d is not moved: %s", delivery.ref.place, delivery.ref.offset, cause_of(error))
+            _log.warning("record not moved", place=delivery.ref.place, offset=delivery.ref.offset, error=cause_of(error))
             return time.monotonic() + AWAY_PAUSE_S
         return None
 
@@ -199,7 +199,7 @@ class Deliverer:
     def _failed(self, delivery: RecordDelivery, error: BaseException) -> float | None:
         record, spec = delivery.record, self._spec
         failures = record.failures + 1
-        _log.warning("%s-%d, offset %d failed (%d of %d): %s", *record_at(record), failures, spec.retries + 1, cause_of(error))
+        _log.warning("record failed", **record_at(record), attempt=failures, attempts_max=spec.retries + 1, error=cause_of(error))
         if failures > spec.retries:
             self._bury(delivery, error)
             return None
@@ -214,7 +214,7 @@ class Deliverer:
         try:
             self._mode.move(delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
         except TooLarge as refused:
-            _log.error("%s-%d, offset %d is not tried again: %s", *record_at(record), refused)
+            _log.error("record not retried", **record_at(record), error=refused)
             self._bury(delivery, error)
             return None
         crash.point("inbound.retry.after")
@@ -235,10 +235,10 @@ class Deliverer:
         self._counts.add("dead_lettered")
 
     def _bury_without(self, left_out: str, delivery: RecordDelivery, error: BaseException, refused: TooLarge) -> None:
-        _log.error("%s-%d, offset %d is dead-lettered without its %s: %s", *record_at(delivery.record), left_out, refused)
+        _log.error("record dead-lettered in part", **record_at(delivery.record), left_out=left_out, error=refused)
         self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error, left_out=left_out, why=str(refused)))
 
 
-def record_at(record: Record) -> tuple[str, int, int]:
-    """Topic, partition, offset."""
-    return record.topic, record.partition, record.offset
+def record_at(record: Record) -> dict[str, str | int]:
+    """Return the fields of a log line that name a record."""
+    return {"topic": record.topic, "partition": record.partition, "offset": record.offset}

@@ -64,7 +64,7 @@ class BlockingTakeover:
             # It is the claim that is in the way; a database that hangs shall not be.
             stands = xa.manager.recoverer().finish_now(xid, Outcome.ROLLBACK, who="the next member", only=xa.log.name)
             xa.manager.recover_soon()
-            _log.info("%s: %s %s, found at the taking over of %s", self._spec.group, xid, stands, place)
+            _log.info("transaction of an earlier member finished", group=self._spec.group, place=place, xid=xid, outcome=stands)
         if others:
             managers = sorted({manager_of_gtrid(xid.gtrid) or "(unknown)" for xid in others})
             who = f"manager {own!r}" if own is not None else "an endpoint without a transaction manager"

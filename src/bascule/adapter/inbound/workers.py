@@ -180,7 +180,12 @@ class Workers:
                 try:
                     again_s = self._handle(delivery, call)
                 except Late as error:
-                    _log.warning("%s in %s: %s; nothing of it counts", name_of(self._endpoint), worker.name, error)
+                    _log.warning(
+                        "endpoint returned too late, nothing of it counts",
+                        endpoint=name_of(self._endpoint),
+                        worker=worker.name,
+                        error=error,
+                    )
                     break
                 self._finished(worker, delivery, again_s)
         finally:
@@ -231,7 +236,7 @@ class Workers:
         if delivery is None or delivery.phase is not Phase.WORKING or delivery.failure is not None:
             return
         said = f"{name_of(self._endpoint)} hangs since {self._spec.delivery_timeout_s:g} s in {worker.name}"
-        _log.error("%s with %s, offset %d:\n%s", said, delivery.ref.place, delivery.ref.offset, _stack(worker.thread))
+        _log.error("endpoint hangs", reason=said, place=delivery.ref.place, offset=delivery.ref.offset, stack=_stack(worker.thread))
         self._counts.add("hung")
         # The thread keeps the old object, which says to it that it is late.
         delivery.step(DeliveryStep.HANGS)

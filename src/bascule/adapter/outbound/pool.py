@@ -107,7 +107,7 @@ class Pool(Generic[PhysicalT]):
                 self._release(number, physical)
                 if physical is None or not isinstance(error, BasculeError):
                     raise
-                _log.info("%s: connection %d is made anew: %s", self.name, number, error)
+                _log.info("connection replaced", pool=self.name, connection=number, error=error)
                 continue
             with self._changed:
                 self._out[number] = _Lease(physical, threading.current_thread().name, time.monotonic(), _where())
@@ -177,7 +177,13 @@ class Pool(Generic[PhysicalT]):
         for lease in self._out.values():
             if not lease.reported and now_s - lease.since_s >= self.limits.leak_after_s:
                 lease.reported = True
-                _log.warning("%s: a connection is not given back by %s", self.name, LeaseInfo(lease.by, now_s - lease.since_s, lease.where))
+                _log.warning(
+                    "possible connection leak",
+                    pool=self.name,
+                    held_by=lease.by,
+                    held_s=round(now_s - lease.since_s, 1),
+                    taken_at=lease.where,
+                )
 
 
 def _where() -> str:
