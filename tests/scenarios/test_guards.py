@@ -154,7 +154,7 @@ def test_a_broker_warns_of_settings_that_weaken_a_promise(system: System, hand: 
     hand.set("ingress", "unclean.leader.election.enable", "true")  # of one replica
     system.broker.start()
     for said in ("has max.message.bytes=1000000: large transactions", "has unclean.leader.election.enable=true: a replica that lags"):
-        assert f"WARNING bascule.server.life: topic '{system.prefix}.ingress' {said}" in system.broker.said()
+        assert f"WARNING bascule.server.life: weak topic setting finding=\"topic '{system.prefix}.ingress' {said}" in system.broker.said()
 
 
 def test_a_setting_that_breaks_a_promise_is_told_at_work_too_and_until_it_is_right(system: System, hand: Hand) -> None:
