@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from bascule.adapter.inbound.state import LogFold, Place
-from tests.sim.group import SOURCES, Books, Group
+from tests.sim.group import SOURCES, Group, SharedState
 from tests.sim.inbound_view import LOG
-from tests.sim.kafka import Kafka, Partition, ToWrite, Weather
+from tests.sim.kafka import Kafka, NetworkConditions, Partition, ToWrite
 from tests.sim.member import Member
 from tests.sim.world import World
 from tests.support.history import Tally
@@ -38,14 +38,14 @@ class InboundSimulation:
         def some(most: float) -> float:
             return pick.random() * most if pick.random() < 0.5 else 0.0
 
-        self.kafka.weather = Weather(some(0.04), some(0.06), some(0.25), some(0.1), some(0.06), pick.choice((0.5, 2.0, 6.0)))
+        self.kafka.weather = NetworkConditions(some(0.04), some(0.06), some(0.25), some(0.1), some(0.06), pick.choice((0.5, 2.0, 6.0)))
         self.restlessness = some(0.3)
         self.transacted = pick.random() < 0.7
         self.work_ms = pick.choice((2.0, 10.0, 40.0))
         self.pause_ms = pick.choice((10.0, 30.0, 80.0))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.6}
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
-        self.books = Books()
+        self.books = SharedState()
         self.group = Group(world)
         self._members = 0
         self._all: list[Member] = []
@@ -121,7 +121,7 @@ class InboundSimulation:
         partition.records = [each for each in partition.records if each.offset >= below or each.value is not None]
 
     def _heal(self) -> None:
-        self.kafka.weather = Weather()
+        self.kafka.weather = NetworkConditions()
         self.restlessness = 0.0
         for member in self._all:
             member.view.restlessness = 0.0

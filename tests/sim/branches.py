@@ -26,11 +26,11 @@ from bascule.xa.two_phase import TwoPhase
 from bascule.xa.xid import Xid, branch
 from tests.sim.branch_calls import TOPICS, SimulatedCalls
 from tests.sim.cluster import NODES
-from tests.sim.kafka import Kafka, Weather
+from tests.sim.kafka import Kafka, NetworkConditions
 from tests.sim.managers import Clock, Told
 from tests.sim.tables import DECISIONS, DecisionTopic
 from tests.sim.world import Process, World
-from tests.sim.xa_resources import Database, Mishaps
+from tests.sim.xa_resources import Database, FaultRates
 from tests.support.history import Tally
 
 #: How long things go wrong, and how soon after that all transactions must be over.
@@ -208,7 +208,7 @@ class BranchSimulation:
         world = self.world = World(seed, violations)
         world.trace = [] if trace else None
         self.kafka = Kafka(world)
-        self.mishaps = Mishaps()
+        self.mishaps = FaultRates()
         self.database = Database(world, self.mishaps)
         self.left = world.random.choice((4, 8))
         self.workers = world.random.randint(1, 2)
@@ -234,7 +234,7 @@ class BranchSimulation:
         def some(most: float) -> float:
             return pick.random() * most if pick.random() < 0.5 else 0.0
 
-        self.kafka.weather = Weather(
+        self.kafka.weather = NetworkConditions(
             lost=some(0.04), unanswered=some(0.06), held=some(0.25), slow=some(0.1), failed_append=some(0.03),
             delay_ms=pick.choice((0.5, 2.0, 6.0)), transaction_ms=pick.choice((150.0, 900.0)), lag_ms=pick.choice((0.0, 0.0, 1.0, 5.0)),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from bascule.broker.ingress_tail import Chunk, IngressReading, IngressRecord, In
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
-from bascule.broker.node import NodeProtocol, Waited
+from bascule.broker.node import ElectionOutcome, NodeProtocol
 from bascule.broker.policy import Policy
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KEY_OF_KIND, Kind, RecordError
@@ -287,7 +287,7 @@ class BrokerNode(ProcessEffects):
         """Nothing of it goes on."""
         self._epoch.close()
 
-    async def election(self, timeout_s: float | None) -> Waited:
+    async def election(self, timeout_s: float | None) -> ElectionOutcome:
         """The first of what may come."""
         broker, loading = self._broker, self._epoch.loading
         either: Promise[None] = Promise()
@@ -297,8 +297,8 @@ class BrokerNode(ProcessEffects):
             self.process.world.after(timeout_s * 1000, either.keep, None)
         await either
         if broker.elected.done:
-            return Waited.ELECTED
-        return Waited.LOAD_ENDED if loading.done else Waited.TIMEOUT
+            return ElectionOutcome.ELECTED
+        return ElectionOutcome.LOAD_ENDED if loading.done else ElectionOutcome.TIMEOUT
 
     def is_elected(self) -> bool:
         """As far as it knows."""

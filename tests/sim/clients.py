@@ -247,7 +247,7 @@ class TransactedSender(Transacted):
                 self.note("send", ids, outcome, begun_ms, target=to, transaction=name.decode())
 
 
-class Taker(Transacted):
+class ReceivingClient(Transacted):
     """Receives, in transactions or message by message, and may send on what it got in the same transaction."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tests.sim.partition import Former, NotNow, Partition
+from tests.sim.partition import FormerLeader, NotNow, Partition
 from tests.sim.world import Process, World
 
 NODES: Final = (0, 1, 2)
@@ -29,7 +29,7 @@ FORGETFUL: Final = 0.5
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkConditions:
     """What the network and the servers do to requests; probabilities of one request."""
 
     lost: float = 0.0  # it never arrives
@@ -47,7 +47,7 @@ class Cluster:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.weather = Weather()
+        self.weather = NetworkConditions()
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.away: int | None = None  # the node that its peers do not reach
         self._leaderless: list[Partition] = []
@@ -67,7 +67,7 @@ class Cluster:
         """A node that is not away: this one, or the next."""
         return node if node != self.away else (node + 1) % len(NODES)
 
-    def use(self, weather: Weather) -> None:
+    def use(self, weather: NetworkConditions) -> None:
         """From now on."""
         self.weather = weather
         self.answer_lost = ANSWER_LOST if weather.lag_ms else 0.0
@@ -121,7 +121,7 @@ class Cluster:
             if partition.leader != node:
                 self.world.after(self.world.random.random() * LAG_MAX_MS, self._shrink, partition, node)
                 continue
-            former = Former(node, partition.start, partition.end, partition.stable)
+            former = FormerLeader(node, partition.start, partition.end, partition.stable)
             if self._elect(partition, without=node) and cut_off:
                 partition.former = former
             partition.in_sync.discard(node)
@@ -170,7 +170,7 @@ class Cluster:
 
     def heal(self) -> None:
         """All nodes are there, and in sync."""
-        self.use(Weather())
+        self.use(NetworkConditions())
         if self.away is not None:
             self.come_back(self.away)
         for node in NODES:
@@ -181,14 +181,14 @@ class Cluster:
 
     # -- what a client meets -----------------------------------------------------------------------------------------
 
-    def takes_for_leader(self, process: Process, former: Former) -> bool:
+    def takes_for_leader(self, process: Process, former: FormerLeader) -> bool:
         """Whether a client's metadata says that a former leader leads. What it finds at first, it believes."""
         believes = former.believers.get(process)
         if believes is None:
             believes = former.believers[process] = self.world.random.random() < STALE
         return believes
 
-    def refresh(self, process: Process, former: Former) -> None:
+    def refresh(self, process: Process, former: FormerLeader) -> None:
         """The client has had no answer, and asks who leads; it may ask a node that does not know."""
         if self.world.random.random() < REFRESH:
             former.believers[process] = False

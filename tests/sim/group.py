@@ -19,7 +19,7 @@ SOURCES: Final = (Place("payments", 0), Place("payments", 1))
 
 
 @dataclass(slots=True)
-class Books:
+class SharedState:
     """What outlives the members: the decisions, the database, and what endpoints have done."""
 
     decisions: dict[Xid, bool] = field(default_factory=dict)

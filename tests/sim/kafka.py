@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from tests.sim.cluster import Cluster, Weather
+from tests.sim.cluster import Cluster, NetworkConditions
 from tests.sim.coordinator import Coordinators
-from tests.sim.partition import TRIMMED, Former, Headers, KafkaFault, Later, NotNow, Partition, Record, ToWrite, Transaction
+from tests.sim.partition import TRIMMED, FormerLeader, Headers, KafkaFault, Later, NotNow, Partition, Record, ToWrite, Transaction
 from tests.sim.world import Process, Promise, World
 
 __all__ = [
@@ -27,13 +27,13 @@ __all__ = [
     "Headers",
     "Kafka",
     "KafkaFault",
+    "NetworkConditions",
     "NotNow",
     "Partition",
     "Producer",
     "Record",
     "ToWrite",
     "Transaction",
-    "Weather",
 ]
 
 T = TypeVar("T")
@@ -62,12 +62,12 @@ class Kafka:
         self.late_ends = 2.5
 
     @property
-    def weather(self) -> Weather:
+    def weather(self) -> NetworkConditions:
         """What the network and the servers do to requests."""
         return self.cluster.weather
 
     @weather.setter
-    def weather(self, weather: Weather) -> None:
+    def weather(self, weather: NetworkConditions) -> None:
         self.cluster.use(weather)
 
     def partition(self, topic: str, index: int = 0) -> Partition:
@@ -173,7 +173,7 @@ class Kafka:
         else:
             process.after(self._way_ms(), promise.keep, answer.value)
 
-    def _from_former(self, process: Process, carry_out: Callable[[], T], at: Partition, former: Former) -> T:
+    def _from_former(self, process: Process, carry_out: Callable[[], T], at: Partition, former: FormerLeader) -> T:
         if former.end < at.end:
             self.world.note("read from former leader", f"{process.name}, {at.topic}")
         at.view = former

@@ -28,7 +28,7 @@ from tests.sim import requests
 from tests.sim.clients import Stage, Transacted, id_of
 from tests.sim.connections import Connection, ConnectionLost
 from tests.sim.world import Process
-from tests.sim.xa_resources import Database, Log, Mishaps
+from tests.sim.xa_resources import Database, FaultRates, Log
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said
 from tests.support.operations import Outcome, Place
 
@@ -81,7 +81,7 @@ class XaState:
     stage: Stage
     log: Log
     databases: dict[str, Database]
-    mishaps: Mishaps
+    mishaps: FaultRates
     left: int  # transactions to begin
     pause_ms: float
     works: dict[Xid, Work] = field(default_factory=dict)

@@ -81,7 +81,7 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class Former:
+class FormerLeader:
     """What a leader that was cut off from its peers still answers, and which clients believe that it leads."""
 
     node: int
@@ -109,10 +109,10 @@ class Partition:
         self.leader = 0
         self.leader_epoch = 0
         self.in_sync: set[int] = {0}
-        self.former: Former | None = None
+        self.former: FormerLeader | None = None
         self.away_until_ms = 0.0  # a leader is being elected
         self.known_end: int | None = None  # the high watermark that a new leader knows, until its followers have fetched
-        self.view: Former | None = None  # the request that is carried out is at a former leader
+        self.view: FormerLeader | None = None  # the request that is carried out is at a former leader
         self._cluster = cluster
         self._waiting: list[tuple[int, Promise[int]]] = []  # offset, and who waits until it is replicated
 

@@ -15,14 +15,14 @@ from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from tests.sim.broker import Broker
-from tests.sim.clients import Client, Sender, Stage, Taker, TransactedSender, id_of
-from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, Producer, ToWrite, Weather
+from tests.sim.clients import Client, ReceivingClient, Sender, Stage, TransactedSender, id_of
+from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, NetworkConditions, Producer, ToWrite
 from tests.sim.nemesis import Nemesis
 from tests.sim.pipelines import MakeWriter, Pipelines
 from tests.sim.witness import Witness
 from tests.sim.world import Process, World
 from tests.sim.writer import Writer, committed_offset
-from tests.sim.xa_resources import Mishaps
+from tests.sim.xa_resources import FaultRates
 from tests.sim.xa_workload import XaWorkload
 from tests.support.history import Divert as Diverted
 from tests.support.history import Tally, check
@@ -130,7 +130,7 @@ class Simulation:
         def some(most: float) -> float:
             return pick.random() * most if pick.random() < 0.5 else 0.0
 
-        self.kafka.weather = Weather(
+        self.kafka.weather = NetworkConditions(
             lost=some(0.04),
             unanswered=some(0.06),
             held=some(0.25),
@@ -151,7 +151,7 @@ class Simulation:
             broker.on_stale_delivery = self.witness.handed_out_stale
             broker.on_step_down = self.nemesis.replaced
             broker.snapshot_records = pick.choice((5, 12, 25, 1000))
-        self.mishaps = Mishaps(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
+        self.mishaps = FaultRates(some(0.1), some(0.1), some(0.2), some(0.5), some(0.3))
         self.nemesis.draw()
 
     def _people(self) -> None:
@@ -166,14 +166,14 @@ class Simulation:
             TransactedSender(stage, "x2", ("orders", "alerts"), pick.randint(0, 3), pause_ms),
         ]
         self.takers = [
-            Taker(stage, "m1", "orders", to="moved"),
-            *([Taker(stage, "m2", "orders", to="moved")] if pick.random() < 0.4 else []),
-            Taker(stage, "t1", "moved", transacted=pick.random() < 0.5),
-            Taker(stage, "t2", "away", naps=True),
-            Taker(stage, "t3", "alerts", transacted=pick.random() < 0.5),
-            Taker(stage, "d1", "topic:news", subscription="all"),
-            Taker(stage, "d2", "topic:news", subscription="some", selector=ODD, naps=True),
-            Taker(stage, "undertaker", DEAD_LETTERS),
+            ReceivingClient(stage, "m1", "orders", to="moved"),
+            *([ReceivingClient(stage, "m2", "orders", to="moved")] if pick.random() < 0.4 else []),
+            ReceivingClient(stage, "t1", "moved", transacted=pick.random() < 0.5),
+            ReceivingClient(stage, "t2", "away", naps=True),
+            ReceivingClient(stage, "t3", "alerts", transacted=pick.random() < 0.5),
+            ReceivingClient(stage, "d1", "topic:news", subscription="all"),
+            ReceivingClient(stage, "d2", "topic:news", subscription="some", selector=ODD, naps=True),
+            ReceivingClient(stage, "undertaker", DEAD_LETTERS),
         ]
         self.xa_workload = XaWorkload(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
 

@@ -29,7 +29,7 @@ BEHIND_MS: Final = 400.0
 
 
 @dataclass(slots=True)
-class Mishaps:
+class FaultRates:
     """How often something goes wrong for a manager: what it says to the broker is held up, an answer is lost, the database votes no.
 
     ``standbys``: how often a standby answers which branches are prepared. ``hands``: how often the operator of a database ends one.
@@ -45,7 +45,7 @@ class Mishaps:
 class Remote:
     """Carries out calls some time later, whatever has become of the caller."""
 
-    def __init__(self, world: World, mishaps: Mishaps, name: str) -> None:
+    def __init__(self, world: World, mishaps: FaultRates, name: str) -> None:
         self.world = world
         self.mishaps = mishaps
         self.name = name
@@ -88,7 +88,7 @@ class Log(Remote):
     ``standing`` remembers for the judgement the first outcome that was stored for each transaction, ``recorded`` each heuristic outcome.
     """
 
-    def __init__(self, world: World, mishaps: Mishaps) -> None:
+    def __init__(self, world: World, mishaps: FaultRates) -> None:
         super().__init__(world, mishaps, "log")
         self.standing: dict[bytes, Decision] = {}
         self.recorded: set[Xid] = set()
@@ -184,7 +184,7 @@ class Database(Remote):
     Its list of prepared branches may be a standby's. Its operator may end prepared branches by hand, which it does not remember as such.
     """
 
-    def __init__(self, world: World, mishaps: Mishaps) -> None:
+    def __init__(self, world: World, mishaps: FaultRates) -> None:
         super().__init__(world, mishaps, "database")
         self.prepared: dict[Xid, None] = {}
         self.rows: set[bytes] = set()

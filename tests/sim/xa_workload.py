@@ -18,7 +18,7 @@ from tests.sim.broker import Broker
 from tests.sim.clients import Client, Stage
 from tests.sim.connections import ConnectionLost
 from tests.sim.managers import DATABASE, MANAGERS, Manager, Work, XaState, outcome_of
-from tests.sim.xa_resources import Database, Log, Mishaps
+from tests.sim.xa_resources import Database, FaultRates, Log
 from tests.support.history import Tally
 from tests.support.history_branches import FORCED, NEVER_MS, End, judge
 from tests.support.operations import Operation, Outcome
@@ -40,7 +40,7 @@ HAND_MS: Final = 60.0
 class XaWorkload:
     """All about transactions that have branches. ``count`` of them are begun."""
 
-    def __init__(self, stage: Stage, count: int, pause_ms: float, mishaps: Mishaps) -> None:
+    def __init__(self, stage: Stage, count: int, pause_ms: float, mishaps: FaultRates) -> None:
         world = self.world = stage.world
         self.stage = stage
         self.managers = MANAGERS if world.chance(COMPANY) else MANAGERS[:1]

@@ -11,7 +11,7 @@ from bascule.broker.ingress_tail import IngressTailViolation
 from bascule.broker.node import NodeViolation
 from bascule.broker.retention import RetentionViolation
 from bascule.broker.rounds import RoundViolation
-from tests.sim.kafka import Weather
+from tests.sim.kafka import NetworkConditions
 from tests.sim.simulation import Simulation
 from tests.simulation.planting import Planted
 
@@ -26,7 +26,7 @@ def changing_leaders(simulation: Simulation) -> None:
 def quarrelling_brokers(simulation: Simulation) -> None:
     """Another broker is elected again and again, and nothing else goes wrong."""
     simulation.nemesis.troubles = {"take over": 1.0}
-    simulation.kafka.weather = Weather()
+    simulation.kafka.weather = NetworkConditions()
 
 
 def lossy_network(simulation: Simulation) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.writer.position import Position
-from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite, Weather
+from tests.sim.kafka import Appender, Kafka, KafkaFault, NetworkConditions, Producer, ToWrite
 from tests.sim.world import Process, Promise, World
 from tests.sim.writer import committed_offset, position_partition
 
@@ -49,7 +49,7 @@ def stage() -> Stage:
 
 
 def test_append_is_acknowledged_once_the_replicas_in_sync_have_it(stage: Stage) -> None:
-    stage.kafka.weather = Weather(lag_ms=20.0)
+    stage.kafka.weather = NetworkConditions(lag_ms=20.0)
     for value in (b"1", b"2", b"3"):
         offset = stage.run(stage.append(value))
         assert stage.output.end > offset
@@ -60,7 +60,7 @@ def test_new_leader_lacks_what_no_follower_had_and_the_append_is_stored_once() -
     truncated = 0
     for seed in range(20):
         stage = Stage(seed)
-        stage.kafka.weather = Weather(lag_ms=30.0)
+        stage.kafka.weather = NetworkConditions(lag_ms=30.0)
         offsets: list[int] = []
         appender = Appender(stage.kafka, stage.process, stage.output, lambda offset, _, told=offsets: told.append(offset))  # type: ignore[misc]
         for number in range(5):
@@ -82,10 +82,10 @@ def test_repeated_append_after_an_election_may_be_stored_at_an_unknown_offset() 
         stage = Stage(seed)
         told: list[tuple[int, str | None]] = []
         appender = Appender(stage.kafka, stage.process, stage.output, lambda *outcome, told=told: told.append(outcome))  # type: ignore[misc, arg-type]
-        stage.kafka.weather = Weather(unanswered=1.0)
+        stage.kafka.weather = NetworkConditions(unanswered=1.0)
         appender.append(ToWrite(None, b"1"))
         stage.world.run(stage.world.now_ms + 10)
-        stage.kafka.weather = Weather()
+        stage.kafka.weather = NetworkConditions()
         stage.cluster.leave(stage.output.leader, cut_off=False)
         stage.world.run(stage.world.now_ms + 1_000)
         assert told in ([(0, None)], [(UNKNOWN_OFFSET, None)])
@@ -189,7 +189,7 @@ def test_coordinator_that_moves_keeps_what_was_decided(stage: Stage) -> None:
 def test_transaction_whose_end_is_answered_ends_so_however_nodes_fail(commit: bool) -> None:
     for seed in range(40):
         stage = Stage(seed)
-        stage.kafka.weather = Weather(lag_ms=10.0, unanswered=0.1)
+        stage.kafka.weather = NetworkConditions(lag_ms=10.0, unanswered=0.1)
 
         async def story(stage: Stage = stage, node: int = seed % 3) -> str:
             producer = await stage.producer()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.kafka import Appender, Kafka, KafkaFault, Producer, ToWrite, Weather
+from tests.sim.kafka import Appender, Kafka, KafkaFault, NetworkConditions, Producer, ToWrite
 from tests.sim.world import Process, Promise, World
 
 
@@ -44,10 +44,10 @@ async def write(stage: Stage, producer: Producer, value: bytes) -> None:
 
 async def commit_with_a_late_repetition(stage: Stage, producer: Producer) -> None:
     """The first EndTxn is held up; its repetition commits."""
-    stage.kafka.weather = Weather(held=1.0)
+    stage.kafka.weather = NetworkConditions(held=1.0)
     ended = stage.process.spawn(producer.end(commit=True))
     await stage.process.sleep(0)
-    stage.kafka.weather = Weather()
+    stage.kafka.weather = NetworkConditions()
     await ended
 
 
@@ -117,10 +117,10 @@ def test_a_transaction_that_misses_a_record_is_not_committed(stage: Stage) -> No
         producer = await stage.producer()
         producer.begin()
         await write(stage, producer, b"1")
-        stage.kafka.weather = Weather(lost=1.0)
+        stage.kafka.weather = NetworkConditions(lost=1.0)
         with pytest.raises(KafkaFault, match="timed-out"):
             await write(stage, producer, b"2")
-        stage.kafka.weather = Weather()
+        stage.kafka.weather = NetworkConditions()
         with pytest.raises(KafkaFault, match="incomplete"):
             await producer.end(commit=True)
 
@@ -128,8 +128,10 @@ def test_a_transaction_that_misses_a_record_is_not_committed(stage: Stage) -> No
     assert stage.committed() == []
 
 
-@pytest.mark.parametrize("weather", [Weather(lost=0.4), Weather(unanswered=0.4), Weather(held=0.4), Weather(slow=0.5)])
-def test_appends_are_stored_once_and_in_order_whatever_the_network_does(stage: Stage, weather: Weather) -> None:
+@pytest.mark.parametrize(
+    "weather", [NetworkConditions(lost=0.4), NetworkConditions(unanswered=0.4), NetworkConditions(held=0.4), NetworkConditions(slow=0.5)]
+)
+def test_appends_are_stored_once_and_in_order_whatever_the_network_does(stage: Stage, weather: NetworkConditions) -> None:
     stage.kafka.weather = weather
     offsets: list[int] = []
     appender = Appender(stage.kafka, stage.process, stage.output, lambda offset, _: offsets.append(offset))
@@ -142,7 +144,7 @@ def test_appends_are_stored_once_and_in_order_whatever_the_network_does(stage: S
 
 def told_and_stored(stage: Stage) -> tuple[list[str | None], int]:
     """What is told of appends some of which are reported failed, and how many of them are stored: the first ones."""
-    stage.kafka.weather = Weather(lost=0.3, failed_append=0.1)
+    stage.kafka.weather = NetworkConditions(lost=0.3, failed_append=0.1)
     outcomes: list[str | None] = []
     appender = Appender(stage.kafka, stage.process, stage.output, lambda _, error: outcomes.append(error))
     for number in range(30):

@@ -14,7 +14,7 @@ from tests.sim.nemesis import TROUBLES
 from tests.sim.runs import Report, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sim.world import TROUBLE
-from tests.sim.xa_resources import Mishaps
+from tests.sim.xa_resources import FaultRates
 from tests.sim.xa_workload import XaWorkload
 from tests.support.history import Tally
 
@@ -52,7 +52,7 @@ def test_a_seed_repeats_its_run() -> None:
 def test_a_broker_that_was_replaced_before_it_served_hears_of_it_when_all_is_healed() -> None:
     simulation = Simulation(1)
     world, (red, blue) = simulation.world, simulation.brokers
-    simulation.xa_workload = XaWorkload(simulation.stage, 0, 1.0, Mishaps())
+    simulation.xa_workload = XaWorkload(simulation.stage, 0, 1.0, FaultRates())
     simulation.pipelines.launch()
     for broker in (red, blue):
         broker.launch()

@@ -18,8 +18,8 @@ from bascule.amqp.errors import (
     RESOURCE_LIMIT_EXCEEDED,
     AmqpError,
     ConnectionFault,
-    HostileLoad,
     IllegalUse,
+    LimitExceeded,
 )
 from bascule.amqp.events import ConnectionClosed, Event, Opened
 from bascule.amqp.frames import (
@@ -197,7 +197,7 @@ class Connection:
         elif self.state in PEER_NOT_OPEN:
             due_s = self._started_s + self.limits.handshake_timeout_s
             if now_s >= due_s:
-                self._fail(HostileLoad(f"not open after {self.limits.handshake_timeout_s} s"))
+                self._fail(LimitExceeded(f"not open after {self.limits.handshake_timeout_s} s"))
         elif self._idle_timeout_s:
             due_s = self._received_s + self._idle_timeout_s
             if now_s >= due_s:
@@ -246,7 +246,7 @@ class Connection:
                 if self.state not in HEADER_DUE:
                     break
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
-            raise HostileLoad(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
+            raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
         if position < size and not self.closed:
             self._buffer.keep(data[position:], self._needed_bytes)
 
@@ -310,7 +310,7 @@ class Connection:
     def _take_performative(self, body: bytes, channel: int) -> None:
         performative, payload = decode_composite(body)
         if payload > PERFORMATIVE_SIZE_BYTES_MAX:
-            raise HostileLoad(f"{performative.SYMBOL} of {payload} bytes, at most {PERFORMATIVE_SIZE_BYTES_MAX} are taken")
+            raise LimitExceeded(f"{performative.SYMBOL} of {payload} bytes, at most {PERFORMATIVE_SIZE_BYTES_MAX} are taken")
         handler = _HANDLERS.get(type(performative))
         if handler is None:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")

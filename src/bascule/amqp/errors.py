@@ -85,7 +85,7 @@ class EncodeError(AmqpError):
         super().__init__(INTERNAL_ERROR, description)
 
 
-class HostileLoad(ConnectionFault):
+class LimitExceeded(ConnectionFault):
     """A peer went beyond a limit of ``limits.py``."""
 
     condition = RESOURCE_LIMIT_EXCEEDED

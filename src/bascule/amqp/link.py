@@ -14,8 +14,8 @@ from bascule.amqp.errors import (
     TRANSFER_LIMIT_EXCEEDED,
     AmqpError,
     DecodeError,
-    HostileLoad,
     IllegalUse,
+    LimitExceeded,
     LinkFault,
     SessionFault,
 )
@@ -360,7 +360,7 @@ class ReceiverLink(Link):
         connection = self.session.connection
         connection.partial_bytes += len(payload)
         if connection.partial_bytes > connection.limits.partial_bytes_max:
-            raise HostileLoad(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
+            raise LimitExceeded(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
         if partial.size_bytes > self._size_bytes_max:
             self._too_large()
             return False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from bascule.amqp.composite import Composite
-from bascule.amqp.errors import NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, HostileLoad
+from bascule.amqp.errors import NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, LimitExceeded
 from bascule.amqp.limits import SASL_ROUNDS_MAX
 from bascule.amqp.performatives import (
     SaslChallenge,
@@ -95,7 +95,7 @@ class SaslServer:
     def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite:
         self._rounds += 1
         if self._rounds > SASL_ROUNDS_MAX:
-            raise HostileLoad(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+            raise LimitExceeded(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
         try:
             challenge = mechanism.step(response)
         except AuthenticationFailed as error:
@@ -158,7 +158,7 @@ class SaslClient:
     def _step(self, mechanism: ClientMechanism, challenge: bytes) -> Composite | None:
         self._rounds += 1
         if self._rounds > SASL_ROUNDS_MAX:
-            raise HostileLoad(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
+            raise LimitExceeded(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
         try:
             return SaslResponse(mechanism.step(challenge))
         except AuthenticationFailed as error:

@@ -29,7 +29,7 @@ class NodeViolation(enum.StrEnum):
     CLIENTS_KEPT_OPEN = "the connections of clients stay open at the end of an epoch"
 
 
-class Waited(enum.Enum):
+class ElectionOutcome(enum.Enum):
     """What has come first."""
 
     ELECTED = enum.auto()
@@ -61,7 +61,7 @@ class NodeEffects(Protocol):
         """Release the epoch."""
         ...
 
-    async def election(self, timeout_s: float | None) -> Waited:
+    async def election(self, timeout_s: float | None) -> ElectionOutcome:
         """Wait until this broker is elected, told to stop, or cannot follow the journal any more."""
         ...
 
@@ -215,7 +215,7 @@ class NodeProtocol:
         """Whether this broker is to serve; not when it is told to stop, or cannot follow any more. Raises BasculeError."""
         effects = self._effects
         waited = await effects.election(STANDBY_AFTER_S)
-        if waited is Waited.TIMEOUT:
+        if waited is ElectionOutcome.TIMEOUT:
             self.reason = "standing by"
             effects.standing_by()
             effects.note(Severity.INFO, "stand by", "standing by: another broker serves, or Kafka has not decided yet")
@@ -223,7 +223,7 @@ class NodeProtocol:
         if effects.stopping():
             self._move(NodeEvent.STOP)
             return False
-        if waited is Waited.LOAD_ENDED:
+        if waited is ElectionOutcome.LOAD_ENDED:
             await self._cannot_follow()
             return False
         self._move(NodeEvent.ELECTED)

@@ -15,7 +15,7 @@ from bascule.core.errors import InvalidInput
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bascule.adapter.inbound.dead_letters import Letter
+    from bascule.adapter.inbound.dead_letters import DeadLetter
 
 commands = typer.Typer(help="Groups of the Kafka resource adapter: what is in flight, what is dead.", no_args_is_help=True)
 dead_letters = typer.Typer(help="Records that failed too often.", no_args_is_help=True)
@@ -107,7 +107,7 @@ def _kafka(servers: str | None, config: Path | None) -> dict[str, Any]:
     return {"bootstrap.servers": servers, **settings.client}
 
 
-def _row(letter: Letter) -> tuple[object, ...]:
+def _row(letter: DeadLetter) -> tuple[object, ...]:
     key = (letter.key or b"").decode(errors="replace")
     sent = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.at_ms / 1000))
     return letter.offset, letter.origin, letter.failures, letter.error, key, letter.size_bytes, sent

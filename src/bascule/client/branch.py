@@ -20,7 +20,7 @@ T = TypeVar("T")
 MANAGEMENT: Final = Queue("$management")
 
 
-class Workplace:
+class BranchSession:
     """A transacted context that branches use one after the other, with the consumers that they made; and one to ask the broker."""
 
     def __init__(self, connection: Context, consumers_max: int) -> None:
@@ -86,7 +86,7 @@ def ended(connection: Context) -> bool:
 class BranchContext(Context):
     """What an application works with in a branch. The transaction begins with the first message and ends with the branch."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: BranchSession) -> None:
         """Made by a resource, for one branch."""
         super().__init__(workplace.context._thread, workplace.context._session, None)
         self._workplace = workplace

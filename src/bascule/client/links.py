@@ -294,7 +294,7 @@ class TemporaryState(ClientLink):
 # --- receiving -------------------------------------------------------------------------------------------------------------------
 
 
-class Arrived(NamedTuple):
+class ReceivedDelivery(NamedTuple):
     """A delivery that the application has not seen. ``link`` tells those of an earlier connection, which need no answer."""
 
     link: ReceiverLink
@@ -322,12 +322,12 @@ class ConsumerState(ClientLink):
         self.subscription = subscription
         self.outlives_link = subscription.durable
         self.prefetch = prefetch
-        self.buffer: deque[Arrived] = deque()
+        self.buffer: deque[ReceivedDelivery] = deque()
         self.listener: Callable[[Message], Any] | None = None
         self.receiving = 0  # tasks at it
         self.waiting = 0  # those of them for whom a message is to be asked for
         self.suspended = False
-        self.lazy: list[Arrived] = []  # DUPS_OK: seen, and acknowledged by and by
+        self.lazy: list[ReceivedDelivery] = []  # DUPS_OK: seen, and acknowledged by and by
 
     def _make(self) -> Link:
         destination, selector, no_local, durable, shared, browse = self.subscription
@@ -362,7 +362,7 @@ class ConsumerState(ClientLink):
 
     def arrived(self, event: Transferred) -> None:
         """A message."""
-        self.buffer.append(Arrived(event.link, event.delivery_id, event.payload, event.settled))
+        self.buffer.append(ReceivedDelivery(event.link, event.delivery_id, event.payload, event.settled))
         self._leave_to_others()
 
     @contextmanager
@@ -403,7 +403,7 @@ class ConsumerState(ClientLink):
             each.link.settle(each.delivery_id, RELEASED)
         self.buffer.clear()
 
-    def accept_lazily(self, arrived: Arrived) -> None:
+    def accept_lazily(self, arrived: ReceivedDelivery) -> None:
         """Acknowledge now and then."""
         self.lazy.append(arrived)
         if not self.buffer or len(self.lazy) > self.prefetch // 2:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bascule.amqp.performatives import ACCEPTED, Rejected
 from bascule.client.destination import Destination, TemporaryQueue
 from bascule.client.errors import ConnectionLost, IllegalState, TimedOut, TransactionRolledBack
-from bascule.client.links import FAILED, UNDELIVERABLE, Arrived, ConsumerState, Subscription
+from bascule.client.links import FAILED, UNDELIVERABLE, ConsumerState, ReceivedDelivery, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation, Wait
 from bascule.client.sends import Sends, now_ms
@@ -37,7 +37,7 @@ LISTENERS_REST_S: Final = 1.0
 ExceptionListener = Callable[[BasculeError], None]
 
 
-class Asked:
+class PendingRequest:
     """A request that waits for its answer."""
 
     def __init__(self, message: Message) -> None:
@@ -53,9 +53,9 @@ class ClientSession(Sends):
 
     def __init__(self, core: Core, mode: Acknowledge) -> None:
         super().__init__(core, mode)
-        self.acknowledging: Callable[[Arrived], None] = self.acknowledge
+        self.acknowledging: Callable[[ReceivedDelivery], None] = self.acknowledge
         self.answers: ConsumerState | None = None  # to requests
-        self.asked: list[Asked] = []  # requests that wait
+        self.asked: list[PendingRequest] = []  # requests that wait
         self.preparing = False  # for answers
         self.listening: ConsumerState | None = None  # whose listener has a message in its hands
         self.listeners_next = True  # listeners get another message
@@ -69,7 +69,7 @@ class ClientSession(Sends):
             raise IllegalState("a request in a transaction is not sent before the commit: nobody can answer it")
         answers = yield from self._answers(until_s)
         generation = self.core.generation
-        asked = Asked(Message.of(content))
+        asked = PendingRequest(Message.of(content))
         asked.message.reply_to = answers.subscription.destination
         self.asked.append(asked)
 
@@ -118,7 +118,7 @@ class ClientSession(Sends):
                         asked.answer = answer
         answers.top_up()
 
-    def _asker(self, correlation_id: str | bytes | None) -> Asked | None:
+    def _asker(self, correlation_id: str | bytes | None) -> PendingRequest | None:
         """Whose answer has this id. One without an id is for the only request that waits."""
         waiting = [each for each in self.asked if each.answer is None]
         if correlation_id is None:
@@ -236,7 +236,7 @@ class ClientSession(Sends):
             arrived.link.settle(arrived.delivery_id, ACCEPTED)
         return message
 
-    def _read(self, arrived: Arrived) -> Message | None:
+    def _read(self, arrived: ReceivedDelivery) -> Message | None:
         """A message; None for one that has expired meanwhile. Raises MalformedMessage. Neither of them comes again."""
         try:
             message = Message.received(decode_message(arrived.payload))
@@ -248,7 +248,7 @@ class ClientSession(Sends):
             return None
         return message
 
-    def _acknowledge_message(self, arrived: Arrived) -> None:
+    def _acknowledge_message(self, arrived: ReceivedDelivery) -> None:
         self.acknowledging(arrived)
 
     # --- listeners ---------------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class ClientSession(Sends):
         consumer.listener = listener
         consumer.top_up()
 
-    def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, Arrived] | None]:
+    def next_for_listener(self) -> Operation[tuple[Callable[[Message], Any], Message, ReceivedDelivery] | None]:
         """The next message of any consumer that has a listener; None when the context is closed.
 
         Raises what ended the session, which is ``over`` then; what ended a consumer, once; else what kept the message, which waits for the
@@ -304,7 +304,7 @@ class ClientSession(Sends):
                 self.listening = consumer
                 return listener, message, arrived
 
-    def listened(self, arrived: Arrived, failed: bool) -> None:
+    def listened(self, arrived: ReceivedDelivery, failed: bool) -> None:
         """A listener returned, or raised: then the message comes again, where it is not for the application to acknowledge."""
         self.listening = None
         if self.mode in (Acknowledge.CLIENT, Acknowledge.INDIVIDUAL):
@@ -332,7 +332,7 @@ class ClientSession(Sends):
 
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, arrived: Arrived | None = None) -> None:
+    def acknowledge(self, arrived: ReceivedDelivery | None = None) -> None:
         """Acknowledge all that was received, or with INDIVIDUAL the one given. What an earlier connection delivered comes again."""
         self.check()
         chosen = [arrived] if arrived is not None and self.mode is Acknowledge.INDIVIDUAL else list(self.unacknowledged)

@@ -11,9 +11,9 @@ from bascule.client.coordinator import CoordinatorState
 from bascule.client.destination import Destination, TemporaryQueue, TemporaryTopic, Topic
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidDestination, Refused, TimedOut
 from bascule.client.links import (
-    Arrived,
     ClientLink,
     ConsumerState,
+    ReceivedDelivery,
     SenderState,
     SessionTransaction,
     Subscription,
@@ -58,7 +58,7 @@ class SessionLinks:
         self.others: list[ClientLink] = []  # temporary destinations, a subscription being deleted
         self.coordinator: CoordinatorState | None = None
         self.transaction = SessionTransaction() if mode is Acknowledge.TRANSACTED else None
-        self.unacknowledged: dict[Arrived, ConsumerState] = {}
+        self.unacknowledged: dict[ReceivedDelivery, ConsumerState] = {}
         self.untold: deque[BasculeError] = deque()  # why the broker has ended consumers with listeners
 
     # --- over reconnects ---------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Permissions(Protocol):
         """Raise Unauthorized where ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
 
 
-class Unrestricted:
+class AllowAll:
     """Gives every permission to every user."""
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:

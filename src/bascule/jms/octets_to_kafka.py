@@ -36,7 +36,7 @@ _HEAD_BYTES_MAX: Final = 4_096
 Pair = tuple[str, bytes]
 
 
-class Direct(NamedTuple):
+class EncodedRecord(NamedTuple):
     """A record's headers and value, and what its key may be made of."""
 
     headers: list[Pair]
@@ -60,7 +60,7 @@ class _Head(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def direct(data: bytes) -> Direct | None:
+def direct(data: bytes) -> EncodedRecord | None:
     """The record of an AMQP message, or None where the message must be decoded. The last is remembered for the next divert."""
     try:
         return _direct(data)
@@ -68,7 +68,7 @@ def direct(data: bytes) -> Direct | None:
         return None
 
 
-def _direct(data: bytes) -> Direct | None:
+def _direct(data: bytes) -> EncodedRecord | None:
     at = _head_end(data)
     if at > _HEAD_BYTES_MAX:
         return None
@@ -90,7 +90,7 @@ def _direct(data: bytes) -> Direct | None:
     value = _body(data, end, head.body_kind)
     if value is None:
         return None
-    return Direct(
+    return EncodedRecord(
         _headers(head, fields, times, properties), value, times[1], fields[_MESSAGE_ID], fields[_CORRELATION_ID], fields[_GROUP], properties
     )
 

@@ -9,7 +9,7 @@ from string import Template
 from bascule.core.errors import BadRecord
 from bascule.core.kafka_records import Headers, Output
 from bascule.jms.message import JmsMessage, decode_message
-from bascule.jms.octets_to_kafka import Direct, direct
+from bascule.jms.octets_to_kafka import EncodedRecord, direct
 from bascule.jms.record import kafka_headers, record_value
 
 _PROPERTY = "property:"
@@ -80,7 +80,7 @@ def record_of(body: bytes, topic: str, key: str, marks: Headers, timestamp_ms: i
     return Output(topic, record_key(key, message), record_value(message), headers, message.timestamp_ms or timestamp_ms)
 
 
-def _short_key(choice: str, short: Direct) -> bytes | None:
+def _short_key(choice: str, short: EncodedRecord) -> bytes | None:
     if choice.startswith(_PROPERTY):
         found = short.properties.get(choice.removeprefix(_PROPERTY).encode())
         return None if found is None else found[1]

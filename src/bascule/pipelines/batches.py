@@ -11,7 +11,7 @@ from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
 from bascule.pipelines.failures import FAILURES, error_from_spark
 from bascule.pipelines.spec import DivertSpec
-from bascule.pipelines.tasks import OFFSET_MAX, DivertTask, Message, TooMuchAtOnce
+from bascule.pipelines.tasks import OFFSET_MAX, BatchTooLarge, DivertTask, Message
 
 log = get_log(__name__)
 
@@ -76,8 +76,8 @@ def _advance(batch: JournalBatch, task: DivertTask) -> JournalBatch | None:
     """Carry all rows, or, where transformations fail on many messages, the first; return the rest."""
     try:
         return _carry_some(batch, task)
-    except (*FAILURES, TooMuchAtOnce) as error:
-        if not isinstance(error_from_spark(error), TooMuchAtOnce):
+    except (*FAILURES, BatchTooLarge) as error:
+        if not isinstance(error_from_spark(error), BatchTooLarge):
             raise
     _carry_in_parts(batch, task)
     return None
@@ -134,7 +134,7 @@ def _searched(batch: JournalBatch, divert: DivertSpec, task: DivertTask) -> list
         return sorted(batch.messages(divert, None))
     found = batch.messages(divert, SEARCHED_AT_ONCE + 1)
     if len(found) > SEARCHED_AT_ONCE:
-        raise TooMuchAtOnce(f"a transformation fails on some of more than {SEARCHED_AT_ONCE} messages")
+        raise BatchTooLarge(f"a transformation fails on some of more than {SEARCHED_AT_ONCE} messages")
     return sorted(found)
 
 

@@ -95,7 +95,7 @@ class JournalReader:
         self.fence = Fence(position.epoch, position.sequence, violations=violations)
         self.exclusive = frozenset(position.exclusive)
         self._journal = position.topic
-        self._diverts = [Choice(divert) for divert in diverts]
+        self._diverts = [DivertFilter(divert) for divert in diverts]
 
     def state(self) -> dict[str, Any]:
         """The fields of a position that this reader moves beside the offset."""
@@ -147,7 +147,7 @@ class JournalReader:
                 self.exclusive = gone.union(map(str, said.get("exclusive", ())))
 
 
-class Choice:
+class DivertFilter:
     """Whether a divert wants a message."""
 
     def __init__(self, divert: DivertSpec) -> None:

@@ -32,7 +32,7 @@ from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
-from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, Known
+from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.claims import Claim
@@ -67,7 +67,7 @@ class Driver:
         self._session: SparkSession | None = None
         self._separate: set[str] = set()
         self._in_doubt: set[str] = set()
-        self._known = Known()
+        self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
@@ -172,7 +172,7 @@ class Driver:
             return
         if plan is None:
             return
-        self._separate, self._known = set(plan.separate), Known(frozenset(plan.parked), plan.removed, plan.end)
+        self._separate, self._known = set(plan.separate), KnownDiverts(frozenset(plan.parked), plan.removed, plan.end)
         self._add(COMMON, lambda: self._divert_frame(COMMON, self._positions.common_key))
         for name in plan.separate:
             self._add(f"{DIVERT}{name}", lambda name=name: self._separate_frame(name))  # type: ignore[misc]

@@ -16,7 +16,15 @@ from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, held_position
-from bascule.pipelines.divert import Choice, DivertEngine, JournalReader, Transformed, TransformedRecord, WantedMessage, journal_header
+from bascule.pipelines.divert import (
+    DivertEngine,
+    DivertFilter,
+    JournalReader,
+    Transformed,
+    TransformedRecord,
+    WantedMessage,
+    journal_header,
+)
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
@@ -60,7 +68,7 @@ class UnknownDivert(BasculeError):
     scope = Scope.OPERATION
 
 
-class TooMuchAtOnce(BasculeError):
+class BatchTooLarge(BasculeError):
     """Transformations make more of a batch than is held at once: it must be carried in parts."""
 
     retriable = False
@@ -68,7 +76,7 @@ class TooMuchAtOnce(BasculeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownDiverts:
     """What a driver has found of exclusive diverts when it started: those that stand ``elsewhere``, those that are ``removed``.
 
     What began in the journal at ``end`` or later it has not seen.
@@ -105,7 +113,7 @@ class DivertTask:
     pipelines: PipelinesSpec
     claim: Claim
     diverts: tuple[DivertSpec, ...]
-    known: Known = Known()
+    known: KnownDiverts = KnownDiverts()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
 
@@ -122,7 +130,7 @@ class DivertTask:
                     batch, added_bytes = _split(batch, made)
                     made_bytes += added_bytes
                     if self.made_bytes_max is not None and made_bytes > self.made_bytes_max:
-                        raise TooMuchAtOnce(f"transformations make more than {self.made_bytes_max} bytes of a batch")
+                        raise BatchTooLarge(f"transformations make more than {self.made_bytes_max} bytes of a batch")
                 records += batch.num_rows
                 self._take(batch, reader, carrier, transformed)
             carrier.commit()
@@ -185,11 +193,11 @@ class RowsTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Batches of message rows: a journal record may hold hundreds of messages, each a dozen times as large in memory."""
-        choice = Choice(self.divert)
+        choice = DivertFilter(self.divert)
         for batch in batches:
             yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
 
-    def _messages(self, choice: Choice, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
+    def _messages(self, choice: DivertFilter, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
         if key != DATA_KEY:
             return
         try:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bascule.broker.node import NodeProtocol, Waited
+from bascule.broker.node import ElectionOutcome, NodeProtocol
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
@@ -22,7 +22,7 @@ from bascule.server.connection import ClientConnection
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
 from bascule.server.tls import server_context
-from bascule.server.uncaught import Uncaught
+from bascule.server.uncaught import UncaughtErrorHandler
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -44,7 +44,7 @@ class BrokerLife(LoopEffects):
         self._on_standby = on_standby
         self._stopping: asyncio.Future[BasculeError | None] = self._loop.create_future()
         self._elected = asyncio.Event()
-        self._watch: topics.Watch | None = None
+        self._watch: topics.TopicWatch | None = None
         self._admin_port = 0
         self._port = self._settings.broker.port
         self._election: Election | None = None
@@ -52,7 +52,7 @@ class BrokerLife(LoopEffects):
         self._listener: asyncio.Server | None = None
         self._epoch: Epoch | None = None
         self._ended: asyncio.Future[BasculeError] = self._loop.create_future()
-        self._room: topics.Room | None = None
+        self._room: topics.JournalCapacity | None = None
 
     @property
     def topic_trouble(self) -> str:
@@ -61,11 +61,11 @@ class BrokerLife(LoopEffects):
 
     async def run(self) -> None:
         """Live until told to stop. Raises BasculeError."""
-        Uncaught().install(self._loop)
+        UncaughtErrorHandler().install(self._loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, None)
         await self._loop.run_in_executor(None, self._ensure_topics)
-        watch = self._watch = topics.Watch(self._node.kafka, self._settings)
+        watch = self._watch = topics.TopicWatch(self._node.kafka, self._settings)
         admin = self._admin_server()
         admin.start()
         self._admin_port = admin.port
@@ -178,7 +178,7 @@ class BrokerLife(LoopEffects):
         await self.stop_intake()
         await self._present.close()
 
-    async def election(self, timeout_s: float | None) -> Waited:
+    async def election(self, timeout_s: float | None) -> ElectionOutcome:
         """Wait for what comes first."""
         elected, loader = asyncio.ensure_future(self._elected.wait()), self._present.following.loader
         waiting: list[asyncio.Future[Any]] = [elected, self._stopping, loader]
@@ -187,10 +187,10 @@ class BrokerLife(LoopEffects):
         finally:
             elected.cancel()
         if not done:
-            return Waited.TIMEOUT
+            return ElectionOutcome.TIMEOUT
         if self._stopping.done():
-            return Waited.STOPPING
-        return Waited.LOAD_ENDED if loader.done() else Waited.ELECTED
+            return ElectionOutcome.STOPPING
+        return ElectionOutcome.LOAD_ENDED if loader.done() else ElectionOutcome.ELECTED
 
     def is_elected(self) -> bool:
         """As far as it is known."""

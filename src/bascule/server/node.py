@@ -24,7 +24,7 @@ from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
-from bascule.core.permissions import Permissions, Unrestricted
+from bascule.core.permissions import AllowAll, Permissions
 from bascule.server import topics
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
@@ -65,7 +65,7 @@ class Node:
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()
-        self.permissions: Permissions = Unrestricted()
+        self.permissions: Permissions = AllowAll()
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings)
@@ -144,13 +144,13 @@ class Node:
         )  # fmt: skip
         return self._epoch
 
-    def limit(self, room: topics.Room) -> None:
+    def limit(self, room: topics.JournalCapacity) -> None:
         """Tell clients what the journal has room for in this epoch."""
         self.max_message_bytes = min(int(self.settings.broker.max_message_bytes), room.content_bytes)
         if room.shortage is not None:
             log.error("large messages refused, restart after the change", reason=room.shortage, message_bytes_max=self.max_message_bytes)
 
-    def loaded(self, room: topics.Room) -> None:
+    def loaded(self, room: topics.JournalCapacity) -> None:
         """The state of the epoch is whole: take what the ingress topic has."""
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest

@@ -50,7 +50,7 @@ def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
     }
 
 
-class Watch:
+class TopicWatch:
     """Looks from now on whether somebody changes the topics so that a promise breaks: what a start would have refused is told.
 
     Those of pipelines and programs, too, which look when they start: as far as they are on this Kafka, under their usual names.
@@ -96,7 +96,7 @@ def _record_bytes(message_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class JournalCapacity:
     """What the journal's topic has room for as it is now: records of ``record_bytes``, where it should be ``needed_bytes``."""
 
     topic: str
@@ -120,12 +120,12 @@ class Room:
             raise UnsafeTopic(str(too_small(self.topic, self.record_bytes, max(largest, self.needed_bytes))))
 
 
-def room(kafka: Mapping[str, Any], topic: str, message_bytes: int) -> Room:
+def room(kafka: Mapping[str, Any], topic: str, message_bytes: int) -> JournalCapacity:
     """Return the room of the journal ``topic`` for an epoch that takes messages of so many bytes; blocks.
 
     Raises Unavailable; UnsafeTopic where the topic is too small for any message.
     """
-    found = Room(topic, int(Topics(kafka).config(topic)["max.message.bytes"]), _record_bytes(message_bytes))
+    found = JournalCapacity(topic, int(Topics(kafka).config(topic)["max.message.bytes"]), _record_bytes(message_bytes))
     if found.record_bytes < RECORD_BYTES_MIN:
         raise UnsafeTopic(str(found.shortage))
     return found

@@ -11,7 +11,7 @@ from bascule.core.log import get_log
 log = get_log(__name__)
 
 
-class Uncaught:
+class UncaughtErrorHandler:
     """The exception handler of an event loop."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bascule.client import ConnectionFactory, ConnectionLost, Context, Message, TransactionRolledBack
-from bascule.client.branch import BranchContext, Workplace, ended
+from bascule.client.branch import BranchContext, BranchSession, ended
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.xid import Xid
@@ -49,8 +49,8 @@ class JmsResource:
         self._idle_max = idle_max
         self._consumers_max = consumers_max
         self._connection: Context | None = None
-        self._idle: list[Workplace] = []
-        self._work: dict[Xid, tuple[Workplace, BranchContext]] = {}
+        self._idle: list[BranchSession] = []
+        self._work: dict[Xid, tuple[BranchSession, BranchContext]] = {}
         self._branches = BranchStates()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
@@ -141,7 +141,7 @@ class JmsResource:
         self._over(xid)
 
     @contextmanager
-    def _working(self, xid: Xid) -> Iterator[Workplace]:
+    def _working(self, xid: Xid) -> Iterator[BranchSession]:
         """After a failure the branch is in the broker's hands alone: rolled back there, unless it is prepared."""
         with self._lock:
             workplace, _ = self._work[xid]
@@ -182,7 +182,7 @@ class JmsResource:
         else:
             workplace.close()
 
-    def _borrowed(self) -> Workplace:
+    def _borrowed(self) -> BranchSession:
         """One that nobody uses. Raises Unavailable, Refused."""
         while True:
             with self._lock:
@@ -196,12 +196,12 @@ class JmsResource:
             else:
                 return workplace
 
-    def _another(self) -> Workplace:
+    def _another(self) -> BranchSession:
         """On the connection that there is, or on a new one where that has ended."""
         connection = self._connection
         if connection is not None:
             try:
-                return Workplace(connection, self._consumers_max)
+                return BranchSession(connection, self._consumers_max)
             except BasculeError:
                 if not ended(connection):
                     raise  # the broker is away, or takes no more sessions: others work on this connection
@@ -215,7 +215,7 @@ class JmsResource:
                     # object that several threads raise would gather the tracebacks of all.
                     raise type(self._failure)(*self._failure.args)
                 current = self._connection = self._connect()
-            return Workplace(current, self._consumers_max)
+            return BranchSession(current, self._consumers_max)
 
     def _connect(self) -> Context:
         try:
@@ -225,7 +225,7 @@ class JmsResource:
             self._failures += 1
             raise
 
-    def _take_back(self, workplace: Workplace) -> None:
+    def _take_back(self, workplace: BranchSession) -> None:
         with self._lock:
             if len(self._idle) < self._idle_max:
                 self._idle.append(workplace)

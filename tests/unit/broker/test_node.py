@@ -8,7 +8,7 @@ import pytest
 
 from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
 from bascule.broker.errors import BrokerFault, JournalUnavailable
-from bascule.broker.node import HANDOVER_SNAPSHOT_S, NodeProtocol, Waited
+from bascule.broker.node import HANDOVER_SNAPSHOT_S, ElectionOutcome, NodeProtocol
 from bascule.broker.states import NODE_TRANSITIONS, NodeEvent, NodeState
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
@@ -24,7 +24,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.elections: list[Waited] = []
+        self.elections: list[ElectionOutcome] = []
         self.ends: list[BasculeError | None] = []
         self.starts: list[BasculeError | None] = []
         self.confirmations: list[bool] = []
@@ -57,11 +57,11 @@ class Surroundings:
     async def close_epoch(self) -> None:
         self.done.append("close epoch")
 
-    async def election(self, timeout_s: float | None) -> Waited:
+    async def election(self, timeout_s: float | None) -> ElectionOutcome:
         if self.elections:
             return self.elections.pop(0)
         self.told_to_stop = True
-        return Waited.STOPPING
+        return ElectionOutcome.STOPPING
 
     def is_elected(self) -> bool:
         return self.elected
@@ -136,7 +136,7 @@ def around() -> Surroundings:
 
 
 def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
-    around.elections = [Waited.ELECTED]
+    around.elections = [ElectionOutcome.ELECTED]
     node = around.live()
     assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
     assert node.reason == "stopping"
@@ -144,14 +144,14 @@ def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
 
 
 def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundings) -> None:
-    around.elections, around.slow_snapshot = [Waited.ELECTED], True
+    around.elections, around.slow_snapshot = [ElectionOutcome.ELECTED], True
     around.live()
     assert around.done[-2:] == CLOSED
     assert any("Kafka has not stored it in time" in note for note in around.notes)
 
 
 def test_epoch_that_ends_sends_its_clients_away_and_the_next_one_begins(around: Surroundings) -> None:
-    around.elections = [Waited.ELECTED, Waited.ELECTED]
+    around.elections = [ElectionOutcome.ELECTED, ElectionOutcome.ELECTED]
     around.ends = [JournalUnavailable("append failed")]
     around.live()
     first = [*SERVED, *LEFT, "check room", *CLOSED]
@@ -162,7 +162,7 @@ def test_epoch_that_ends_sends_its_clients_away_and_the_next_one_begins(around: 
 
 
 def test_records_too_large_for_the_journal_end_the_process(around: Surroundings) -> None:
-    around.elections, around.ends = [Waited.ELECTED], [JournalUnavailable("append failed")]
+    around.elections, around.ends = [ElectionOutcome.ELECTED], [JournalUnavailable("append failed")]
     around.room = BasculeError("too small")
     with pytest.raises(BasculeError, match="too small"):
         around.live()
@@ -170,7 +170,7 @@ def test_records_too_large_for_the_journal_end_the_process(around: Surroundings)
 
 
 def test_broker_that_is_not_elected_says_that_it_stands_by(around: Surroundings) -> None:
-    around.elections = [Waited.TIMEOUT]
+    around.elections = [ElectionOutcome.TIMEOUT]
     node = around.live()
     assert around.done == ["listen", "begin", "standing by", *CLOSED]
     assert node.state is NodeState.STOPPED
@@ -178,7 +178,7 @@ def test_broker_that_is_not_elected_says_that_it_stands_by(around: Surroundings)
 
 
 def test_election_that_kafka_does_not_confirm_starts_no_epoch(around: Surroundings) -> None:
-    around.elections, around.confirmations = [Waited.ELECTED], [False]
+    around.elections, around.confirmations = [ElectionOutcome.ELECTED], [False]
     around.live()
     assert "start" not in around.done
     assert around.pauses == 1
@@ -186,7 +186,7 @@ def test_election_that_kafka_does_not_confirm_starts_no_epoch(around: Surroundin
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed"), DamagedRecord("offset 3")])
 def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [Waited.ELECTED], [error]
+    around.elections, around.starts = [ElectionOutcome.ELECTED], [error]
     with pytest.raises(type(error)):
         around.live()
     assert around.done[-2:] == CLOSED
@@ -195,7 +195,7 @@ def test_epoch_that_cannot_be_started_the_first_time_ends_the_process(around: Su
 
 @pytest.mark.parametrize("error", [AppendOffsetUnknown("where"), SteppedDown("another broker has been elected"), BrokerFault("half-way")])
 def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.starts = [Waited.ELECTED] * 2, [error]
+    around.elections, around.starts = [ElectionOutcome.ELECTED] * 2, [error]
     around.live()
     assert around.done.count("start") == 2
     assert around.pauses == 1
@@ -204,7 +204,7 @@ def test_start_that_says_nothing_against_another_one_is_tried_again(around: Surr
 
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
 def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.ends, around.starts = [Waited.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
+    around.elections, around.ends, around.starts = [ElectionOutcome.ELECTED] * 3, [SteppedDown("replaced")], [None, error]
     around.live()
     assert around.done.count("start") == 3
     assert around.pauses == 1
@@ -212,33 +212,33 @@ def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundin
 
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
 def test_broker_that_has_served_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
-    around.elections, around.ends = [Waited.ELECTED] * 2, [SteppedDown("replaced")]
+    around.elections, around.ends = [ElectionOutcome.ELECTED] * 2, [SteppedDown("replaced")]
     around.starts = [None, error]
     with pytest.raises(type(error)):
         around.live()
 
 
 def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_served(around: Surroundings) -> None:
-    around.elections, around.following = [Waited.LOAD_ENDED], Unavailable("no Kafka")
+    around.elections, around.following = [ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     with pytest.raises(Unavailable):
         around.live()
 
 
 def test_broker_that_has_served_tries_again_to_follow(around: Surroundings) -> None:
-    around.elections, around.ends = [Waited.ELECTED, Waited.LOAD_ENDED], [SteppedDown("replaced")]
+    around.elections, around.ends = [ElectionOutcome.ELECTED, ElectionOutcome.LOAD_ENDED], [SteppedDown("replaced")]
     around.following = Unavailable("no Kafka")
     assert around.live().state is NodeState.STOPPED
     assert around.pauses == 1
 
 
 def test_election_lost_while_loading_is_told_before_clients_are_served_for_long(around: Surroundings) -> None:
-    around.elections, around.elected = [Waited.ELECTED], False
+    around.elections, around.elected = [ElectionOutcome.ELECTED], False
     around.live()
     assert around.done.index("lose election") < around.done.index("ready")
 
 
 def test_error_for_which_the_process_must_end_is_raised_after_an_orderly_end(around: Surroundings) -> None:
-    around.elections, around.stop_error = [Waited.ELECTED], BasculeError("another broker has this name")
+    around.elections, around.stop_error = [ElectionOutcome.ELECTED], BasculeError("another broker has this name")
     with pytest.raises(BasculeError, match="another broker has this name"):
         around.live()
     assert "hand over" in around.done
@@ -247,14 +247,14 @@ def test_error_for_which_the_process_must_end_is_raised_after_an_orderly_end(aro
 def test_lost_election_ends_the_epoch_that_serves_and_no_other(around: Surroundings) -> None:
     around.protocol.election_lost()
     assert around.done == []
-    around.elections = [Waited.ELECTED]
+    around.elections = [ElectionOutcome.ELECTED]
     around.while_serving = around.protocol.election_lost
     around.live()
     assert around.done.count("lose election") == 1
 
 
 def test_election_lost_during_the_hand_over_ends_the_epoch(around: Surroundings) -> None:
-    around.elections = [Waited.ELECTED]
+    around.elections = [ElectionOutcome.ELECTED]
     around.while_leaving = around.protocol.election_lost
     around.live()
     assert around.done[around.done.index("hand over") + 1] == "lose election"
@@ -273,7 +273,7 @@ def test_doubt_about_the_election_drops_clients_until_it_is_over(around: Surroun
         seen.append(node.reason)
 
     around.protocol.election_in_doubt("too early", stalled=False)
-    around.elections, around.while_serving = [Waited.ELECTED], doubt
+    around.elections, around.while_serving = [ElectionOutcome.ELECTED], doubt
     around.live()
     assert seen == ["Kafka has not answered for 5 s"] * 2 + [""]
     assert around.done.count("close clients") == 2
@@ -289,7 +289,7 @@ def test_stalled_appends_are_the_reason_until_kafka_stores_something(around: Sur
         around.protocol.confirmed()
         seen.append(around.protocol.reason)
 
-    around.elections, around.while_serving = [Waited.ELECTED], stall
+    around.elections, around.while_serving = [ElectionOutcome.ELECTED], stall
     around.live()
     assert seen == ["not stored", ""]
 

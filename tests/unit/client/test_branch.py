@@ -12,7 +12,7 @@ from bascule.amqp.errors import INTERNAL_ERROR, AmqpError
 from bascule.amqp.events import Transferred
 from bascule.amqp.performatives import Error, Rejected
 from bascule.client import ConnectionLost, Message, MessageRefused, connect
-from bascule.client.branch import Workplace, ended
+from bascule.client.branch import BranchSession, ended
 from tests.unit.client.server import obliging, server
 
 
@@ -26,7 +26,7 @@ def test_a_request_whose_connection_the_broker_ends_may_be_carried_out_whatever_
     with (
         server(react) as url,
         connect(url) as context,
-        closing(Workplace(context, 0)) as workplace,
+        closing(BranchSession(context, 0)) as workplace,
         pytest.raises(ConnectionLost, match="another's frame"),
     ):
         workplace.ask(Message())
@@ -45,7 +45,7 @@ def test_a_request_that_is_refused_is_not_carried_out() -> None:
         else:
             obliging(connection, event)
 
-    with server(react) as url, connect(url) as context, closing(Workplace(context, 0)) as workplace:
+    with server(react) as url, connect(url) as context, closing(BranchSession(context, 0)) as workplace:
         with pytest.raises(MessageRefused):
             workplace.ask(Message())
         workplace.check()

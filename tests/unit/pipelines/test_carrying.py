@@ -20,7 +20,7 @@ from bascule.pipelines import carry
 from bascule.pipelines.carry import Carrier, Targets, held_position
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition, TransactionLimits
-from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, Known, RowsTask, UnknownDivert
+from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, KnownDiverts, RowsTask, UnknownDivert
 from bascule.writer.claims import Claim
 from bascule.writer.position import COMMON, Position, PositionLost, PositionTaken, position_key
 from tests.scenarios.sparkless import Bridge, workers_end
@@ -276,13 +276,13 @@ def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge:
 def test_the_common_position_answers_for_removed_diverts_and_for_those_of_epochs_before_the_start(
     name: str, epoch: int, answers: bool
 ) -> None:
-    assert Known(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers(name, epoch) is answers
+    assert KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers(name, epoch) is answers
 
 
 @pytest.mark.parametrize("epoch", [5, 6])
 def test_an_exclusive_divert_that_nobody_has_been_told_of_stops_the_task(epoch: int) -> None:
     with pytest.raises(UnknownDivert, match="an exclusive divert 'other' of which these pipelines have not been told"):
-        Known(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
+        KnownDiverts(frozenset({"elsewhere"}), frozenset({"gone"}), 5).answers("other", epoch)
 
 
 def test_a_divert_that_stands_elsewhere_answers_for_itself_alone() -> None:

@@ -17,7 +17,7 @@ from bascule.pipelines import rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from bascule.pipelines.tasks import DATA_KEY, DivertTask, RowsTask, TooMuchAtOnce
+from bascule.pipelines.tasks import DATA_KEY, BatchTooLarge, DivertTask, RowsTask
 from bascule.writer.claims import Claim
 from bascule.writer.position import Position
 
@@ -125,5 +125,5 @@ def test_what_transformations_make_is_held_up_to_so_many_bytes(monkeypatch: pyte
     if fits:
         assert len(list(task(iter(batches)))) == 1
     else:
-        with pytest.raises(TooMuchAtOnce):
+        with pytest.raises(BatchTooLarge):
             list(task(iter(batches)))

@@ -14,7 +14,7 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.pipelines import batches, transforming
 from bascule.pipelines.batches import BAD_AT_ONCE, BatchFailed, carry_all, first_bad
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from bascule.pipelines.tasks import OFFSET_MAX, DivertTask, Message, TooMuchAtOnce
+from bascule.pipelines.tasks import OFFSET_MAX, BatchTooLarge, DivertTask, Message
 from bascule.pipelines.transforming import SparkBatch, TransformingBatch
 from bascule.writer.claims import Claim
 from bascule.writer.position import PositionTaken
@@ -136,7 +136,7 @@ class Rows:
         if journal.raised is not None:
             raise journal.raised
         if task.made_bytes_max is not None and len(self.rows) > task.made_bytes_max:
-            raise said_by_spark(QUERY, TooMuchAtOnce("too much"))
+            raise said_by_spark(QUERY, BatchTooLarge("too much"))
         for divert in task.diverts:
             if any((divert.name, *row) not in task.failed for row in self.rows if row in journal.bad.get(divert.name, ())):
                 raise PySparkException("a transformation failed")
@@ -220,7 +220,7 @@ def test_what_is_too_much_is_carried_in_halves_read_anew_and_a_single_record_as_
 
 
 def test_a_batch_without_rows_of_which_there_was_too_much_fails() -> None:
-    journal = Journal(raised=said_by_spark(QUERY, TooMuchAtOnce("too much")))
+    journal = Journal(raised=said_by_spark(QUERY, BatchTooLarge("too much")))
     with pytest.raises(BatchFailed, match="Spark finds no rows"):
         carry(journal, [])
 

@@ -18,7 +18,7 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
-from bascule.core.permissions import Permissions, Unrestricted
+from bascule.core.permissions import AllowAll, Permissions
 from bascule.server.connection import ClientConnection
 from bascule.server.interruptions import Interruptions
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
@@ -51,7 +51,7 @@ class Served:
         self.up = True
         self.epoch_errors: list[BasculeError] = []
         self.interruptions = Interruptions()
-        self.permissions: Permissions = Unrestricted()
+        self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}

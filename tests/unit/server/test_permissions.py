@@ -16,7 +16,7 @@ from bascule.amqp.types import Int
 from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.errors import ResourceLimit
 from bascule.core.destination import Routing
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized, Unrestricted
+from bascule.core.permissions import MANAGEMENT_ADDRESS, AllowAll, Permission, Unauthorized
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import management
 from bascule.server.actions import ACTIONS, ADMINISTRATOR, act
@@ -247,7 +247,7 @@ async def test_a_producer_with_a_fixed_address_goes_on_with_what_it_was_allowed_
 
 def test_whoever_is_unrestricted_may_do_everything() -> None:
     for permission in Permission:
-        Unrestricted().authorize("", permission, "any")
+        AllowAll().authorize("", permission, "any")
 
 
 def test_a_refusal_names_user_permission_and_address() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.errors import INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, RESOURCE_LIMIT_EXCEEDED, HostileLoad
+from bascule.amqp.errors import (
+    INTERNAL_ERROR,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    RESOURCE_LIMIT_EXCEEDED,
+    LimitExceeded,
+)
 from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Transferred
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
 from bascule.amqp.types import Described, Symbol
@@ -180,7 +188,7 @@ async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error
     link = client.producer("q")
 
     def fails(*_: object) -> None:
-        raise HostileLoad("too many of them")
+        raise LimitExceeded("too many of them")
 
     monkeypatch.setattr("bascule.server.connection.scan", fails)
     link.send(message_bytes("x"))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from bascule.kafka.guards import UnsafeTopic
-from bascule.server.topics import Room
+from bascule.server.topics import JournalCapacity
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("limit", "content_bytes"), [(70 * MIB, 64 * MIB), (20 * MIB, 14 * MIB), (8 * MIB, 4 * MIB), (1_000_000, 500_000)])
 def test_a_message_has_what_its_record_does_not_need_for_the_rest(limit: int, content_bytes: int) -> None:
-    room = Room("journal", limit, limit)
+    room = JournalCapacity("journal", limit, limit)
     assert (room.content_bytes, room.shortage) == (content_bytes, None)
 
 
 def test_a_record_that_no_epoch_can_store_is_named_with_what_it_needs() -> None:
     """Also where the topic is large enough for what is configured now: the message may be older."""
-    room = Room("journal", 1_000_000, 1_000_000)
+    room = JournalCapacity("journal", 1_000_000, 1_000_000)
     room.check([])
     room.check([500_000, 999_000])
     with pytest.raises(UnsafeTopic, match=r"topic 'journal' has max\.message\.bytes=1000000: .*; set 1200128"):

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from bascule.server.uncaught import Uncaught
+from bascule.server.uncaught import UncaughtErrorHandler
 
 
 async def _failing() -> None:
@@ -15,7 +15,7 @@ async def _failing() -> None:
 
 
 def test_error_of_a_task_that_nobody_awaits_is_logged_with_its_coroutine_and_count(caplog: pytest.LogCaptureFixture) -> None:
-    uncaught = Uncaught()
+    uncaught = UncaughtErrorHandler()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ def test_error_of_a_task_that_nobody_awaits_is_logged_with_its_coroutine_and_cou
 
 
 def test_error_of_a_callback_and_of_a_future_is_logged_by_kind(caplog: pytest.LogCaptureFixture) -> None:
-    uncaught = Uncaught()
+    uncaught = UncaughtErrorHandler()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ _log = get_log("bascule.adapter")
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A record that failed too often. ``origin`` is TOPIC/PARTITION/OFFSET, ``at_ms`` the record's own time."""
 
     partition: int
@@ -39,7 +39,7 @@ class DeadLetters:
         self._kafka = kafka
         self._redrive = Redrive(kafka, self.topic, f"{group}.dead-letter.returned")
 
-    def waiting(self) -> list[Letter]:
+    def waiting(self) -> list[DeadLetter]:
         """All of them. Raises Unavailable."""
         return [_letter(received) for received in self._redrive.waiting()]
 
@@ -67,10 +67,10 @@ class DeadLetters:
         return returned(letter._replace(key=found.key, value=found.value, headers=[*found.headers, *letter.headers]))
 
 
-def _letter(received: KafkaRecord) -> Letter:
+def _letter(received: KafkaRecord) -> DeadLetter:
     said = {name: (value or b"").decode(errors="replace") for name, value in received.headers}
     error = f"{said.get(f'{ERRORS}exception.class.name', '')}: {said.get(f'{ERRORS}exception.message', '')}"
-    return Letter(
+    return DeadLetter(
         received.partition, received.offset, said.get(ORIGIN, ""), number_of(dict(received.headers).get(FAILURES)), error, received.key,
         len(received.value or b""), received.timestamp_ms,
     )  # fmt: skip
