@@ -108,6 +108,13 @@ TRANSITIONS: Final = Transitions(
 )
 #: The states that no event leaves.
 ENDED = frozenset({TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT})
+#: What becomes of a commit that is interrupted in a state: what stands, stands; the rest is in doubt, and recovery sees to it.
+_BEGUN: Final = {
+    TransactionStatus.PREPARING: TransactionEvent.UNANSWERED,
+    TransactionStatus.PREPARED: TransactionEvent.UNANSWERED,
+    TransactionStatus.COMMITTING: TransactionEvent.TOLD,
+    TransactionStatus.ROLLING_BACK: TransactionEvent.TOLD,
+}
 
 
 @dataclass(slots=True)
@@ -149,6 +156,7 @@ class TwoPhase:
         self._deadline_s = clock.monotonic_s() + timeout_s
         self._branches: dict[str, _Enlisted] = {}
         self._heuristics: list[Heuristic] = []
+        self._asked = False  # a branch was asked to commit in one phase, and has not refused
 
     @property
     def enlisted(self) -> Collection[str]:
@@ -187,6 +195,17 @@ class TwoPhase:
 
         Raises TransactionRolledBack (TransactionTimedOut), TransactionInDoubt, HeuristicOutcome; OutOfOrder if the transaction has ended.
         """
+        try:
+            await self._commit()
+        except GeneratorExit:  # the process has died
+            raise
+        except BaseException:
+            if self.status in _BEGUN:  # an interrupt between two steps
+                self.pending = True
+                self._move(_BEGUN[self.status])
+            raise
+
+    async def _commit(self) -> None:
         marked = self.status is TransactionStatus.MARKED_ROLLBACK
         self._move(TransactionEvent.COMMIT)
         if marked:
@@ -194,11 +213,13 @@ class TwoPhase:
             raise TransactionRolledBack("was marked to be rolled back", transaction_id=self.id)
         try:
             prepared = await self._phase_one()
-        except GeneratorExit:  # the process has died
+        except GeneratorExit:
             raise
         except BaseException as error:
             if self.status is TransactionStatus.IN_DOUBT:
                 raise
+            if self._asked:
+                raise self._in_doubt("may have been committed in one phase", error) from error
             self._move(TransactionEvent.REFUSED)
             await self._undo()
             if isinstance(error, TransactionRolledBack) or not isinstance(error, Exception):
@@ -260,11 +281,13 @@ class TwoPhase:
         return vote
 
     async def _one_phase(self, each: _Enlisted) -> None:
+        self._asked = True
         try:
             crash.point("xa.one_phase.before")
             await each.participant.commit(each.xid, one_phase=True)
             crash.point("xa.one_phase.after")
         except (BranchRolledBack, ResourceError, UnknownXid):
+            self._asked = False
             del self._branches[each.participant.name]
             raise
         except BranchHeuristic as error:
@@ -275,6 +298,7 @@ class TwoPhase:
             raise
         except BaseException as error:
             if TwoPhaseViolation.ONE_PHASE_IN_DOUBT_IS_ROLLED_BACK in self._violations:
+                self._asked = False
                 del self._branches[each.participant.name]
                 raise
             text = f"may have been committed in {each.participant.name}, the only one that had to commit"
@@ -296,8 +320,8 @@ class TwoPhase:
             for each in prepared:
                 await self._tell(each, Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
-            self._move(TransactionEvent.TOLD)
             self.pending = bool(self.unfinished)
+            self._move(TransactionEvent.TOLD)
         if not self.unfinished or TwoPhaseViolation.UNTOLD_IS_FORGOTTEN in self._violations:
             crash.point("xa.forget.before")
             await self._log.forget([self.gtrid])
@@ -323,8 +347,8 @@ class TwoPhase:
             for each in self._branches.values():
                 await self._tell(each, Outcome.ROLLBACK)
         finally:
-            self._move(TransactionEvent.TOLD)
             self.pending = bool(self.unfinished)
+            self._move(TransactionEvent.TOLD)
         self._report_heuristics()
 
     async def _tell(self, each: _Enlisted, outcome: Outcome) -> None:
