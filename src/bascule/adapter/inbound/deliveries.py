@@ -67,6 +67,11 @@ class RecordDelivery:
     refusals: int = 0
 
     @property
+    def failures(self) -> int:
+        """How often the record has failed before."""
+        return self.record.failures
+
+    @property
     def key(self) -> bytes | None:
         """Of the record."""
         return self.record.key

@@ -1,42 +1,41 @@
-"""What a delivery promises: at least once, or within a transaction."""
+"""Deliveries, performed by a worker: at least once, or within a transaction. What follows from a failure, ``settling`` says."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from bascule.adapter.inbound.deliveries import Phase, RecordDelivery
 from bascule.adapter.inbound.log import InboundLog
-from bascule.adapter.inbound.log_protocol import Superseded
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
-from bascule.adapter.inbound.spec import ActivationSpec, Backoff, Xa
-from bascule.adapter.inbound.state import Ref
-from bascule.adapter.inbound.workers import Counts, Late, Workers
+from bascule.adapter.inbound.settling import AWAY_PAUSE_S, Event, NotNow, Policy, Target, meaning_of, resolve, try_once
+from bascule.adapter.inbound.spec import ActivationSpec, Xa
+from bascule.adapter.inbound.state import Flights, Ref
+from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core import crash
-from bascule.core.errors import BasculeError, Scope, TooLarge, Unavailable
+from bascule.core.effects import run_blocking
+from bascule.core.errors import BasculeError, TooLarge, TransactionRolledBack
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.compacted import await_stored
-from bascule.xa.errors import HeuristicOutcome, ResourceFailed, TransactionInDoubt, TransactionRolledBack, XaError
 from bascule.xa.two_phase import TransactionStatus
 
-#: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
-AWAY_PAUSE_S = 1.0
-#: What the dead-letter topic has no room for waits for its owner.
-REFUSED: Final = Backoff()
-#: A transaction in doubt is looked at so often.
-DOUBT_PAUSE_S = 0.2
+_COUNTED: Final[Mapping[Event, str]] = {
+    Event.DELIVERED: "delivered",
+    Event.FAILED: "failed",
+    Event.RETRIED: "retried",
+    Event.DEAD_LETTERED: "dead_lettered",
+    Event.SUPERSEDED: "superseded",
+}
+_LEFT_OUT: Final[Mapping[Target, str]] = {
+    Target.DEAD_LETTER: "",
+    Target.WITHOUT_VALUE: VALUE_AND_HEADERS,
+    Target.WITHOUT_KEY: KEY_TOO,
+}
 
 _log = get_log("bascule.adapter")
-
-
-class NotNow(BasculeError):
-    """Something that is needed is away; the record is as it was."""
-
-    retriable = True
-    scope = Scope.OPERATION
 
 
 class Mode(Protocol):
@@ -98,145 +97,122 @@ class InTransaction:
                 work()
             if transaction.status is not TransactionStatus.COMMITTED:
                 raise TransactionRolledBack("was rolled back by its endpoint", transaction_id=transaction.id)
-        except ResourceFailed as error:
-            raise NotNow(str(error)) from error
-        except TransactionRolledBack as error:
-            if error.transaction_id != transaction.id:  # a transaction of the endpoint's own
+        except BasculeError as error:
+            meaning = meaning_of(error, transaction.id)
+            if meaning is None:
+                _log.warning("transaction of a record not finished", place=ref.place, offset=ref.offset, error=error)
+                meaning = run_blocking(resolve(ref, error, _Doubt(self._xa.log, ref, self._stopping)))
+            if meaning is error:
                 raise
-            reason = error.cause
-            if isinstance(reason, Superseded):
-                raise reason from None
-            if isinstance(reason, XaError):
-                if isinstance(reason.cause, TooLarge):
-                    raise reason.cause from None
-                if reason.retriable:
-                    raise NotNow(str(error)) from error
-            raise
-        except (TransactionInDoubt, HeuristicOutcome) as error:
-            if error.transaction_id != transaction.id:
-                raise
-            _log.warning("transaction of a record not finished", place=ref.place, offset=ref.offset, error=error)
-            if self._in_flight(ref):
-                if isinstance(error, TransactionInDoubt):  # what did not answer may do so the next time
-                    raise NotNow(str(error)) from error
-                raise
+            if meaning is not None:
+                raise meaning from error
 
-    def _in_flight(self, ref: Ref) -> bool:
-        """Whether the record is still to be handled, once its transaction is no longer in doubt."""
-        while not self._stopping():
-            try:
-                flights = self._xa.log.flights(ref.place)
-            except Unavailable as error:
-                _log.warning("record in doubt", place=ref.place, offset=ref.offset, error=error)
-            else:
-                if ref.offset not in flights.claims.values():
-                    return ref.offset in flights.keys
-            time.sleep(DOUBT_PAUSE_S)
-        raise NotNow(f"{ref.place}, offset {ref.offset} is in doubt; recovery finishes it")
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """The effects of waiting for a transaction in doubt, blocking."""
+
+    log: InboundLog
+    ref: Ref
+    stopping: Callable[[], bool]
+
+    async def flights(self) -> Flights:
+        """See DoubtEffects."""
+        return self.log.flights(self.ref.place)
+
+    async def sleep(self, pause_s: float) -> None:
+        """See DoubtEffects."""
+        time.sleep(pause_s)
+
+    def note_doubt(self, error: BaseException) -> None:
+        """See DoubtEffects."""
+        _log.warning("record in doubt", place=self.ref.place, offset=self.ref.offset, error=error)
 
 
 class Deliverer:
-    """Calls the endpoint for a delivery, and does what its failure asks for."""
+    """Calls the endpoint for a delivery, and does what its failure asks for: ``settling`` says what."""
 
     def __init__(self, spec: ActivationSpec, log: InboundLog, mode: Mode, counts: Counts) -> None:
-        self._spec = spec
-        self._log = log
-        self._mode = mode
-        self._counts = counts
+        self.spec = spec
+        self.log = log
+        self.mode = mode
+        self.counts = counts
         #: Records that hold up their lanes since no dead letter can be written of them, and why.
         self.unburied: dict[Ref, str] = {}
 
     def handle(self, workers: Workers, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
         """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
+        policy = Policy(self.spec.retries, self.spec.backoff, self.spec.in_place, AWAY_PAUSE_S)
+        pause_s = run_blocking(try_once(delivery, _Try(self, workers, delivery, call), policy))
+        return None if pause_s is None else time.monotonic() + pause_s
 
-        def work() -> None:
-            crash.point("inbound.deliver.before")
-            call(delivery.record)
-            workers.settle(delivery)
-            crash.point("inbound.deliver.after")
 
-        try:
-            if delivery.failure is None:
-                self._deliver(workers, delivery, work)
-            if delivery.failure is not None:
-                return self._failed(delivery, delivery.failure)
-        except Late:
-            raise
-        except Superseded as error:
-            self._counts.add("superseded")
-            _log.info("record given up", place=delivery.ref.place, offset=delivery.ref.offset, reason=error)
-        except TooLarge as error:
-            delivery.refusals += 1
-            pause_s = REFUSED.pause_s(delivery.refusals)
-            ref = delivery.ref
-            why = f"{ref.place}, offset {ref.offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
-            self.unburied[ref] = why
-            _log.error("record not dead-lettered", place=ref.place, offset=ref.offset, reason=why, retry_s=pause_s)
-            return time.monotonic() + pause_s
-        except (NotNow, Unavailable) as error:
-            _log.warning("record waits", place=delivery.ref.place, offset=delivery.ref.offset, error=error, retry_s=AWAY_PAUSE_S)
-            return time.monotonic() + AWAY_PAUSE_S
-        except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
-            _log.warning("record not moved", place=delivery.ref.place, offset=delivery.ref.offset, error=cause_of(error))
-            return time.monotonic() + AWAY_PAUSE_S
-        return None
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """The effects of a try, blocking."""
 
-    def _deliver(self, workers: Workers, delivery: RecordDelivery, work: Callable[[], None]) -> None:
-        try:
-            self._mode.deliver(delivery, work)
-            self._counts.add("delivered")
-        except (Late, Superseded):
-            raise
-        except BaseException as error:  # sys.exit() and a cancelled task end an endpoint, too
-            returned = delivery.phase is Phase.SETTLING
-            if not returned:
-                workers.settle(delivery)
-            if isinstance(error, NotNow) or (returned and not isinstance(error, Exception)):  # in the latter case it may be done
-                raise
-            self._counts.add("failed")
-            delivery.failure = error
+    at: Deliverer
+    workers: Workers
+    delivery: RecordDelivery
+    call: Callable[[Record], None]
 
-    def _failed(self, delivery: RecordDelivery, error: BaseException) -> float | None:
-        record, spec = delivery.record, self._spec
-        failures = record.failures + 1
-        _log.warning("record failed", **record_at(record), attempt=failures, attempts_max=spec.retries + 1, error=cause_of(error))
-        if failures > spec.retries:
-            self._bury(delivery, error)
-            return None
-        pause_s = spec.backoff.pause_s(failures)
-        if spec.in_place:
-            delivery.keys = (*delivery.keys, self._log.failed(delivery.ref, failures))
-            delivery.record = replace(record, failures=failures)
-            delivery.failure = None
-            self._counts.add("retried")
-            return time.monotonic() + pause_s
-        crash.point("inbound.retry.before")
-        try:
-            self._mode.move(delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
-        except TooLarge as refused:
-            _log.error("record not retried", **record_at(record), error=refused)
-            self._bury(delivery, error)
-            return None
-        crash.point("inbound.retry.after")
-        self._counts.add("retried")
-        return None
+    async def deliver(self) -> None:
+        """See TryEffects."""
+        self.at.mode.deliver(self.delivery, self._work)
 
-    def _bury(self, delivery: RecordDelivery, error: BaseException) -> None:
-        """To the dead letters; without what they have no room for, for its lane shall not stand for ever."""
-        crash.point("inbound.dead_letter.before")
-        try:
-            self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error))
-        except TooLarge as refused:
-            try:
-                self._bury_without(VALUE_AND_HEADERS, delivery, error, refused)
-            except TooLarge as again:
-                self._bury_without(KEY_TOO, delivery, error, again)
-        self.unburied.pop(delivery.ref, None)
-        self._counts.add("dead_lettered")
+    def _work(self) -> None:
+        crash.point("inbound.deliver.before")
+        self.call(self.delivery.record)
+        self.workers.settle(self.delivery)
+        crash.point("inbound.deliver.after")
 
-    def _bury_without(self, left_out: str, delivery: RecordDelivery, error: BaseException, refused: TooLarge) -> None:
-        _log.error("record dead-lettered in part", **record_at(delivery.record), left_out=left_out, error=refused)
-        self._mode.move(delivery, dead_letter_of(delivery.record, self._spec, error, left_out=left_out, why=str(refused)))
+    def settling(self) -> bool:
+        """See TryEffects."""
+        return self.delivery.phase is Phase.SETTLING
+
+    def settle(self) -> None:
+        """See TryEffects."""
+        self.workers.settle(self.delivery)
+
+    async def keep(self, failures: int) -> None:
+        """See TryEffects."""
+        delivery = self.delivery
+        key = self.at.log.failed(delivery.ref, failures)
+        delivery.keys = (*delivery.keys, key) if key not in delivery.keys else delivery.keys
+        delivery.record = replace(delivery.record, failures=failures)
+
+    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+        """See TryEffects."""
+        record, spec = self.delivery.record, self.at.spec
+        if target is Target.RETRY:
+            self.at.mode.move(self.delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
+            return
+        left_out = _LEFT_OUT[target]
+        if left_out:
+            _log.error("record dead-lettered in part", **record_at(record), left_out=left_out, error=refused)
+        self.at.mode.move(self.delivery, dead_letter_of(record, spec, error, left_out=left_out, why=str(refused or "")))
+
+    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+        """See TryEffects."""
+        if (counted := _COUNTED.get(event)) is not None:
+            self.at.counts.add(counted)
+        place, offset = self.delivery.ref.place, self.delivery.ref.offset
+        if event is Event.FAILED and error is not None:
+            failures, most = self.delivery.record.failures + 1, self.at.spec.retries + 1
+            _log.warning("record failed", **record_at(self.delivery.record), attempt=failures, attempts_max=most, error=cause_of(error))
+        elif event is Event.RETRY_REFUSED:
+            _log.error("record not retried", **record_at(self.delivery.record), error=error)
+        elif event is Event.DEAD_LETTERED:
+            self.at.unburied.pop(self.delivery.ref, None)
+        elif event is Event.REFUSED:
+            why = f"{place}, offset {offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
+            self.at.unburied[self.delivery.ref] = why
+            _log.error("record not dead-lettered", place=place, offset=offset, reason=why, retry_s=pause_s)
+        elif event is Event.SUPERSEDED:
+            _log.info("record given up", place=place, offset=offset, reason=error)
+        elif event is Event.AWAY and error is not None:
+            said = str(error) if isinstance(error, BasculeError) else cause_of(error)
+            _log.warning("record not settled", place=place, offset=offset, error=said, retry_s=pause_s)
 
 
 def record_at(record: Record) -> dict[str, str | int]:

@@ -15,6 +15,7 @@ from bascule.adapter.inbound.deliveries import DeliveryStep, Phase, RecordDelive
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
 from bascule.adapter.inbound.record import Record
 from bascule.adapter.inbound.scheduler import Scheduler
+from bascule.adapter.inbound.settling import Late
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
@@ -34,13 +35,6 @@ class Hung(BasculeError):
     """An endpoint was at work for too long; its record counts as failed."""
 
     retriable = True
-    scope = Scope.OPERATION
-
-
-class Late(BasculeError):
-    """What an endpoint that hung is told when it returns after all: nothing of it counts."""
-
-    retriable = False
     scope = Scope.OPERATION
 
 

@@ -1,0 +1,277 @@
+"""What becomes of a record after a try: done, another try after a pause, the retry or dead-letter topic, or nothing. Without IO.
+
+No Kafka, no threads, no clock: the effects of a try are performed by ``delivering``, or by the simulation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from bascule.adapter.inbound.log_protocol import Superseded
+from bascule.adapter.inbound.spec import Backoff
+from bascule.adapter.inbound.state import Flights, Ref
+from bascule.core import crash
+from bascule.core.errors import BasculeError, Scope, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
+from bascule.xa.errors import HeuristicOutcome, ResourceFailed, XaError
+
+#: What cannot be done because Kafka, the database or the decision log is away is tried again after this time, and counts as no failure.
+AWAY_PAUSE_S: Final = 1.0
+#: What the dead-letter topic has no room for waits for its owner.
+REFUSED: Final = Backoff()
+#: A transaction in doubt is looked at so often.
+DOUBT_PAUSE_S: Final = 0.2
+
+
+class NotNow(BasculeError):
+    """Something that is needed is away; the record is as it was."""
+
+    retriable = True
+    scope = Scope.OPERATION
+
+
+class Late(BasculeError):
+    """What an endpoint that hung is told when it returns after all: nothing of it counts."""
+
+    retriable = False
+    scope = Scope.OPERATION
+
+
+class SettlingViolation(enum.StrEnum):
+    """Rules of settling that a test may break."""
+
+    AWAY_IS_FAILURE = "a try that failed because something is away counts as a failure of its record"
+    DOUBT_IS_FAILURE = "a transaction in doubt counts as a failure of its record"
+    DONE_BEFORE_MOVED = "a record is done before the retry or dead-letter topic has it"
+    DEAD_LETTER_FORGOTTEN = "a record that has failed too often is given up without a dead letter"
+
+
+class Verdict(enum.Enum):
+    """What an error says about its record."""
+
+    FAILED = "the endpoint has failed: the record has one failure more"
+    AWAY = "something is away, or the record may be done: it is tried again, and no failure is counted"
+    SUPERSEDED = "the record is done, or another member's: nothing is left to do"
+    LATE = "the endpoint was given up before: nothing of it counts, and its worker ends"
+
+
+class Target(enum.Enum):
+    """Where a record that has failed is moved, and what of it."""
+
+    RETRY = "the retry topic"
+    DEAD_LETTER = "the dead-letter topic"
+    WITHOUT_VALUE = "the dead-letter topic, without value and headers"
+    WITHOUT_KEY = "the dead-letter topic, without key, value and headers"
+
+
+class Event(enum.Enum):
+    """What happens to a record, for log and counts."""
+
+    DELIVERED = "its endpoint has returned, and it is done"
+    FAILED = "its endpoint has failed"
+    RETRIED = "it gets another try"
+    RETRY_REFUSED = "the retry topic has no room for it"
+    LETTER_REFUSED = "the dead-letter topic has no room for all of it"
+    DEAD_LETTERED = "the dead-letter topic has it"
+    REFUSED = "the dead-letter topic has no room for anything of it"
+    SUPERSEDED = "it is done, or another member's"
+    AWAY = "something is away"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often a record is tried again after the first time, and when. ``in_place``: by this member, and not by way of the retry topic."""
+
+    retries: int
+    backoff: Backoff
+    in_place: bool
+    away_s: float = AWAY_PAUSE_S
+
+
+class Tried(Protocol):
+    """A record on its way, as far as its tries go."""
+
+    failure: BaseException | None
+    refusals: int
+
+    @property
+    def failures(self) -> int:
+        """How often it has failed before."""
+
+
+class TryEffects(Protocol):
+    """The effects of a try."""
+
+    async def deliver(self) -> None:
+        """Call the endpoint and store that the record is done. Raises Superseded, NotNow, Late, or why it failed: then it is in flight."""
+
+    def settling(self) -> bool:
+        """Return whether the endpoint has returned."""
+
+    def settle(self) -> None:
+        """The endpoint has returned or raised. Raises Late if it was given up before."""
+
+    async def keep(self, failures: int) -> None:
+        """Store how often the record has failed. Raises Unavailable."""
+
+    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+        """Store the record in another topic, not to be tried before ``pause_s`` from now, and then that it is done.
+
+        Raises as ``deliver`` does, and TooLarge if the topic has no room; ``refused`` is why more of the record found no room before.
+        """
+
+    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+        """Say and count what happens."""
+
+
+class DoubtEffects(Protocol):
+    """What it takes to wait for the end of a transaction in doubt."""
+
+    async def flights(self) -> Flights:
+        """Return what is in flight of the record's partition. Raises Unavailable."""
+
+    def stopping(self) -> bool:
+        """Return whether nobody waits any longer."""
+
+    async def sleep(self, pause_s: float) -> None:
+        """Wait."""
+
+    def note_doubt(self, error: BaseException) -> None:
+        """Say why the outcome is not known yet."""
+
+
+def verdict_on(error: BaseException, *, settling: bool, violations: Collection[enum.StrEnum] = ()) -> Verdict:
+    """Return what an error says about a record whose endpoint has returned (``settling``) or not."""
+    if isinstance(error, Late):
+        return Verdict.LATE
+    if isinstance(error, Superseded):
+        return Verdict.SUPERSEDED
+    if isinstance(error, NotNow) and SettlingViolation.AWAY_IS_FAILURE not in violations:
+        return Verdict.AWAY
+    # sys.exit() and a cancelled task end an endpoint, too. While the record is settled they say nothing about it: it may be done.
+    return Verdict.AWAY if settling and not isinstance(error, Exception) else Verdict.FAILED
+
+
+def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None:
+    """Return what an error means for the record of a transaction: the error to raise, or None if the log has to tell the outcome."""
+    if isinstance(error, ResourceFailed):
+        return NotNow(str(error))
+    if not isinstance(error, (TransactionRolledBack, TransactionInDoubt, HeuristicOutcome)) or error.transaction_id != transaction_id:
+        return error  # of a transaction of the endpoint's own, for example
+    if not isinstance(error, TransactionRolledBack):
+        return None
+    reason = error.cause
+    if isinstance(reason, Superseded):
+        return reason
+    if isinstance(reason, XaError):
+        if isinstance(reason.cause, TooLarge):
+            return reason.cause
+        if reason.retriable:
+            return NotNow(str(error))
+    return error
+
+
+async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects, violations: Collection[enum.StrEnum] = ()) -> BaseException | None:
+    """Wait for the outcome of a transaction in doubt, or with a heuristic one. Return None if its record is done, else what to raise."""
+    if SettlingViolation.DOUBT_IS_FAILURE in violations:
+        return error
+    while not effects.stopping():
+        try:
+            flights = await effects.flights()
+        except Unavailable as away:
+            effects.note_doubt(away)
+        else:
+            if ref.offset not in flights.claims.values():
+                if ref.offset not in flights.keys:
+                    return None
+                # What did not answer may do so the next time.
+                return NotNow(str(error)) if isinstance(error, TransactionInDoubt) else error
+        await effects.sleep(DOUBT_PAUSE_S)
+    return NotNow(f"{ref.place}, offset {ref.offset} is in doubt; recovery finishes it")
+
+
+async def try_once(tried: Tried, effects: TryEffects, policy: Policy, violations: Collection[enum.StrEnum] = ()) -> float | None:
+    """Try a record once, and do what its failure asks for.
+
+    Return after how many seconds to call this again; None: there is nothing left to do. Raises Late.
+    """
+    try:
+        if tried.failure is None:
+            await _deliver(tried, effects, violations)
+        if tried.failure is not None:
+            return await _failed(tried, tried.failure, effects, policy, violations)
+    except Late:
+        raise
+    except Superseded as error:
+        effects.note(Event.SUPERSEDED, error)
+    except TooLarge as error:
+        tried.refusals += 1
+        pause_s = REFUSED.pause_s(tried.refusals)
+        effects.note(Event.REFUSED, error, pause_s)
+        return pause_s
+    except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
+        effects.note(Event.AWAY, error, policy.away_s)
+        return policy.away_s
+    return None
+
+
+async def _deliver(tried: Tried, effects: TryEffects, violations: Collection[enum.StrEnum]) -> None:
+    try:
+        await effects.deliver()
+        effects.note(Event.DELIVERED)
+    except BaseException as error:
+        verdict = verdict_on(error, settling=effects.settling(), violations=violations)
+        if verdict in (Verdict.LATE, Verdict.SUPERSEDED):
+            raise
+        if not effects.settling():
+            effects.settle()
+        if verdict is Verdict.AWAY:
+            raise
+        tried.failure = error
+        effects.note(Event.FAILED, error)
+
+
+async def _failed(
+    tried: Tried, error: BaseException, effects: TryEffects, policy: Policy, violations: Collection[enum.StrEnum]
+) -> float | None:
+    failures = tried.failures + 1
+    if failures > policy.retries:
+        await _bury(error, effects, violations)
+        return None
+    pause_s = policy.backoff.pause_s(failures)
+    if policy.in_place:
+        await effects.keep(failures)
+        tried.failure = None
+        effects.note(Event.RETRIED)
+        return pause_s
+    crash.point("inbound.retry.before")
+    try:
+        await effects.move(Target.RETRY, error, pause_s, None)
+    except TooLarge as refused:
+        effects.note(Event.RETRY_REFUSED, refused)
+        await _bury(error, effects, violations)
+        return None
+    crash.point("inbound.retry.after")
+    effects.note(Event.RETRIED)
+    return None
+
+
+async def _bury(error: BaseException, effects: TryEffects, violations: Collection[enum.StrEnum]) -> None:
+    """Move a record to the dead letters; without what they have no room for, for its lane shall not stand for ever."""
+    if SettlingViolation.DEAD_LETTER_FORGOTTEN in violations:
+        return
+    crash.point("inbound.dead_letter.before")
+    refused: TooLarge | None = None
+    for target in (Target.DEAD_LETTER, Target.WITHOUT_VALUE):
+        try:
+            await effects.move(target, error, 0.0, refused)
+        except TooLarge as again:
+            refused = again
+            effects.note(Event.LETTER_REFUSED, refused)
+        else:
+            break
+    else:
+        await effects.move(Target.WITHOUT_KEY, error, 0.0, refused)
+    effects.note(Event.DEAD_LETTERED)
