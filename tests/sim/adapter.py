@@ -10,8 +10,10 @@ import enum
 from collections.abc import Callable, Collection
 from typing import Final
 
+from bascule.adapter.inbound.settling import Policy
+from bascule.adapter.inbound.spec import Backoff
 from bascule.adapter.inbound.state import LogFold, Place
-from tests.sim.group import SOURCES, Group, SharedState
+from tests.sim.group import RETRY, SOURCES, SharedState, Group
 from tests.sim.inbound_view import LOG
 from tests.sim.kafka import Kafka, NetworkConditions, Partition, ToWrite
 from tests.sim.member import Member
@@ -45,8 +47,12 @@ class InboundSimulation:
         self.pause_ms = pick.choice((10.0, 30.0, 80.0))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.6}
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
-        self.books = SharedState()
+        self.policy = Policy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
+        self.doubt = some(0.1)
+        tempers = {each: pick.choice((1, 2, 3, 99)) for each in self._records() if pick.random() < 0.2}
+        self.books = SharedState(self.kafka.partition(*RETRY), tempers)
         self.group = Group(world)
+        self.group.late = some(0.2)
         self._members = 0
         self._all: list[Member] = []
 
@@ -128,14 +134,14 @@ class InboundSimulation:
             member.process.go_on()
         for member in [each for each in self.group.members if not each.process.alive]:
             self._leave(member)
-        if not any(self.group.owner.get(place) in self.group.members for place in SOURCES):
+        if not any(self.group.owner.get(place) in self.group.members for place in (*SOURCES, RETRY)):
             self.group.spread()
 
     def _records(self) -> list[tuple[Place, int]]:
         return [(place, offset) for place in SOURCES for offset in range(self.counts[place])]
 
     def _look(self) -> None:
-        if all(self.books.done[each] for each in self._records()) and not self._open():
+        if all(self.books.done[each] or self.books.dead[each] for each in self._records()) and not self._open():
             self.world.stop()
         self.world.after(LOOK_MS, self._look)
 
@@ -148,8 +154,11 @@ class InboundSimulation:
 
     def _judge(self) -> Tally:
         tally = Tally(sent=sum(self.counts.values()), taken=sum(self.books.done.values()))
-        done = self.books.done
+        done = self.books.done + self.books.dead
         tally.report("lost", "source topics", [f"{place}/{offset}" for place, offset in self._records() if not done[place, offset]])
+        tried = {each: self.books.failed[each] for each in self.books.dead}
+        early = [f"{place}/{offset}" for (place, offset), failed in tried.items() if failed <= self.policy.retries]
+        tally.report("lost", "dead letters of records that were not tried often enough", early)
         if self.transacted:
             tally.report("duplicated", "endpoints", [f"{place}/{offset}" for (place, offset), count in done.items() if count > 1])
         tally.report("stuck", "the inbound log", self._open())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bascule.adapter.inbound.log_protocol import LogProtocol, Superseded, at_least_once
+from bascule.adapter.inbound.log_protocol import LogProtocol, at_least_once
+from bascule.adapter.inbound.settling import Event, SettlingViolation, Target, meaning_of, resolve, try_once
 from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
 from bascule.adapter.inbound.taking_over import PartitionEvent, Run, pass_on, take_over
-from bascule.core.errors import Unavailable
+from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.core.kafka_records import GroupOffset
 from bascule.core.xid import Xid
 from bascule.xa.errors import BranchRolledBack, ResourceFailed
@@ -24,16 +25,30 @@ AGAIN_MS: Final = 15.0
 #: How often a transaction manager recovers.
 RECOVER_MS: Final = 100.0
 POLL_MS: Final = 4.0
+SETTLING_TROUBLE: Final = {
+    Event.FAILED: "fail endpoint",
+    Event.RETRIED: "retry record",
+    Event.DEAD_LETTERED: "dead-letter record",
+}
 BATCH: Final = 4
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A delivery."""
+    """A delivery. ``origin`` is where the record was before it came to the retry topic."""
 
     ref: Ref
     keys: tuple[bytes, ...]
+    origin: tuple[Place, int]
+    failures: int = 0
     found: bool = False
+    returned: bool = False
+    failure: BaseException | None = None
+    refusals: int = 0
+
+
+class EndpointFailed(Exception):
+    """The endpoint does not like a record."""
 
 
 class Member:
@@ -97,7 +112,7 @@ class Member:
             except (Unavailable, ResourceFailed):
                 flights = None
             if flights is not None and not run.gone:
-                items = [Item(Ref(run.place, run.token, offset), keys, found=True) for offset, keys in sorted(flights.keys.items())]
+                items = [self._found(run, offset, flights) for offset in sorted(flights.keys)]
                 # The client reads on where the group was, whatever the takeover has learnt.
                 position = self.group.offsets[run.place]
                 for item in run.adopt(items, self.violations):
@@ -126,39 +141,58 @@ class Member:
 
     def _new(self, run: Run[Item], offset: int) -> Item:
         ref = Ref(run.place, run.token, offset)
-        return Item(ref, (key_of(FLIGHT, ref),))
+        origin, failures = self.books.origin(run.place, offset)
+        return Item(ref, (key_of(FLIGHT, ref),), origin, failures)
+
+    def _found(self, run: Run[Item], offset: int, flights: Flights) -> Item:
+        origin, failures = self.books.origin(run.place, offset)
+        return Item(Ref(run.place, run.token, offset), flights.keys[offset], origin, max(failures, flights.failures[offset]), found=True)
 
     # -- delivering
 
     async def _deliver(self, run: Run[Item], item: Item) -> None:
         while not run.gone:
-            try:
-                await (self._in_transaction(item) if self.run.transacted else at_least_once(Work(self, item), self.violations))
-            except Superseded:
+            item.returned = False
+            pause_s = await try_once(item, Try(self, item), self.run.policy, self.violations)
+            if pause_s is None:
                 return
-            except (Unavailable, BranchRolledBack, ResourceFailed):
-                await self.process.sleep(AGAIN_MS)
-            else:
-                return
+            await self.process.sleep(pause_s * 1000)
 
-    async def _in_transaction(self, item: Item) -> None:
+    async def in_transaction(self, item: Item, effect: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something in a transaction of its own; raise what it means for the record."""
         self._transactions += 1
-        xid = Xid(7, f"{self.process.name}-{self._transactions}".encode(), b"inbound")
-        books, ref = self.books, item.ref
-        await self.work()
+        name = f"{self.process.name}-{self._transactions}"
+        try:
+            await self._transaction(Xid(7, name.encode(), b"inbound"), item, effect, work)
+        except BasculeError as error:
+            meaning = meaning_of(error, name)
+            if meaning is None:
+                meaning = await resolve(item.ref, error, Doubt(self, item.ref))
+            if meaning is not None:
+                raise meaning from error
+
+    async def _transaction(self, xid: Xid, item: Item, effect: str, work: Callable[[], Awaitable[None]]) -> None:
+        """As a manager does it: what the inbound log does not answer is rolled back, and what the decision log does not is in doubt."""
+        books, ref, name = self.books, item.ref, xid.gtrid.decode()
+        await work()
         try:
             await self.log.claim(xid, ref)
-            books.prepared[xid] = (ref.place, ref.offset)
-            await self.work()
-            committed = books.decide(xid, commit=True)
-        except (Unavailable, ResourceFailed):
+        except (Unavailable, ResourceFailed, BranchRolledBack) as error:
+            cause = ResourceFailed(str(error)) if isinstance(error, Unavailable) else error
             books.decide(xid, commit=False)
-            await self._insist(lambda: self.log.withdraw(xid, ref))
-            raise
+            if not isinstance(error, BranchRolledBack):
+                await self._insist(lambda: self.log.withdraw(xid, ref))
+            raise TransactionRolledBack(f"{name} was rolled back", transaction_id=name, cause=cause) from error
+        books.prepared[xid] = (item.origin, effect, item.failures + 1)
+        await self.work()
+        committed = books.decide(xid, commit=True)
+        if self.world.chance(self.run.doubt):
+            self.world.note("doubt", self.process.name)
+            raise TransactionInDoubt(f"{name} is in doubt", transaction_id=name)
         await self.work()
         books.end(xid)
         if not committed:
-            raise BranchRolledBack(f"{xid} was rolled back by the next member")
+            raise TransactionRolledBack(f"{name} was rolled back by the next member", transaction_id=name)
         await self.work()
         await self._insist(lambda: self.log.finish(xid, commit=True))
 
@@ -182,20 +216,88 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The effects of a delivery outside of transactions."""
+class Try:
+    """The effects of a try."""
 
     member: Member
     item: Item
 
+    async def deliver(self) -> None:
+        """See TryEffects."""
+        if self.member.run.transacted:
+            await self.member.in_transaction(self.item, "done", self._endpoint)
+        else:
+            await at_least_once(self, self.member.violations)
+
+    async def _endpoint(self) -> None:
+        await self.member.work()
+        if self.member.books.fails(self.item.origin):
+            raise EndpointFailed
+        self.settle()
+
     async def work(self) -> None:
         """See DeliveryEffects."""
-        await self.member.work()
-        self.member.books.done[self.item.ref.place, self.item.ref.offset] += 1
+        await self._endpoint()
+        self.member.books.effect(self.item.origin, "done", 0)
 
     async def receipt(self) -> None:
         """See DeliveryEffects."""
         await self.member.log.done(self.item.ref.place, self.item.keys)
+
+    def settling(self) -> bool:
+        """See TryEffects."""
+        return self.item.returned
+
+    def settle(self) -> None:
+        """See TryEffects."""
+        self.item.returned = True
+
+    async def keep(self, failures: int) -> None:
+        """See TryEffects."""
+        key = await self.member.log.failed(self.item.ref, failures)
+        self.item.keys = (*self.item.keys, key)
+        self.item.failures = failures
+
+    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+        """See TryEffects."""
+        member, effect = self.member, "retry" if target is Target.RETRY else "dead"
+        if member.run.transacted:
+            await member.in_transaction(self.item, effect, member.work)
+            return
+        if SettlingViolation.DONE_BEFORE_MOVED in member.violations:
+            await self.receipt()
+        await member.work()
+        member.books.effect(self.item.origin, effect, self.item.failures + 1)
+        await member.work()
+        await self.receipt()
+
+    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+        """See TryEffects."""
+        if event in SETTLING_TROUBLE:
+            self.member.world.note(SETTLING_TROUBLE[event], self.member.process.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The effects of waiting for a transaction in doubt."""
+
+    member: Member
+    ref: Ref
+
+    async def flights(self) -> Flights:
+        """See DoubtEffects."""
+        return await self.member.log.flights(self.ref.place)
+
+    def stopping(self) -> bool:
+        """See DoubtEffects."""
+        return False
+
+    async def sleep(self, pause_s: float) -> None:
+        """See DoubtEffects."""
+        await self.member.process.sleep(AGAIN_MS)
+
+    def note_doubt(self, error: BaseException) -> None:
+        """See DoubtEffects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,11 @@ CHUNK: Final = 25
 PROCESSES: Final = 2
 #: Troubles of the inbound adapter and of branches in Kafka, which have simulations of their own (``tests.sim.adapter``, ``branches``).
 APART: Final = frozenset(
-    {"kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "trim branches", "end open transaction"}
-)
+    {
+        "kill member", "stop member", "rebalance", "set group back", "read log anew", "finish claim", "fail endpoint", "retry record",
+        "dead-letter record", "trim branches", "end open transaction",
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -86,6 +86,9 @@ TROUBLE: Final[Mapping[str, str]] = {
     # of the adapter's members
     "kill member": "one with partitions, perhaps",
     "stop member": "it stands still for a while",
+    "fail endpoint": "it does not like a record",
+    "retry record": "it has failed, and is tried again",
+    "dead-letter record": "it has failed too often",
     "set group back": "a commit of offsets that was held up arrives after later ones",
     "rebalance": "the group gives partitions to other members",
     "finish claim": "a new owner ends the transaction of an earlier one",

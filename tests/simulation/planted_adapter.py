@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from bascule.adapter.inbound.log_protocol import LogViolation
+from bascule.adapter.inbound.settling import SettlingViolation
 from bascule.adapter.inbound.state import FoldViolation
 from tests.sim.adapter import InboundSimulation
+from tests.sim.cluster import NetworkConditions
 from tests.simulation.planting import Planted
 from tests.support.history import Tally
 
@@ -16,7 +20,32 @@ class PlantedInbound(Planted):
 
     def run(self, seed: int, *, violated: bool = True) -> Tally:
         """See Planted."""
-        return InboundSimulation(seed, [self.violation] if violated else []).run()
+        run = InboundSimulation(seed, [self.violation] if violated else [])
+        if (arrange := ARRANGED.get(self.violation)) is not None:
+            arrange(run)
+        return run.run()
+
+
+def commits_late(run: InboundSimulation) -> None:
+    """Arrange that commits of offsets arrive after later ones, and that partitions change hands."""
+    run.group.late = 0.5
+    run.transacted, run.work_ms, run.pause_ms, run.troubles = True, 2.0, 80.0, {"rebalance": 1.0}
+    run.counts = dict.fromkeys(run.counts, 12)
+
+
+def appends_fail(run: InboundSimulation) -> None:
+    """Arrange that many appends fail and arrive all the same, while records are done fast."""
+    run.kafka.weather = NetworkConditions(held=0.2, failed_append=0.25, delay_ms=2.0)
+    run.transacted, run.work_ms, run.pause_ms = True, 2.0, 80.0
+    run.troubles = {"rebalance": 1.0, "compact": 0.5}
+    run.counts = dict.fromkeys(run.counts, 12)
+
+
+def owners_write_late(run: InboundSimulation) -> None:
+    """Arrange that members write after they were replaced, that deletions get lost, and that what is deleted is compacted soon."""
+    run.kafka.weather = NetworkConditions(held=0.15, failed_append=0.15, delay_ms=2.0)
+    run.transacted, run.restlessness, run.pause_ms = True, 0.3, 10.0
+    run.troubles = {"stop member": 1.0, "rebalance": 1.0, "compact": 2.0, "kill member": 0.3}
 
 
 SHOWS: Final = {
@@ -35,5 +64,15 @@ SHOWS: Final = {
     LogViolation.RECEIPT_BEFORE_WORK: ("lost",),
     LogViolation.DOUBTFUL_TOKEN_KEPT: ("lost", "duplicated", "stuck"),
     LogViolation.AHEAD_DELIVERED_AT_ONCE: ("duplicated",),
+    SettlingViolation.AWAY_IS_FAILURE: ("lost",),
+    SettlingViolation.DONE_BEFORE_MOVED: ("lost",),
+    SettlingViolation.DEAD_LETTER_FORGOTTEN: ("lost", "stuck"),
+}
+#: Faults that random runs show too seldom.
+ARRANGED: Final[Mapping[enum.StrEnum, Callable[[InboundSimulation], None]]] = {
+    LogViolation.READ_ENTRIES_IGNORED: commits_late,
+    LogViolation.DOUBTFUL_TOKEN_KEPT: appends_fail,
+    SettlingViolation.AWAY_IS_FAILURE: appends_fail,
+    LogViolation.OWNERS_BEFORE_VOID: owners_write_late,
 }
 PLANTED = tuple(PlantedInbound(violation, violation.value, anomalies) for violation, anomalies in SHOWS.items())

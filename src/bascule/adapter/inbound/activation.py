@@ -289,7 +289,7 @@ class Activation:
     def _move(self, consumer: GroupConsumer, place: Place) -> None:
         run = self._runs[place]
         if (offset := consumer.read_on(place, run.next_offset)) < run.next_offset:
-            _log.error("partition ends before its position, reading from its end", place=place, position=run.next_offset, end=offset)
+            _log.error("partition ends before its position, reading from its start", place=place, position=run.next_offset, start=offset)
             run.next_offset = offset
 
     def _schedule(self, consumer: GroupConsumer) -> None:

@@ -43,7 +43,6 @@ class SettlingViolation(enum.StrEnum):
     """Rules of settling that a test may break."""
 
     AWAY_IS_FAILURE = "a try that failed because something is away counts as a failure of its record"
-    DOUBT_IS_FAILURE = "a transaction in doubt counts as a failure of its record"
     DONE_BEFORE_MOVED = "a record is done before the retry or dead-letter topic has it"
     DEAD_LETTER_FORGOTTEN = "a record that has failed too often is given up without a dead letter"
 
@@ -151,7 +150,7 @@ def verdict_on(error: BaseException, *, settling: bool, violations: Collection[e
     if isinstance(error, NotNow) and SettlingViolation.AWAY_IS_FAILURE not in violations:
         return Verdict.AWAY
     # sys.exit() and a cancelled task end an endpoint, too. While the record is settled they say nothing about it: it may be done.
-    return Verdict.AWAY if settling and not isinstance(error, Exception) else Verdict.FAILED
+    return Verdict.AWAY if settling and (isinstance(error, Unavailable) or not isinstance(error, Exception)) else Verdict.FAILED
 
 
 def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None:
@@ -173,10 +172,8 @@ def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None
     return error
 
 
-async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects, violations: Collection[enum.StrEnum] = ()) -> BaseException | None:
+async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects) -> BaseException | None:
     """Wait for the outcome of a transaction in doubt, or with a heuristic one. Return None if its record is done, else what to raise."""
-    if SettlingViolation.DOUBT_IS_FAILURE in violations:
-        return error
     while not effects.stopping():
         try:
             flights = await effects.flights()

@@ -41,7 +41,6 @@ class FoldViolation(enum.StrEnum):
     """Rules of the log's entries that a test may break."""
 
     FENCE_IGNORED = "an entry of a replaced owner counts"
-    FAILURE_IS_FLIGHT = "the number of a record's failures brings the record in flight again"
 
 
 class Place(NamedTuple):
@@ -176,7 +175,6 @@ class LogFold:
 
     def __init__(self, violations: Collection[enum.StrEnum] = ()) -> None:
         self._fenced = FoldViolation.FENCE_IGNORED not in violations
-        self._failure_is_flight = FoldViolation.FAILURE_IS_FLIGHT in violations
         self.places: dict[Place, PlaceState] = {}
 
     def place(self, place: Place) -> PlaceState:
@@ -207,12 +205,12 @@ class LogFold:
         elif entry.kind == READ:
             state.reads.pop(key, None)
             state.reads[key] = entry.ref.offset
-        elif entry.kind == FAILED and entry.ref.offset not in state.flights and not self._failure_is_flight:
+        elif entry.kind == FAILED and entry.ref.offset not in state.flights:
             state.void.add(key)  # it comes late: the record is done
         else:
             flight = state.flights.setdefault(entry.ref.offset, Flight())
             flight.keys.add(key)
-            if entry.kind == FLIGHT or self._failure_is_flight:
+            if entry.kind == FLIGHT:
                 flight.scheduled.add(key)
             if entry.kind == FAILED:
                 flight.failures = max(flight.failures, json.loads(value))
