@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection
 from typing import Final
 
-from bascule.adapter.inbound.settling import Policy
+from bascule.adapter.inbound.settling import RetryPolicy
 from bascule.adapter.inbound.spec import Backoff
 from bascule.adapter.inbound.state import LogFold, Place
 from tests.sim.group import RETRY, SOURCES, SharedState, Group
@@ -47,7 +47,7 @@ class InboundSimulation:
         self.pause_ms = pick.choice((10.0, 30.0, 80.0))
         self.troubles = {name: pick.random() for name in TROUBLES if pick.random() < 0.6}
         self.counts = {place: pick.randint(1, 12) for place in SOURCES}
-        self.policy = Policy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
+        self.policy = RetryPolicy(2, Backoff(0.005, 2.0, 0.02), in_place=pick.random() < 0.5, away_s=0.015)
         self.doubt = some(0.1)
         tempers = {each: pick.choice((1, 2, 3, 99)) for each in self._records() if pick.random() < 0.2}
         self.books = SharedState(self.kafka.partition(*RETRY), tempers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bascule.adapter.inbound.log_protocol import LogProtocol, at_least_once
-from bascule.adapter.inbound.settling import Event, SettlingViolation, Target, meaning_of, resolve, try_once
+from bascule.adapter.inbound.settling import MoveTarget, SettlingEvent, SettlingViolation, meaning_of, resolve, try_once
 from bascule.adapter.inbound.state import FLIGHT, Flights, Place, Ref, key_of
 from bascule.adapter.inbound.taking_over import PartitionEvent, Run, pass_on, take_over
 from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
@@ -26,9 +26,9 @@ AGAIN_MS: Final = 15.0
 RECOVER_MS: Final = 100.0
 POLL_MS: Final = 4.0
 SETTLING_TROUBLE: Final = {
-    Event.FAILED: "fail endpoint",
-    Event.RETRIED: "retry record",
-    Event.DEAD_LETTERED: "dead-letter record",
+    SettlingEvent.FAILED: "fail endpoint",
+    SettlingEvent.RETRIED: "retry record",
+    SettlingEvent.DEAD_LETTERED: "dead-letter record",
 }
 BATCH: Final = 4
 
@@ -258,9 +258,9 @@ class Try:
         self.item.keys = (*self.item.keys, key)
         self.item.failures = failures
 
-    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+    async def move(self, target: MoveTarget, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
         """See TryEffects."""
-        member, effect = self.member, "retry" if target is Target.RETRY else "dead"
+        member, effect = self.member, "retry" if target is MoveTarget.RETRY else "dead"
         if member.run.transacted:
             await member.in_transaction(self.item, effect, member.work)
             return
@@ -271,7 +271,7 @@ class Try:
         await member.work()
         await self.receipt()
 
-    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+    def note(self, event: SettlingEvent, error: BaseException | None = None, pause_s: float = 0.0) -> None:
         """See TryEffects."""
         if event in SETTLING_TROUBLE:
             self.member.world.note(SETTLING_TROUBLE[event], self.member.process.name)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from bascule.adapter.inbound.deliveries import Phase, RecordDelivery
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
-from bascule.adapter.inbound.settling import AWAY_PAUSE_S, Event, NotNow, Policy, Target, meaning_of, resolve, try_once
+from bascule.adapter.inbound.settling import AWAY_PAUSE_S, SettlingEvent, NotNow, RetryPolicy, MoveTarget, meaning_of, resolve, try_once
 from bascule.adapter.inbound.spec import ActivationSpec, Xa
 from bascule.adapter.inbound.state import Flights, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
@@ -22,17 +22,17 @@ from bascule.core.log import get_log
 from bascule.kafka.compacted import await_stored
 from bascule.xa.two_phase import TransactionStatus
 
-_COUNTED: Final[Mapping[Event, str]] = {
-    Event.DELIVERED: "delivered",
-    Event.FAILED: "failed",
-    Event.RETRIED: "retried",
-    Event.DEAD_LETTERED: "dead_lettered",
-    Event.SUPERSEDED: "superseded",
+_COUNTED: Final[Mapping[SettlingEvent, str]] = {
+    SettlingEvent.DELIVERED: "delivered",
+    SettlingEvent.FAILED: "failed",
+    SettlingEvent.RETRIED: "retried",
+    SettlingEvent.DEAD_LETTERED: "dead_lettered",
+    SettlingEvent.SUPERSEDED: "superseded",
 }
-_LEFT_OUT: Final[Mapping[Target, str]] = {
-    Target.DEAD_LETTER: "",
-    Target.WITHOUT_VALUE: VALUE_AND_HEADERS,
-    Target.WITHOUT_KEY: KEY_TOO,
+_LEFT_OUT: Final[Mapping[MoveTarget, str]] = {
+    MoveTarget.DEAD_LETTER: "",
+    MoveTarget.WITHOUT_VALUE: VALUE_AND_HEADERS,
+    MoveTarget.WITHOUT_KEY: KEY_TOO,
 }
 
 _log = get_log("bascule.adapter")
@@ -142,7 +142,7 @@ class Deliverer:
 
     def handle(self, workers: Workers, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
         """When to try again, in monotonic seconds; None where that is not needed. Raises Late."""
-        policy = Policy(self.spec.retries, self.spec.backoff, self.spec.in_place, AWAY_PAUSE_S)
+        policy = RetryPolicy(self.spec.retries, self.spec.backoff, self.spec.in_place, AWAY_PAUSE_S)
         pause_s = run_blocking(try_once(delivery, _Try(self, workers, delivery, call), policy))
         return None if pause_s is None else time.monotonic() + pause_s
 
@@ -181,10 +181,10 @@ class _Try:
         delivery.keys = (*delivery.keys, key) if key not in delivery.keys else delivery.keys
         delivery.record = replace(delivery.record, failures=failures)
 
-    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+    async def move(self, target: MoveTarget, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
         """See TryEffects."""
         record, spec = self.delivery.record, self.at.spec
-        if target is Target.RETRY:
+        if target is MoveTarget.RETRY:
             self.at.mode.move(self.delivery, retry_of(record, spec, error, int((time.time() + pause_s) * 1000)))
             return
         left_out = _LEFT_OUT[target]
@@ -192,25 +192,25 @@ class _Try:
             _log.error("record dead-lettered in part", **record_at(record), left_out=left_out, error=refused)
         self.at.mode.move(self.delivery, dead_letter_of(record, spec, error, left_out=left_out, why=str(refused or "")))
 
-    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+    def note(self, event: SettlingEvent, error: BaseException | None = None, pause_s: float = 0.0) -> None:
         """See TryEffects."""
         if (counted := _COUNTED.get(event)) is not None:
             self.at.counts.add(counted)
         place, offset = self.delivery.ref.place, self.delivery.ref.offset
-        if event is Event.FAILED and error is not None:
+        if event is SettlingEvent.FAILED and error is not None:
             failures, most = self.delivery.record.failures + 1, self.at.spec.retries + 1
             _log.warning("record failed", **record_at(self.delivery.record), attempt=failures, attempts_max=most, error=cause_of(error))
-        elif event is Event.RETRY_REFUSED:
+        elif event is SettlingEvent.RETRY_REFUSED:
             _log.error("record not retried", **record_at(self.delivery.record), error=error)
-        elif event is Event.DEAD_LETTERED:
+        elif event is SettlingEvent.DEAD_LETTERED:
             self.at.unburied.pop(self.delivery.ref, None)
-        elif event is Event.REFUSED:
+        elif event is SettlingEvent.REFUSED:
             why = f"{place}, offset {offset} cannot be dead-lettered: {error}; raise max.message.bytes of that topic"
             self.at.unburied[self.delivery.ref] = why
             _log.error("record not dead-lettered", place=place, offset=offset, reason=why, retry_s=pause_s)
-        elif event is Event.SUPERSEDED:
+        elif event is SettlingEvent.SUPERSEDED:
             _log.info("record given up", place=place, offset=offset, reason=error)
-        elif event is Event.AWAY and error is not None:
+        elif event is SettlingEvent.AWAY and error is not None:
             said = str(error) if isinstance(error, BasculeError) else cause_of(error)
             _log.warning("record not settled", place=place, offset=offset, error=said, retry_s=pause_s)
 

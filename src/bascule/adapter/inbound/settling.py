@@ -47,7 +47,7 @@ class SettlingViolation(enum.StrEnum):
     DEAD_LETTER_FORGOTTEN = "a record that has failed too often is given up without a dead letter"
 
 
-class Verdict(enum.Enum):
+class TryVerdict(enum.Enum):
     """What an error says about its record."""
 
     FAILED = "the endpoint has failed: the record has one failure more"
@@ -56,7 +56,7 @@ class Verdict(enum.Enum):
     LATE = "the endpoint was given up before: nothing of it counts, and its worker ends"
 
 
-class Target(enum.Enum):
+class MoveTarget(enum.Enum):
     """Where a record that has failed is moved, and what of it."""
 
     RETRY = "the retry topic"
@@ -65,7 +65,7 @@ class Target(enum.Enum):
     WITHOUT_KEY = "the dead-letter topic, without key, value and headers"
 
 
-class Event(enum.Enum):
+class SettlingEvent(enum.Enum):
     """What happens to a record, for log and counts."""
 
     DELIVERED = "its endpoint has returned, and it is done"
@@ -80,7 +80,7 @@ class Event(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetryPolicy:
     """How often a record is tried again after the first time, and when. ``in_place``: by this member, and not by way of the retry topic."""
 
     retries: int
@@ -115,13 +115,13 @@ class TryEffects(Protocol):
     async def keep(self, failures: int) -> None:
         """Store how often the record has failed. Raises Unavailable."""
 
-    async def move(self, target: Target, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
+    async def move(self, target: MoveTarget, error: BaseException, pause_s: float, refused: TooLarge | None) -> None:
         """Store the record in another topic, not to be tried before ``pause_s`` from now, and then that it is done.
 
         Raises as ``deliver`` does, and TooLarge if the topic has no room; ``refused`` is why more of the record found no room before.
         """
 
-    def note(self, event: Event, error: BaseException | None = None, pause_s: float = 0.0) -> None:
+    def note(self, event: SettlingEvent, error: BaseException | None = None, pause_s: float = 0.0) -> None:
         """Say and count what happens."""
 
 
@@ -141,16 +141,16 @@ class DoubtEffects(Protocol):
         """Say why the outcome is not known yet."""
 
 
-def verdict_on(error: BaseException, *, settling: bool, violations: Collection[enum.StrEnum] = ()) -> Verdict:
+def verdict_on(error: BaseException, *, settling: bool, violations: Collection[enum.StrEnum] = ()) -> TryVerdict:
     """Return what an error says about a record whose endpoint has returned (``settling``) or not."""
     if isinstance(error, Late):
-        return Verdict.LATE
+        return TryVerdict.LATE
     if isinstance(error, Superseded):
-        return Verdict.SUPERSEDED
+        return TryVerdict.SUPERSEDED
     if isinstance(error, NotNow) and SettlingViolation.AWAY_IS_FAILURE not in violations:
-        return Verdict.AWAY
+        return TryVerdict.AWAY
     # sys.exit() and a cancelled task end an endpoint, too. While the record is settled they say nothing about it: it may be done.
-    return Verdict.AWAY if settling and (isinstance(error, Unavailable) or not isinstance(error, Exception)) else Verdict.FAILED
+    return TryVerdict.AWAY if settling and (isinstance(error, Unavailable) or not isinstance(error, Exception)) else TryVerdict.FAILED
 
 
 def meaning_of(error: BasculeError, transaction_id: str) -> BaseException | None:
@@ -189,7 +189,7 @@ async def resolve(ref: Ref, error: BasculeError, effects: DoubtEffects) -> BaseE
     return NotNow(f"{ref.place}, offset {ref.offset} is in doubt; recovery finishes it")
 
 
-async def try_once(tried: Tried, effects: TryEffects, policy: Policy, violations: Collection[enum.StrEnum] = ()) -> float | None:
+async def try_once(tried: Tried, effects: TryEffects, policy: RetryPolicy, violations: Collection[enum.StrEnum] = ()) -> float | None:
     """Try a record once, and do what its failure asks for.
 
     Return after how many seconds to call this again; None: there is nothing left to do. Raises Late.
@@ -202,14 +202,14 @@ async def try_once(tried: Tried, effects: TryEffects, policy: Policy, violations
     except Late:
         raise
     except Superseded as error:
-        effects.note(Event.SUPERSEDED, error)
+        effects.note(SettlingEvent.SUPERSEDED, error)
     except TooLarge as error:
         tried.refusals += 1
         pause_s = REFUSED.pause_s(tried.refusals)
-        effects.note(Event.REFUSED, error, pause_s)
+        effects.note(SettlingEvent.REFUSED, error, pause_s)
         return pause_s
     except BaseException as error:  # a worker that ended of it would leave the record, and those behind it, where they are
-        effects.note(Event.AWAY, error, policy.away_s)
+        effects.note(SettlingEvent.AWAY, error, policy.away_s)
         return policy.away_s
     return None
 
@@ -217,21 +217,21 @@ async def try_once(tried: Tried, effects: TryEffects, policy: Policy, violations
 async def _deliver(tried: Tried, effects: TryEffects, violations: Collection[enum.StrEnum]) -> None:
     try:
         await effects.deliver()
-        effects.note(Event.DELIVERED)
+        effects.note(SettlingEvent.DELIVERED)
     except BaseException as error:
         verdict = verdict_on(error, settling=effects.settling(), violations=violations)
-        if verdict in (Verdict.LATE, Verdict.SUPERSEDED):
+        if verdict in (TryVerdict.LATE, TryVerdict.SUPERSEDED):
             raise
         if not effects.settling():
             effects.settle()
-        if verdict is Verdict.AWAY:
+        if verdict is TryVerdict.AWAY:
             raise
         tried.failure = error
-        effects.note(Event.FAILED, error)
+        effects.note(SettlingEvent.FAILED, error)
 
 
 async def _failed(
-    tried: Tried, error: BaseException, effects: TryEffects, policy: Policy, violations: Collection[enum.StrEnum]
+    tried: Tried, error: BaseException, effects: TryEffects, policy: RetryPolicy, violations: Collection[enum.StrEnum]
 ) -> float | None:
     failures = tried.failures + 1
     if failures > policy.retries:
@@ -241,17 +241,17 @@ async def _failed(
     if policy.in_place:
         await effects.keep(failures)
         tried.failure = None
-        effects.note(Event.RETRIED)
+        effects.note(SettlingEvent.RETRIED)
         return pause_s
     crash.point("inbound.retry.before")
     try:
-        await effects.move(Target.RETRY, error, pause_s, None)
+        await effects.move(MoveTarget.RETRY, error, pause_s, None)
     except TooLarge as refused:
-        effects.note(Event.RETRY_REFUSED, refused)
+        effects.note(SettlingEvent.RETRY_REFUSED, refused)
         await _bury(error, effects, violations)
         return None
     crash.point("inbound.retry.after")
-    effects.note(Event.RETRIED)
+    effects.note(SettlingEvent.RETRIED)
     return None
 
 
@@ -261,14 +261,14 @@ async def _bury(error: BaseException, effects: TryEffects, violations: Collectio
         return
     crash.point("inbound.dead_letter.before")
     refused: TooLarge | None = None
-    for target in (Target.DEAD_LETTER, Target.WITHOUT_VALUE):
+    for target in (MoveTarget.DEAD_LETTER, MoveTarget.WITHOUT_VALUE):
         try:
             await effects.move(target, error, 0.0, refused)
         except TooLarge as again:
             refused = again
-            effects.note(Event.LETTER_REFUSED, refused)
+            effects.note(SettlingEvent.LETTER_REFUSED, refused)
         else:
             break
     else:
-        await effects.move(Target.WITHOUT_KEY, error, 0.0, refused)
-    effects.note(Event.DEAD_LETTERED)
+        await effects.move(MoveTarget.WITHOUT_KEY, error, 0.0, refused)
+    effects.note(SettlingEvent.DEAD_LETTERED)
