@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from bascule.adapter.inbound.deliveries import Phase, RecordDelivery
 from bascule.adapter.inbound.log import InboundLog
 from bascule.adapter.inbound.record import KEY_TOO, VALUE_AND_HEADERS, Record, cause_of, dead_letter_of, retry_of
-from bascule.adapter.inbound.settling import AWAY_PAUSE_S, SettlingEvent, NotNow, RetryPolicy, MoveTarget, meaning_of, resolve, try_once
+from bascule.adapter.inbound.settling import AWAY_PAUSE_S, MoveTarget, NotNow, RetryPolicy, SettlingEvent, meaning_of, resolve, try_once
 from bascule.adapter.inbound.spec import ActivationSpec, Xa
 from bascule.adapter.inbound.state import Flights, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
