@@ -13,7 +13,7 @@ from typing import Final
 from bascule.adapter.inbound.settling import RetryPolicy
 from bascule.adapter.inbound.spec import Backoff
 from bascule.adapter.inbound.state import LogFold, Place
-from tests.sim.group import RETRY, SOURCES, SharedState, Group
+from tests.sim.group import RETRY, SOURCES, Group, SharedState
 from tests.sim.inbound_view import LOG
 from tests.sim.kafka import Kafka, NetworkConditions, Partition, ToWrite
 from tests.sim.member import Member
