@@ -57,7 +57,7 @@ def recover(
     done = recoverer.look(patient=not now) if explain else recoverer.run(patient=not now)
     _show(found, done, output)
     found.log.close()
-    if not explain and (done.unreachable or done.failed):
+    if not explain and (done.unreachable or done.failed or done.missing):
         raise typer.Exit(1)
 
 
@@ -130,7 +130,13 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     steps = [_row(step, done) for step in done.steps if step.resource]
     heuristics = [{**asdict(each), "xid": str(each.xid), "code": each.code.name} for each in done.heuristics]
     if output is Format.JSON:
-        content = {"manager": manager.name, "branches": steps, "unreachable": done.unreachable, "heuristics": heuristics}
+        content = {
+            "manager": manager.name,
+            "branches": steps,
+            "unreachable": done.unreachable,
+            "missing": done.missing,
+            "heuristics": heuristics,
+        }
         line(as_json(content, indent=2))
         return
     if steps:
@@ -142,7 +148,9 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
         )
     for name, reason in done.unreachable.items():
         note(f"{name} does not answer: {reason}")
-    if not steps and not heuristics and not done.unreachable:
+    for name, count in done.missing.items():
+        note(f"{count} transactions wait for resource {name!r}, which the manager does not have: give it a resource of this name")
+    if not (steps or heuristics or done.unreachable or done.missing):
         line(f"{manager.name}: nothing is left to finish")
 
 

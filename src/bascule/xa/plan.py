@@ -77,6 +77,22 @@ def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collect
     return list(_Planner(manager, view, patient, violations).steps())
 
 
+def missing_resources(manager: str, view: RecoveryView, known: Collection[str]) -> dict[str, int]:
+    """Return the resources that the manager does not have and that its transactions wait for, with the number of transactions.
+
+    A resource that was removed is named by decisions, one that was renamed by branches that the database or cluster still lists.
+    """
+    waiting: dict[str, set[bytes]] = {}
+    for decision in view.before.decisions.values():
+        if decision.outcome is Outcome.COMMIT and manager_of_gtrid(decision.gtrid) == manager:
+            for name in decision.resources:
+                waiting.setdefault(name, set()).add(decision.gtrid)
+    for xid in (xid for xids in view.branches.values() for xid in xids):
+        if manager_of(xid) == manager:
+            waiting.setdefault(xid.bqual.decode("latin-1"), set()).add(xid.gtrid)
+    return {name: len(gtrids) for name, gtrids in sorted(waiting.items()) if name not in known}
+
+
 @dataclass(frozen=True, slots=True)
 class _Planner:
     manager: str

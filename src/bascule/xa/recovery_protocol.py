@@ -16,7 +16,7 @@ from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, Outcome
-from bascule.xa.plan import Action, RecoveryView, Step, plan
+from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, plan
 from bascule.xa.xid import Xid, manager_of, manager_of_gtrid
 
 _log = get_log("bascule.xa")
@@ -42,6 +42,8 @@ class Pass:
     steps: list[Step] = field(default_factory=list)
     #: Resources that did not answer, and what they said instead.
     unreachable: dict[str, str] = field(default_factory=dict)
+    #: Resources that the manager does not have, though so many of its transactions wait for them: they were removed, or renamed.
+    missing: dict[str, int] = field(default_factory=dict)
     #: Steps that failed, to be tried again.
     failed: dict[Step, str] = field(default_factory=dict)
     heuristics: list[Heuristic] = field(default_factory=list)
@@ -72,6 +74,7 @@ class RecoveryProtocol:
         self._clock = clock
         self._by = by
         self._violations = violations
+        self._missing: dict[str, int] = {}
 
     async def look(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Return what a pass would do now. ``live`` gives the transactions of this process. Raises Unavailable without the log."""
@@ -86,6 +89,7 @@ class RecoveryProtocol:
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
         view = RecoveryView(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms())
+        found.missing = missing_resources(self._manager, view, self._participants.keys())
         found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found
@@ -93,6 +97,10 @@ class RecoveryProtocol:
     async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""
         done = await self.look(live, patient=patient)
+        if done.missing != self._missing:  # once, and not at each pass
+            self._missing = done.missing
+            for name, count in done.missing.items():
+                _log.error("transactions wait for a resource that the manager does not have", resource=name, transactions=count)
         crash.point("xa.recover.before")
         if RecoveryViolation.NOTHING_DONE in self._violations:
             return done

@@ -86,6 +86,21 @@ def test_recovery_that_leaves_something_ends_with_1(bascule: Bascule, shop: Shop
     assert "kafka does not answer: XAER_RMFAIL: no route" in done.stderr
 
 
+def test_resource_that_was_removed_or_renamed_is_named_and_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+    removed, renamed = new_gtrid("shop", 0), new_gtrid("shop", 0)
+    foreign = new_gtrid("other", 0)
+    for gtrid, names in ((removed, ("db", "stock")), (renamed, ("db",)), (foreign, ("billing",))):
+        shop.log.add(Decision(gtrid, Outcome.COMMIT, names, now_ms(), "host/1"))
+    shop.database.prepared[branch(renamed, "old-db")] = ["row"]
+    said = bascule("xa", "list").stderr
+    assert "1 transactions wait for resource 'stock', which the manager does not have" in said
+    assert "'old-db'" in said
+    assert "billing" not in said
+    assert json.loads(bascule("xa", "list", "--format", "json").stdout)["missing"] == {"old-db": 1, "stock": 1}
+    assert bascule("xa", "recover").returncode == 1
+    assert removed in shop.log.decisions
+
+
 def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(bascule: Bascule, shop: Shop) -> None:
     shop.leave(timeout_s=50)
     assert "wait" in bascule("xa", "recover").stdout

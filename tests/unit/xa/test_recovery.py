@@ -375,3 +375,13 @@ def test_what_is_not_recorded_cannot_be_forgotten() -> None:
     log.record(Heuristic(xid, Code.XA_HEURHAZ, Outcome.COMMIT, "text", NOW_MS))
     recoverer(log).forget(xid)  # also of a resource that is there no more
     assert log.durable.heuristics == {}
+
+
+def test_missing_resource_is_logged_once_and_not_at_each_pass(caplog: pytest.LogCaptureFixture) -> None:
+    log = ModelLog(LogState({each.gtrid: each for each in [decision(new_gtrid("shop", NOW_MS), resources=("db", "stock"))]}))
+    recoverer = Recoverer("shop", log, [ModelResource("db")], by="recoverer", patient=False)
+    assert recoverer.run().missing == {"stock": 1}
+    assert "stock" in caplog.text
+    caplog.clear()
+    assert recoverer.run().missing == {"stock": 1}
+    assert "stock" not in caplog.text
