@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+from bascule.adapter.inbound import Activation, ActivationSpec, ResourceAdapter
+from bascule.core.errors import InvalidInput, Unavailable
 
 #: More than enough for a signal to come at each step of a wait.
 ROUNDS = 100
@@ -30,3 +36,65 @@ for _ in range({ROUNDS}):
 def test_a_program_ends_at_whatever_moment_the_signal_comes() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+class Activations:
+    """What becomes of the activations of an adapter; ``fails`` names the group that cannot start."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: str = "") -> None:
+        self.said: list[str] = []
+
+        def start(activation: Any) -> None:
+            if activation.spec.group == fails:
+                raise Unavailable("no Kafka")
+            self.said.append(f"start {activation.spec.group}")
+
+        def stop(activation: Any, _drain_s: float) -> list[str]:
+            self.said.append(f"stop {activation.spec.group}")
+            return [f"{activation.spec.group}-1"]
+
+        monkeypatch.setattr(Activation, "start", start)
+        monkeypatch.setattr(Activation, "stop", stop)
+
+
+def adapter(*groups: str) -> ResourceAdapter:
+    made = ResourceAdapter({})
+    for group in groups:
+        made.endpoint(ActivationSpec(topics=("payments",), group=group))(lambda _: None)
+    return made
+
+
+def test_endpoints_start_and_stop_with_their_adapter_and_threads_left_behind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = Activations(monkeypatch)
+    with adapter("shop", "store") as made:
+        assert activations.said == ["start shop", "start store"]
+        late = made.activate(ActivationSpec(topics=("orders",), group="late"), lambda _: None)
+        assert activations.said[-1] == "start late"
+        assert made.deactivate(late) == ["late-1"]
+        assert [status.group for status in made.status()] == ["shop", "store"]
+        assert sorted(made.stop()) == ["shop-1", "store-1"]
+    assert sorted(activations.said[4:6]) == ["stop shop", "stop store"]
+
+
+def test_no_endpoint_is_active_if_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = Activations(monkeypatch, fails="store")
+    made = adapter("shop", "store")
+    with pytest.raises(Unavailable, match="no Kafka"):
+        made.start()
+    assert activations.said == ["start shop", "stop shop"]
+    assert made.deactivate(made._activations[0]) == []
+
+
+def test_group_has_one_endpoint() -> None:
+    with pytest.raises(InvalidInput, match="group 'shop' has an endpoint already"):
+        adapter("shop", "shop")
+
+
+def test_program_ends_with_an_error_when_an_endpoint_does_not_run_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.adapter.inbound.adapter.LOOK_S", 0.0)
+    activations = Activations(monkeypatch)
+    made = adapter("shop")
+    made._activations[0]._fail(ValueError("broken"))
+    with pytest.raises(Unavailable, match="shop stands still: broken"):
+        made.run()
+    assert activations.said == ["start shop", "stop shop"]

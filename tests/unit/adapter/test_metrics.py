@@ -1,0 +1,60 @@
+"""What Prometheus reads of endpoints."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import fields
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bascule.adapter.inbound import ActivationStatus, ResourceAdapter
+from bascule.adapter.inbound.metrics import COUNTERS, AdapterCollector, serve_metrics
+from bascule.adapter.inbound.workers import Counts
+from bascule.core.errors import Unavailable
+
+PARTITIONS = {"payments-0": "ready", "payments-1": "taking over"}
+
+
+class Standing(ResourceAdapter):
+    """An adapter with two endpoints, of which one has trouble."""
+
+    def status(self) -> list[ActivationStatus]:
+        counts = {name: number for number, name in enumerate(COUNTERS)}
+        idle = dict.fromkeys(COUNTERS, 0)
+        return [
+            ActivationStatus("shop", "handle", True, PARTITIONS, 5, 2, 1, ("worker-1", "worker-2"), ("payments-1",), 4, counts, "trouble"),
+            ActivationStatus("store", "handle", True, {}, 0, 0, 0, (), (), 0, idle, ""),
+        ]
+
+
+def test_each_count_and_state_of_each_group_is_a_metric() -> None:
+    registry = CollectorRegistry()
+    registry.register(AdapterCollector(Standing({})))
+    values = {name: registry.get_sample_value(f"bascule_adapter_{name}", {"group": "shop"}) for name in (
+        "partitions", "waiting", "delayed", "at_work", "hanging", "blocked", "dead_letters",
+    )}  # fmt: skip
+    assert values == {"partitions": 2, "waiting": 5, "delayed": 2, "at_work": 1, "hanging": 2, "blocked": 1, "dead_letters": 4}
+    totals = [registry.get_sample_value(f"bascule_adapter_{name}_total", {"group": "shop"}) for name in COUNTERS]
+    assert totals == list(range(len(COUNTERS)))
+    assert registry.get_sample_value("bascule_adapter_waiting", {"group": "store"}) == 0
+
+
+def test_every_count_of_an_activation_has_a_metric() -> None:
+    assert set(COUNTERS) == {each.name for each in fields(Counts) if not each.name.startswith("_")}
+
+
+def test_metrics_are_served_over_http() -> None:
+    port = serve_metrics(Standing({}), 0)
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert 'bascule_adapter_blocked{group="shop"} 1.0' in answer.read().decode()
+
+
+def test_metrics_port_that_is_taken_is_told() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"metrics cannot be served at 127.0.0.1:{port}"):
+            serve_metrics(Standing({}), port)
