@@ -1,0 +1,398 @@
+"""A broker process on Kafka in memory: what it stores is there in its next life, and what ends an epoch ends its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bascule.client import Queue
+from bascule.config import Settings
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.embedded.process import PortInUse
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, Source, encode_record, json_entry, send_entry
+from bascule.kafka import admin
+from bascule.kafka.guards import UnsafeTopic
+from bascule.server import ingress
+from bascule.server.node import run_broker
+from bascule.testing.broker import message_bytes
+from bascule.writer.position import COMMON, DIVERT, Position, lag_group, position_key, position_partition
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.unit.server.broker_process import PREFIX, SOON_S, Broker, called, kafka, serving, until
+from tests.unit.server.served import run_async
+
+__all__ = ["kafka"]
+JOURNAL, INGRESS, SNAPSHOTS, STORE = (f"{PREFIX}.{name}" for name in ("journal", "ingress", "snapshots", "store"))
+
+
+def epoch_start(epoch: int = 0) -> bytes:
+    return encode_record(Kind.EPOCH, epoch, 0, json_entry(Op.EPOCH, {"exclusive": []}))
+
+
+def from_kafka(offset: int, address: str = "orders") -> bytes:
+    """A record of the ingress topic."""
+    body = message_bytes(f"kafka {offset}")
+    send = Send(SendFlag.SOURCE | SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
+    return encode_record(Kind.DATA, 0, 0, send_entry(send))
+
+
+# -- what is stored --------------------------------------------------------------------------------------------------------
+
+
+@run_async
+async def test_message_is_there_after_restart(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1", "2", "3")
+        assert await broker.receive("orders", 1) == ["1"]
+    await until(lambda: kafka.open_clients() == [], "all clients of Kafka are gone, with the last thread that has one")
+    journaled = kafka.partition(JOURNAL).end
+    async with serving(kafka, tmp_path) as broker:
+        assert broker.epoch.following._protocol.next_offset >= journaled
+        assert await broker.receive("orders", 2) == ["2", "3"]
+
+
+@run_async
+async def test_housekeeping_keeps_journal_short_and_loses_nothing(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path, journal={"snapshot_records": 100}) as broker:
+        await broker.send("old", "oldest")
+        for _ in range(4):
+            await housekept(broker)
+            assert len({key.rpartition(b"/")[0] for key in keys(kafka, SNAPSHOTS) if key != b"journal"}) == 1
+        assert keys(kafka, STORE)
+        assert kafka.partition(JOURNAL).first > 60
+        before = kafka.partition(JOURNAL).end
+        await broker.send("orders", *map(str, range(110)))
+        await until(lambda: broker.node.retention_holds[-1].offset > before, "a round begins by itself")
+    async with serving(kafka, tmp_path) as broker:
+        assert await broker.receive("old", 1) == ["oldest"]
+        assert await broker.receive("orders", 110) == [str(number) for number in range(110)]
+        for _ in range(3):
+            await housekept(broker)
+        assert not keys(kafka, STORE)
+
+
+def keys(kafka: KafkaInMemory, topic: str) -> set[bytes]:
+    """Those that are not deleted."""
+    found: dict[bytes, bytes | None] = {}
+    for _, record in sorted(kafka.partition(topic).records.items()):
+        found[record.key or b""] = record.value
+    return {key for key, value in found.items() if value is not None}
+
+
+@run_async
+async def test_snapshot_that_is_not_stored_is_no_harm(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1")
+        kafka.topics[SNAPSHOTS].config["max.message.bytes"] = "1"
+    assert not [key for key in keys(kafka, SNAPSHOTS) if key != b"journal"]
+    async with serving(kafka, tmp_path) as broker:
+        assert await broker.receive("orders", 1) == ["1"]
+
+
+# -- the ingress topic -----------------------------------------------------------------------------------------------------
+
+
+@run_async
+async def test_ingress_takes_committed_records_only_and_each_once(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        partition = kafka.partition(INGRESS)
+        kafka.put(INGRESS, from_kafka(0), unbound=b"keep", transaction="aborted")
+        with kafka.turn:
+            partition.mark("aborted", committed=False)
+        kafka.put(INGRESS, from_kafka(1), unbound=b"keep", transaction="committed")
+        await asyncio.sleep(3 * ingress.READ_S)
+        assert broker.node.engine.ingress_positions == {}
+        with kafka.turn:
+            partition.mark("committed", committed=True)
+        assert await broker.receive("orders", 1) == ["kafka 1"]
+    kafka.put(INGRESS, from_kafka(2), unbound=b"keep")
+    async with serving(kafka, tmp_path) as broker:
+        assert await broker.receive("orders", 1) == ["kafka 2"]
+        assert broker.node.engine.queue("orders").held_messages == 0
+
+
+@run_async
+async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bascule.broker.ingress_tail.LOOK_S", 0.0)
+    async with serving(kafka, tmp_path) as broker:
+        kafka.put(INGRESS, from_kafka(1), unbound=b"keep")
+        assert await broker.receive("orders", 1) == ["kafka 1"]
+        kafka.create(INGRESS, retention_ms="-1")
+        await until(lambda: "created again" in broker.node.trouble, "the broker says what is wrong")
+        assert broker.node.serving
+        kafka.put(INGRESS, from_kafka(7), unbound=b"keep")
+        assert broker.node.tail is not None
+        await broker.node.tail.begin_anew()
+        assert await broker.receive("orders", 1) == ["kafka 7"]
+
+
+@run_async
+async def test_open_transaction_that_holds_ingress_up_is_said(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bascule.broker.ingress_tail.LOOK_S", 0.0)
+    async with serving(kafka, tmp_path) as broker:
+        kafka.put(INGRESS, from_kafka(1), unbound=b"keep", transaction="open")
+        await until(lambda: "transaction" in broker.node.trouble, "the broker says what is wrong")
+        with kafka.turn:
+            kafka.partition(INGRESS).mark("open", committed=True)
+        await until(lambda: broker.node.trouble == "", "nothing is wrong any more")
+
+
+# -- the end of an epoch ---------------------------------------------------------------------------------------------------
+
+
+@run_async
+async def test_epoch_that_ends_closes_its_connections_and_its_clients_of_kafka(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        with await called(broker.connect) as context:
+            await called(context.send, Queue("orders"), "1")
+            ended = broker.epoch
+            before = kafka.open_clients()
+            assert {"consumer", "producer"} <= set(before)
+            kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])  # another broker's
+            with pytest.raises(BasculeError):
+                await called(context.send, Queue("orders"), "2")
+            await broker.serves(2)
+            await until(lambda: not context.connected, "the client is told")
+        assert ended is not broker.epoch
+        assert ended.ended
+        del ended
+        await until(lambda: len(kafka.open_clients()) <= len(before), "the clients of the epoch that ended are gone")
+        assert await broker.receive("orders", 1) == ["1"]
+
+
+@run_async
+async def test_append_that_fails_ends_epoch_and_next_one_has_what_was_answered(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1")
+        kafka.fail("delivery", KafkaError._MSG_TIMED_OUT)
+        with pytest.raises(BasculeError):
+            await broker.send("orders", "2")
+        await broker.serves(2)
+        await broker.send("orders", "3")
+        assert await broker.receive("orders", 2) == ["1", "3"]
+
+
+@run_async
+async def test_foreign_record_in_journal_is_passed_over_and_counted(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1")
+        kafka.put(JOURNAL, b"foreign")
+        await broker.send("orders", "2")
+        await until(lambda: broker.node.foreign_records == 1, "the record is counted")
+        assert await broker.receive("orders", 2) == ["1", "2"]
+        assert len(broker.ready) == 1
+
+
+@run_async
+async def test_stalled_broker_lets_clients_go_and_takes_them_again(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
+        going_on = kafka.held["send"] = threading.Event()
+        with await called(broker.connect) as context, pytest.raises(BasculeError):
+            await called(context.send, Queue("orders"), "1")
+        assert not broker.node.serving
+        assert "Kafka has not stored" in broker.node.reason
+        going_on.set()
+        await until(lambda: broker.node.serving, "the broker serves again")
+        await broker.send("orders", "2")
+
+
+# -- elections -------------------------------------------------------------------------------------------------------------
+
+
+@run_async
+async def test_standby_serves_with_all_that_is_stored_when_other_broker_stops(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path / "1") as first:
+        standby = Broker(kafka, tmp_path / "2")
+        await until(lambda: standby.standing_by, "it stands by")
+        assert (standby.node.serving, standby.node.reason) == (False, "standing by")
+        await first.send("orders", "1")
+        await until(lambda: standby.node.journal_offset >= first.node.journal_offset - 1, "it follows")
+        await first.stop()
+        await standby.serves()
+        assert await standby.receive("orders", 1) == ["1"]
+        await standby.stop()
+
+
+@run_async
+async def test_broker_that_loses_election_stops_serving_at_once(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path / "1") as first:
+        with await called(first.connect) as context:
+            standby = Broker(kafka, tmp_path / "2")
+            await until(lambda: standby.standing_by, "it stands by")
+            (member,) = [each for each in kafka.members[f"{PREFIX}.brokers"] if each.instance == first.settings.instance]
+            member.expire()
+            await standby.serves()
+            await until(lambda: not context.connected, "the clients of the first broker are let go")
+            assert not first.node.serving
+            await standby.stop()
+
+
+@run_async
+async def test_election_that_kafka_does_not_confirm_starts_no_epoch(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    kafka.fail("commit", KafkaError.ILLEGAL_GENERATION)
+    async with serving(kafka, tmp_path):
+        assert len([value for value in kafka.values(JOURNAL) if value]) >= 1
+        assert not kafka.faults["commit"]
+
+
+@run_async
+async def test_second_broker_of_same_name_ends(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    name = {"broker": {"instance": "twin"}}
+    first = Broker(kafka, tmp_path / "1", **name)
+    await first.serves()
+    second = Broker(kafka, tmp_path / "2", **name)
+    with pytest.raises(BasculeError, match="another broker runs as 'twin'"):
+        await asyncio.wait_for(asyncio.gather(first.task, second.task), SOON_S)
+    for each in (first, second):
+        if not each.task.done():
+            await each.stop()
+
+
+# -- starts that are refused, and what is said -----------------------------------------------------------------------------
+
+
+@run_async
+async def test_broker_does_not_start_on_topic_that_breaks_promise(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    kafka.create(JOURNAL, retention_ms="1000")
+    with pytest.raises(UnsafeTopic, match=r"retention\.ms=1000"):
+        await Broker(kafka, tmp_path).task
+
+
+@run_async
+async def test_broker_does_not_start_without_kafka(kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "REACH_TIMEOUT_S", 0.1)
+    kafka.fail("list_topics", KafkaError._TRANSPORT, times=1000)
+    with pytest.raises(Unavailable, match=r"no Kafka answers at memory \(kafka\.bootstrap_servers\)"):
+        await Broker(kafka, tmp_path).task
+
+
+@run_async
+async def test_port_in_use_is_named(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} for AMQP on 127.0.0.1 cannot be used"):
+            await asyncio.wait_for(Broker(kafka, tmp_path, broker={"port": port}).task, SOON_S)
+
+
+@run_async
+async def test_topic_that_is_made_unsafe_is_said_until_it_is_mended(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        assert broker.node.trouble == ""
+        kafka.topics[JOURNAL].config["retention.ms"] = "1000"
+        await until(lambda: "retention.ms=1000" in broker.node.trouble, "it is said")
+        kafka.fail("list_topics", KafkaError._TRANSPORT)
+        kafka.topics[JOURNAL].config["retention.ms"] = "-1"
+        await until(lambda: broker.node.trouble == "", "nothing is wrong any more")
+
+
+@run_async
+async def test_journal_with_less_room_takes_smaller_messages(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        largest = broker.node.max_message_bytes
+    kafka.topics[JOURNAL].config["max.message.bytes"] = "2000000"
+    kafka.topics[STORE].config["max.message.bytes"] = "2000000"
+    with pytest.raises(UnsafeTopic, match=r"max\.message\.bytes=2000000"):
+        await Broker(kafka, tmp_path).task
+    assert largest > 2_000_000
+
+
+@run_async
+async def test_journal_that_loses_room_while_broker_runs_limits_next_epoch(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        kafka.topics[JOURNAL].config["max.message.bytes"] = "2000000"
+        kafka.put(JOURNAL, epoch_start(), KEY_OF_KIND[Kind.EPOCH])
+        with pytest.raises(BasculeError):
+            await broker.send("orders", "1")
+        await broker.serves(2)
+        assert broker.node.max_message_bytes < 2_000_000
+        await broker.send("orders", "2")
+
+
+@run_async
+async def test_admin_server_tells_status_and_health(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1", "2")
+        port = broker.life._admin_port
+
+        def get(path: str) -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SOON_S) as answer:
+                return str(answer.read().decode())
+
+        assert '"orders"' in await called(get, "/queues")
+        assert "bascule_messages_in_total 2" in await called(get, "/metrics")
+        assert broker.node.counters.messages_in == 2
+
+
+def test_second_broker_in_data_directory_is_refused(kafka: KafkaInMemory, tmp_path: Path) -> None:
+
+    given: Any = {"kafka": {"bootstrap_servers": "memory"}, "embedded": {"data_dir": tmp_path}}
+    settings = Settings(**given)
+    with (tmp_path / "broker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another broker uses the data directory"):
+            run_broker(settings, on_ready=lambda *_: None, on_standby=lambda *_: None)
+
+
+# -- for whom the journal is kept ------------------------------------------------------------------------------------------
+
+
+@run_async
+async def test_journal_is_kept_from_position_of_pipeline_on_and_reason_is_told(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path, journal={"snapshot_records": 100}) as broker:
+        kafka.create(f"{PREFIX}.positions", 16, cleanup_policy="compact")
+        journal_id = kafka.topics[JOURNAL].id
+        for pipeline, offset, members, owner in ((COMMON, 20, ("d",), "driver"), (f"{DIVERT}slow", 5, ("slow",), "")):
+            key = position_key(pipeline, JOURNAL, 0)
+            position = Position(JOURNAL, journal_id, 0, offset, members=members, owner=owner)
+            kafka.put(f"{PREFIX}.positions", position.encode(), key.encode(), partition=position_partition(key))
+        group = kafka.offsets[lag_group(PREFIX, broker.settings.bridge.id, f"{DIVERT}slow")]
+        group[JOURNAL, 0] = (5, "the topic is not there")
+        await housekept(broker)
+        holds = {hold.name: hold for hold in broker.node.retention_holds if hold.name}
+        assert (holds[f"{DIVERT}slow"].offset, holds[f"{DIVERT}slow"].reason) == (5, "the topic is not there")
+        assert (holds[COMMON].offset, holds[COMMON].reason) == (20, "")
+        assert kafka.partition(JOURNAL).first == 5
+        await housekept(broker)
+        holds = {hold.name: hold for hold in broker.node.retention_holds if hold.name}
+        assert "has not moved since" in holds[COMMON].reason
+
+
+@run_async
+async def test_pipeline_that_is_too_far_behind_keeps_journal_no_more(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path, journal={"snapshot_records": 100, "pinned_bytes": 200}) as broker:
+        kafka.create(f"{PREFIX}.positions", 16, cleanup_policy="compact")
+        key = position_key(f"{DIVERT}slow", JOURNAL, 0)
+        position = Position(JOURNAL, kafka.topics[JOURNAL].id, 0, 5, members=("slow",), owner="")
+        kafka.put(f"{PREFIX}.positions", position.encode(), key.encode(), partition=position_partition(key))
+        await housekept(broker)
+        assert kafka.partition(JOURNAL).first > 5
+
+
+@run_async
+async def test_journal_is_kept_for_exclusive_divert_that_no_pipelines_know(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    divert = {"name": "export", "from": "orders", "to": "out", "exclusive": True}
+    async with serving(kafka, tmp_path, journal={"snapshot_records": 100}, divert=[divert]) as broker:
+        await housekept(broker, "orders")
+        (hold,) = [each for each in broker.node.retention_holds if each.name == f"{DIVERT}export"]
+        assert "an exclusive divert took messages there" in hold.reason
+        assert kafka.partition(JOURNAL).first == hold.offset == 0
+
+
+async def housekept(broker: Broker, queue: str = "housekeeping") -> None:
+    """Messages come and go, and a round of housekeeping follows."""
+    await broker.send(queue, *map(str, range(20)))
+    if queue != "orders":
+        await broker.receive(queue, 20)
+    await broker.epoch.housekeeping.rounds()
