@@ -320,7 +320,6 @@ class MemoryProducer(_Client):
             offset = self.kafka.topics[topic].partitions[number].append(record)
             if transaction is not None:
                 self._touched.add((topic, number))
-                self.kafka.transactional[str(self._id)].touched.add((topic, number))
         elif transaction is not None:
             self._broken = error
         if told is not None:
@@ -386,9 +385,9 @@ class MemoryProducer(_Client):
 
     def begin_transaction(self) -> None:
         self.kafka.meet("begin_transaction")
-        self._current()
-        self._transaction = object()
-        self._touched = set()
+        known = self._current()
+        known.open = self._transaction = object()
+        known.touched = self._touched = set()
 
     def commit_transaction(self, timeout: float = -1) -> None:
         self.poll(0)
@@ -413,8 +412,6 @@ class MemoryProducer(_Client):
     def _over(self, *, committed: bool) -> None:
         with self.kafka.turn:
             known = self._current()
-            known.open = self._transaction
-            known.touched = self._touched
             self._end(known, committed=committed)
             if committed and hasattr(self, "_group_offsets"):
                 group, offsets = self._group_offsets
@@ -426,8 +423,7 @@ class MemoryProducer(_Client):
     def _end(self, known: Transactional, *, committed: bool) -> None:
         for topic, number in known.touched:
             partition = self.kafka.topics[topic].partitions[number]
-            for each in [known.open] if committed else list(partition.open):
-                partition.mark(each, committed=committed)
+            partition.mark(known.open, committed=committed)
         known.open, known.touched = None, set()
 
     def _current(self) -> Transactional:
@@ -435,7 +431,6 @@ class MemoryProducer(_Client):
             known = self.kafka.transactional[str(self._id)]
             if known.epoch != self._epoch:
                 raise failure(KafkaError._FENCED, fatal=True)
-            known.open = self._transaction or known.open
             return known
 
 

@@ -18,7 +18,7 @@ from bascule.config import Settings
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.embedded.process import PortInUse
-from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, Source, encode_record, json_entry, send_entry
+from bascule.journal.records import KEY_OF_KIND, KafkaOrigin, Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
 from bascule.kafka import admin
 from bascule.kafka.guards import UnsafeTopic
 from bascule.server import ingress
@@ -40,7 +40,7 @@ def epoch_start(epoch: int = 0) -> bytes:
 def from_kafka(offset: int, address: str = "orders") -> bytes:
     """A record of the ingress topic."""
     body = message_bytes(f"kafka {offset}")
-    send = Send(SendFlag.SOURCE | SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), Source("topic", 0, offset), body)
+    send = Send(SendFlag.SOURCE | SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
     return encode_record(Kind.DATA, 0, 0, send_entry(send))
 
 
