@@ -49,10 +49,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="Run N mutants at once (default: 2).")
     parser.add_argument("--wanted", type=float, default=0.0, help="Fail when a smaller share is found (default: 0).")
     parser.add_argument("--list", type=Path, metavar="FILE", help="Write the names of the mutants that no test finds.")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PACKAGE", help="Take mutants of this package only; may be repeated."
+    )
     asked = parser.parse_args()
 
     run_mutmut([FIRST], asked.processes)
-    names = sorted(name for name, _ in mutants())
+    names = sorted(name for name, _ in mutants() if not asked.only or package_of(name) in asked.only)
     if not names:
         print("mutmut made no mutants; run `python -m mutmut run` to see why", file=sys.stderr)
         return 2
