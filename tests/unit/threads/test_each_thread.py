@@ -1,0 +1,144 @@
+"""Each thread that the product starts, with an error that leaves its loop: the process ends, or its owner fails and says why."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bascule.adapter.inbound.activation import Activation
+from bascule.adapter.inbound.workers import Workers as InboundWorkers
+from bascule.client import ConnectionFactory, ConnectionLost, Queue
+from bascule.client.session import ClientSession
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.testing.xa import ModelLog
+from bascule.threads.lasting import EXIT_CODE
+from bascule.xa import TransactionManager
+from tests.support.system import wait_for
+from tests.unit.adapter.test_activation import Hanging
+from tests.unit.client.server import obliging, server
+
+ROOT = Path(__file__).parents[3]
+SOURCE = ROOT / "src" / "bascule"
+WAIT_S = 60.0
+
+#: Threads of the broker's process: how each is started and made to fail, on Kafka in memory.
+BEGIN = """
+import asyncio, logging, threading, time
+import pytest
+from tests.support.kafka_in_memory import KafkaInMemory, SETTINGS
+logging.basicConfig()
+kafka = KafkaInMemory(pytest.MonkeyPatch())
+kafka.create("topic")
+def fail(*arguments, **more):
+    raise AssertionError("injected")
+"""
+PROCESS = {
+    ("kafka/log.py", "journal-delivery"): """
+from bascule.kafka.log import JournalWriter
+JournalWriter(SETTINGS, "topic", 0, fail).append(b"D", b"value")
+""",
+    ("kafka/election.py", "election"): """
+from bascule.kafka.election import Election
+Election(SETTINGS, "group", "topic", "name", 6.0, on_change=fail, on_error=print)
+""",
+    ("server/topics.py", "topic-watch"): """
+from bascule.config import Settings
+from bascule.server import topics
+topics.WATCH_S, topics.guard = 0.01, fail
+topics.Watch(SETTINGS, Settings())
+""",
+    ("server/ingress.py", "ingress-tail"): """
+from bascule.server.ingress import IngressTail
+from bascule.testing.broker import BrokerInMemory
+from tests.support.kafka_in_memory import MemoryConsumer
+MemoryConsumer.consume = lambda *_: exit(3)
+async def tail():
+    IngressTail(SETTINGS, "topic", 0, BrokerInMemory().engine, asyncio.get_running_loop())
+    await asyncio.sleep(60)
+asyncio.run(tail())
+""",
+}
+#: Threads of a user's process, which fail their owner: the test that makes each fail.
+OWNED = {
+    ("adapter/inbound/activation.py", "inbound"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/activation.py", "take"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/workers.py", "watch"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("adapter/inbound/workers.py", "worker"): "test_activation_stands_still_and_says_why_when_thread_fails",
+    ("client/blocking.py", "listener"): "test_application_is_told_and_calls_fail_when_thread_of_listeners_fails",
+    ("client/thread.py", "connection"): "test_what_ends_the_thread_of_a_connection_is_told",
+    ("kafka/compacted.py", "appender"): "test_appender_whose_thread_failed_appends_with_new_client",
+    ("xa/manager.py", "recovery"): "test_manager_begins_nothing_when_thread_of_recovery_fails",
+}
+
+
+@pytest.mark.parametrize("place", PROCESS, ids=lambda place: place[1])
+def test_process_ends_with_log_line_when_thread_fails(place: tuple[str, str]) -> None:
+    script = f"{BEGIN}{PROCESS[place]}\nthreading.Event().wait({WAIT_S})"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, capture_output=True, text=True,
+        timeout=2 * WAIT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    assert f"thread failed thread={place[1]}" in ended.stderr
+    assert f"process ends thread={place[1]}" in ended.stderr
+
+
+@pytest.mark.parametrize("thread", ["_poll", "_housekeep", "_take", "_watch", "_work"])
+def test_activation_stands_still_and_says_why_when_thread_fails(monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
+    owner = Activation if hasattr(Activation, thread) else InboundWorkers
+    monkeypatch.setattr(owner, thread, fail)
+    failing = Hanging(monkeypatch, "nothing")
+    failing.activation.start()
+    try:
+        wait_for(lambda: "stands still: injected" in failing.activation.status().trouble, "the activation to say it")
+        assert not failing.activation.status().running
+    finally:
+        failing.activation.stop(0.0)
+
+
+def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionManager, "_recover", fail)
+    with TransactionManager("shop", ModelLog(), []) as manager:
+        wait_for(lambda: manager._failure, "the thread to fail")
+        with pytest.raises(Unavailable, match=r"begins no transaction: its recovery failed: .*injected.*; close it and open it again"):
+            manager.begin()
+
+
+def test_application_is_told_and_calls_fail_when_thread_of_listeners_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BasculeError] = []
+    monkeypatch.setattr(ClientSession, "next_for_listener", fail)
+    with server(obliging) as url:
+        context = ConnectionFactory(url, on_exception=told.append).connect()
+        context.consumer(Queue("queue")).listener = print
+        wait_for(lambda: told, "the application to be told")
+        with pytest.raises(ConnectionLost, match="the thread of the listeners failed"):
+            context.create_context(timeout_s=5)
+        assert "the thread of the listeners failed" in str(told[0])
+        context.close(timeout_s=1)
+
+
+def fail(*_: object, **__: object) -> None:
+    raise AssertionError("injected")
+
+
+def test_each_thread_of_the_product_has_a_test_here() -> None:
+    """Each call of ``lasting_thread``: whoever starts another thread adds a row, and a test."""
+    calls = Counter(
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lasting_thread"
+    )
+    assert calls == Counter(file for file, _ in (*PROCESS, *OWNED))
+    tests = {
+        node.name
+        for path in (ROOT / "tests" / "unit").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert set(OWNED.values()) <= tests
