@@ -50,7 +50,7 @@ Election(SETTINGS, "group", "topic", "name", 6.0, on_change=fail, on_error=print
 from bascule.config import Settings
 from bascule.server import topics
 topics.WATCH_S, topics.guard = 0.01, fail
-topics.Watch(SETTINGS, Settings())
+topics.TopicWatch(SETTINGS, Settings())
 """,
     ("server/ingress.py", "ingress-tail"): """
 from bascule.server.ingress import IngressTail
