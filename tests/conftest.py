@@ -34,6 +34,9 @@ IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
 SERVICE_TIMEOUT_S = 300
+#: In lines of libraries that no test may print: librdkafka's log but for what ends a client (its level 0, which
+#: no setting turns off), and asyncio's of an error that nobody was told.
+NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never retrieved")
 #: Standard error of the run, which tests do not capture.
 _STDERR = os.dup(2)
 _WATCHDOG = pytest.StashKey[Watchdog]()
@@ -99,6 +102,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+def _noise(report: pytest.TestReport) -> list[str]:
+    """What a Kafka client or asyncio has written to standard error or to a log during the test."""
+    return [line for line in (report.capstderr + report.caplog).splitlines() if NOISE.search(line)]
+
+
 def _say(text: str) -> None:
     os.write(_STDERR, text.encode())
 
@@ -106,6 +114,11 @@ def _say(text: str) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.passed and report.when == "teardown" and (lines := _noise(report)):
+        report.outcome, report.longrepr = (
+            "failed",
+            "\n".join([f"{item.nodeid} prints lines of a library; no user of Bascule may see them:", *lines]),
+        )
     if report.failed and _WATCHDOG in item.stash and item.stash[_WATCHDOG].stacks:
         report.sections.append(("stacks of all processes of the run", item.stash[_WATCHDOG].stacks))
     return report

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.system import wait_for
 
@@ -22,7 +23,7 @@ def create(bootstrap: str, *topics: str, partitions: int = PARTITIONS) -> None:
 
 def produce(bootstrap: str, topic: str, values: Iterable[str], *, keys: Sequence[str] | None = None, partition: int = -1) -> None:
     """Records, stored when this returns. The key is the value, unless keys are given."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
+    producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
     for number, value in enumerate(values):
         key = keys[number % len(keys)] if keys else value
         producer.produce(topic, value.encode(), key.encode(), partition)
@@ -33,7 +34,7 @@ class Watcher:
     """Reads all that is committed in topics, from their start on."""
 
     def __init__(self, bootstrap: str, *topics: str) -> None:
-        self._consumer = Consumer(
+        self._consumer = clients.consumer(
             {"bootstrap.servers": bootstrap, "group.id": "watcher", "enable.auto.commit": False, "isolation.level": "read_committed"}
         )
         counts = Topics({"bootstrap.servers": bootstrap}).partitions()

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Message
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.journal import SyntheticJournal
 from tests.support.system import descendants
@@ -96,7 +97,7 @@ class Reader:
 
     def __init__(self, servers: str, topics: tuple[str, ...], *, committed: bool = True) -> None:
         isolation = "read_committed" if committed else "read_uncommitted"
-        self._consumer = Consumer(
+        self._consumer = clients.consumer(
             {"bootstrap.servers": servers, "group.id": f"reader-{random.random()}", "auto.offset.reset": "earliest",
              "isolation.level": isolation, "topic.metadata.refresh.interval.ms": 500, "allow.auto.create.topics": False}
         )  # fmt: skip

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from confluent_kafka import Producer
-
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
+from bascule.kafka import clients
 from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.support.journal import text_message
 from tests.support.system import PYTHON_FAILOVER, System
@@ -75,7 +74,7 @@ class Load:
 
     def _laps(self) -> None:
         """Messages that stay for a while, messages from Kafka, queues that come and go."""
-        kafka = Producer({"bootstrap.servers": self.system.bootstrap, "linger.ms": 0})
+        kafka = clients.producer({"bootstrap.servers": self.system.bootstrap, "linger.ms": 0})
         with self._connect() as sending, self._connect(Acknowledge.TRANSACTED) as moving:
             for lap in itertools.count():
                 if self._over.wait(LAP_S):

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, InboundLog, Order, Record, ResourceAdapter, Start
 from bascule.adapter.inbound import activation as module
@@ -22,6 +21,7 @@ from bascule.adapter.inbound.record import dead_letter_of
 from bascule.adapter.inbound.state import LogUnreadable, Ref
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.scenarios.test_guards import set_topic
@@ -463,7 +463,7 @@ def test_a_letter_too_large_for_the_retry_topic_is_named_and_goes_back_when_ther
     create(kafka.bootstrap, retry, dead, partitions=1)
     limit(kafka, retry, 10_000)
     spec = ActivationSpec(topics=(topic_prefix,), group=topic_prefix)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = clients.producer({"bootstrap.servers": kafka.bootstrap})
     for offset, value in enumerate([b"small", b"x" * 20_000, b"small, too"]):
         letter = dead_letter_of(Record(topic_prefix, 0, offset, b"key", value), spec, ValueError("no"))
         producer.produce(dead, letter.value, letter.key, headers=letter.headers)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from bascule.adapter.inbound import InboundLog
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
+from bascule.kafka import clients
 from bascule.kafka.history import committed_offset
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.scenarios.adapter_victim import Member, Where, await_file
@@ -62,7 +62,7 @@ class Group:
 
     def members(self) -> int:
         """As Kafka counts them."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = clients.admin({"bootstrap.servers": self.bootstrap})
         return len(admin.describe_consumer_groups([self.where.group])[self.where.group].result(60).members)
 
     def handled(self) -> bool:

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from bascule.adapter.inbound import InboundLog
 from bascule.adapter.inbound.log_topic import partition_of
 from bascule.adapter.inbound.state import FLIGHT, Place, Ref, key_of
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.compacted import DELETIONS_KEPT_S
 from bascule.kafka.history import TopicHistory
 from tests.support.system import wait_for
@@ -34,7 +35,7 @@ def compacted_soon(kafka: EmbeddedKafka, topic: str) -> Iterator[None]:
 
 def alter(kafka: EmbeddedKafka, kind: ResourceType, name: str, settings: Mapping[str, str], how: AlterConfigOpType) -> None:
     entries = [ConfigEntry(setting, value, incremental_operation=how) for setting, value in settings.items()]
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # kept: without it the futures never end
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})  # kept: without it the futures never end
     for future in admin.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=entries)]).values():
         future.result()
 

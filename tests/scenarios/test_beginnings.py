@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import NewPartitions
 
 from bascule.core import crash
 from bascule.core.topics import JournalTopics
@@ -99,8 +99,8 @@ def test_what_a_killed_writer_left_open_in_a_second_try_is_ended_when_a_driver_s
     with closing(positions.writer(key)) as writer:
         before = writer.current()
     monkeypatch.setattr(transactional, "TRANSACTION_TIMEOUT_MS", transactional.LONG_TRANSACTION_TIMEOUT_MS)
-    with killed_in_a_commit(monkeypatch):
-        positions.writer(key).write([], before, before or Position("b", "", 0, 0))
+    with closing(positions.writer(key)) as writer, killed_in_a_commit(monkeypatch):
+        writer.write([], before, before or Position("b", "", 0, 0))
     at = TopicHistory(bridge.pipelines.kafka, bridge.pipelines.topics.positions, position_partition(key))
     assert at.stable() < at.latest()
     begun_s = time.monotonic()
@@ -123,14 +123,14 @@ class Source:
         self.put(0, 1)
 
     def put(self, *partitions: int) -> None:
-        producer = Producer(self.pipelines.kafka)
+        producer = clients.producer(self.pipelines.kafka)
         for partition in partitions:
             for _ in range(RECORDS):
                 producer.produce(self.topic, b"", partition=partition)
         assert producer.flush(ADMIN_TIMEOUT_S) == 0
 
     def create_anew(self) -> None:
-        admin = AdminClient(self.pipelines.kafka)
+        admin = clients.admin(self.pipelines.kafka)
         admin.delete_topics([self.topic])[self.topic].result(ADMIN_TIMEOUT_S)
         wait_for(lambda: self.topic not in self.topics.partitions(), "the topic to be gone")
         self.topics.create(self.topic, 2, {})
@@ -138,7 +138,7 @@ class Source:
         self.put(0, 1)
 
     def grow(self, partitions: int) -> None:
-        admin = AdminClient(self.pipelines.kafka)
+        admin = clients.admin(self.pipelines.kafka)
         admin.create_partitions([NewPartitions(self.topic, partitions)])[self.topic].result(ADMIN_TIMEOUT_S)
         wait_for(lambda: self.topics.partitions()[self.topic] == partitions, "the new partitions")
         self.put(*range(2, partitions))

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
@@ -107,7 +107,7 @@ def test_the_journal_is_trimmed_behind_traffic_and_an_old_message_does_not_stop_
 def test_what_ingresses_brought_is_trimmed_once_the_journal_has_it(bounded: System, connect_to: Connect, name: str, queue: str) -> None:
     session = connect_to(bounded.failover_url).session()
     session.producer(queue)  # it is there
-    producer = Producer({"bootstrap.servers": bounded.bootstrap})
+    producer = clients.producer({"bootstrap.servers": bounded.bootstrap})
     for number in range(MESSAGES):
         producer.produce(f"{PREFIX}.ingress", from_kafka(name, str(number)))
     assert producer.flush(30) == 0

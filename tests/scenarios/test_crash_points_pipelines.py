@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE, POINTS
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
+from bascule.kafka import clients
 from tests.scenarios.bridge import Bridge, Reader, eventually
 from tests.scenarios.test_pipelines import EXAMPLE
 from tests.scenarios.test_pipelines import sent as sent_in
@@ -94,7 +94,7 @@ def test_pipelines_are_ended_at_one_point_after_the_other(
         f'[[ingress]]\nname = "in"\ntopics = ["{prefix}-in"]\nto = "in"\nbody = "map"\nstart = "earliest"\n'
     )
     bridge.journal.start_epoch()
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = clients.producer({"bootstrap.servers": kafka.bootstrap})
     sent = 0
 
     def left() -> set[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from bascule.core.errors import Denied
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.pipelines.spec import DivertSpec
 from tests.scenarios.bridge import eventually
 from tests.scenarios.sparkless import Bridge, without_spark
@@ -28,7 +29,7 @@ class GuardedKafka(EmbeddedKafka):
 
     def deny(self, prefix: str) -> None:
         """Nobody may create or write topics that begin so; all read them."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = clients.admin({"bootstrap.servers": self.bootstrap})
         binding = AclBinding(
             ResourceType.TOPIC, prefix, ResourcePatternType.PREFIXED, "User:ANONYMOUS", "*", AclOperation.READ, AclPermissionType.ALLOW
         )

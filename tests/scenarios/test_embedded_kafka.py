@@ -8,19 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from bascule.embedded.kafka import DataInUse, EmbeddedKafka, serves
 from bascule.embedded.process import NotStarted, PortInUse
+from bascule.kafka import clients
 from bascule.kafka.history import TopicHistory
 
 
 def produce(kafka: EmbeddedKafka, topic: str, values: list[bytes]) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})
     if topic not in admin.list_topics(timeout=60).topics:
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "message.max.bytes": 70 << 20})
+    producer = clients.producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "message.max.bytes": 70 << 20})
     errors = []
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
@@ -29,7 +30,7 @@ def produce(kafka: EmbeddedKafka, topic: str, values: list[bytes]) -> None:
 
 
 def read(kafka: EmbeddedKafka, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    consumer = clients.consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "reader", "enable.auto.commit": False})
     try:
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         return [message.value() for message in consumer.consume(count, 30)]

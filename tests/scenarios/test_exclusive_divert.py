@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
-from confluent_kafka import Producer
 
 from bascule.client import Message, Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
 from tests.scenarios.topics import Reader, create
@@ -135,7 +135,7 @@ def change(system: System, sender: Sender, selector: str) -> int:
 
 
 def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_and_removed_under_load(system: System) -> None:
-    from_kafka = Producer({"bootstrap.servers": system.bootstrap, "message.max.bytes": 8 << 20})
+    from_kafka = clients.producer({"bootstrap.servers": system.bootstrap, "message.max.bytes": 8 << 20})
     from_kafka.produce(f"{system.prefix}.in", LARGE, headers={"jms.int.size": b"1"})
     assert from_kafka.flush(30) == 0
     with Sender(system) as sender:

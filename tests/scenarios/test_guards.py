@@ -8,8 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
 from bascule.client import Acknowledge, Message, Queue, connect
@@ -19,7 +18,7 @@ from bascule.core.topics import DECISIONS, JournalTopics
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
-from bascule.kafka import guards, slot, transactional
+from bascule.kafka import clients, guards, slot, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
 from bascule.kafka.history import TopicHistory
@@ -48,7 +47,7 @@ def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
     kafka = {"bootstrap.servers": bootstrap}
     entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient(kafka)  # what it answers ends with it
+    admin = clients.admin(kafka)  # what it answers ends with it
     admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
     wait_for(lambda: Topics(kafka).config(topic)[setting] == value, f"{setting} of {topic} to be {value}")
 
@@ -65,7 +64,7 @@ class Hand:
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self.kafka = {"bootstrap.servers": bootstrap}
         self.prefix = prefix
-        self._admin = AdminClient(self.kafka)
+        self._admin = clients.admin(self.kafka)
 
     def set(self, topic: str, setting: str, value: str) -> None:
         set_topic(self.kafka["bootstrap.servers"], f"{self.prefix}.{topic}", setting, value)
@@ -85,7 +84,7 @@ class Hand:
 
     def put(self, value: bytes, key: bytes = b"D", topic: str = "journal") -> int:
         offsets: list[int] = []
-        producer = Producer(self.kafka)
+        producer = clients.producer(self.kafka)
         producer.produce(f"{self.prefix}.{topic}", value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset() or 0))
         assert producer.flush(ADMIN_TIMEOUT_S) == 0
         return offsets[0]
@@ -444,7 +443,7 @@ def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_o
 
 def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
     topic = f"{system.prefix}.ingress"
-    producer = Producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
+    producer = clients.producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
     producer.init_transactions(ADMIN_TIMEOUT_S)
     producer.begin_transaction()
     for text in ("one", "two"):
@@ -465,7 +464,7 @@ def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_o
     system, hand = tidying, Hand(tidying.bootstrap, tidying.prefix)
     topic = f"{hand.prefix}.ingress"
     journal = TopicHistory(hand.kafka, f"{hand.prefix}.journal", 0)
-    producer = Producer(hand.kafka)
+    producer = clients.producer(hand.kafka)
 
     def bring(*texts: str) -> None:
         for text in texts:

@@ -6,11 +6,12 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import LagMirror, TopicHistory
 from bascule.pipelines import positions as module
@@ -37,7 +38,7 @@ class Source:
         self.positions = Positions(self.pipelines, "first")
         self.positions.prepare_topics()
         self.key = position_key(PIPELINE, self.topic, 0)
-        self._producer = Producer({**self.pipelines.kafka, "transactional.id": prefix})
+        self._producer = clients.producer({**self.pipelines.kafka, "transactional.id": prefix})
         self._producer.init_transactions()
 
     def put(self, *, commit: bool = True) -> None:

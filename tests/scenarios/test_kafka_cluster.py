@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, PartitionMetadata
+from confluent_kafka.admin import PartitionMetadata
 
 from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, TopicRole, UnsafeTopic, guard, guard_transactions
 from bascule.kafka.history import TopicHistory
@@ -58,7 +58,7 @@ class Load:
 
     def __init__(self, storm: Storm, cluster: EmbeddedCluster) -> None:
         self._storm = storm
-        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        self._admin = clients.admin({"bootstrap.servers": cluster.bootstrap})
         self._nodes = cluster.nodes
 
     def answered(self) -> int:
@@ -201,13 +201,13 @@ def test_a_transaction_that_is_committed_while_a_partition_has_no_leader_is_ther
     topics = Topics(kafka)
     topics.create(topic_prefix, len(cluster.nodes), {}, replication_factor=1)
     topics.await_visible([topic_prefix])
-    admin = AdminClient(kafka)
+    admin = clients.admin(kafka)
 
     def leaders() -> dict[int, int]:
         return {at.leader: number for number, at in admin.list_topics(topic_prefix, timeout=NODE_S).topics[topic_prefix].partitions.items()}
 
     partition = leaders()[3]
-    producer = Producer({**kafka, "transactional.id": topic_prefix})
+    producer = clients.producer({**kafka, "transactional.id": topic_prefix})
     producer.init_transactions(NODE_S)
     producer.begin_transaction()
     producer.produce(topic_prefix, b"committed", partition=partition)

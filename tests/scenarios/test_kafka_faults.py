@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Output
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.instance import SameInstance
 from bascule.kafka.transactional import TransactionalWriter
@@ -48,7 +49,7 @@ def test_a_late_end_of_a_transaction_commits_half_of_the_next_one_of_a_naive_wri
 ) -> None:
     topic = f"{topic_prefix}.out"
     create(kafka.bootstrap, topic)
-    naive = Producer(
+    naive = clients.producer(
         {"bootstrap.servers": proxy.bootstrap, "transactional.id": topic_prefix, "socket.timeout.ms": REQUEST_TIMEOUT_MS, "log_level": 0}
     )
     naive.init_transactions(30)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.reading import CutOff, Trimmed
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
 
@@ -23,11 +23,11 @@ def reader(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[PartitionReader]
     """Of three records, the first of which is deleted."""
     client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.read"
     Topics(client).create(topic, 1, {})
-    producer = Producer(client)
+    producer = clients.producer(client)
     for _ in range(3):
         producer.produce(topic, b"x")
     assert producer.flush(TIMEOUT_S) == 0
-    place, admin = TopicPartition(topic, 0, 1), AdminClient(client)
+    place, admin = TopicPartition(topic, 0, 1), clients.admin(client)
     admin.delete_records([place])[place].result(TIMEOUT_S)
     with closing(PartitionReader(client, topic, 0)) as reader:
         yield reader
@@ -49,7 +49,7 @@ def test_it_says_whether_a_topic_begins_behind_or_ends_before_what_was_to_be_rea
 def test_it_reads_up_to_a_barrier_though_the_end_is_named_before_it(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.barrier"
     Topics(client).create(topic, 1, {})
-    producer = Producer(client)
+    producer = clients.producer(client)
 
     def append(value: bytes) -> None:
         producer.produce(topic, value)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Message
 
 from bascule.core.destination import Routing
 from bascule.core.topics import JournalTopics
@@ -21,6 +21,7 @@ from bascule.embedded.process import Child
 from bascule.jms.message import decode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_send, entries, send_entry
+from bascule.kafka import clients
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.batches import BAD_AT_ONCE
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
@@ -145,7 +146,7 @@ start = "earliest"
     zombie = send_of(message("666", "red"), "orders.eu")
     journal.put(Kind.DATA, zombie, epoch=old, sequence=repeated + 1)
     foreign = journal.put(Kind.DATA, zombie, epoch=new, sequence=repeated) + 1
-    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer = clients.producer({"bootstrap.servers": bridge.servers})
     producer.produce(f"{bridge.prefix}.journal", b"somebody's own", b"D", 0)
     assert producer.flush(30) == 0
     journal.send(message("3"), address="orders.eu", diverts=["taken"])  # the broker said so, whatever the selector says
@@ -260,7 +261,7 @@ start = "earliest"
     for result in audit_diverts(pipelines):
         assert result.exact, result
         assert (result.expected, result.dead_lettered) == (sent, 1 + sent - 100 if result.divert == "twice" else 0)
-    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer = clients.producer({"bootstrap.servers": bridge.servers})
     copied = plain.seen[7]
     producer.produce(f"{prefix}.plain", copied.value(), copied.key(), headers=copied.headers())
     producer.flush()
@@ -284,7 +285,7 @@ routing = "anycast"
 body = "map"
 unbound = "keep"
 """)
-    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer = clients.producer({"bootstrap.servers": bridge.servers})
 
     def put(topic: str, partition: int, number: int, value: bytes | None = None, headers: list[tuple[str, bytes]] | None = None) -> None:
         body = value if value is not None else b'{"n": %d}' % number

@@ -10,11 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader
@@ -81,21 +82,21 @@ def journal(kafka: EmbeddedKafka, topic_prefix: str) -> Journal:
 
 def delete(servers: str, topic: str) -> None:
     """Returns when the topic is gone, so that another may have its name."""
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = clients.admin({"bootstrap.servers": servers})
     admin.delete_topics([topic])[topic].result(ADMIN_TIMEOUT_S)
     topics = Topics({"bootstrap.servers": servers})
     eventually(lambda: topic not in topics.partitions(), f"{topic} is deleted", ADMIN_TIMEOUT_S)
 
 
 def delete_records(servers: str, topic: str, before: int) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = clients.admin({"bootstrap.servers": servers})
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
         future.result(ADMIN_TIMEOUT_S)
 
 
 def forget(servers: str, prefix: str, key: str) -> None:
     """Deletes a position's record as a careless hand would."""
-    producer = Producer({"bootstrap.servers": servers})
+    producer = clients.producer({"bootstrap.servers": servers})
     producer.produce(f"{prefix}.positions", None, key, position_partition(key))
     assert producer.flush(ADMIN_TIMEOUT_S) == 0
 
@@ -125,7 +126,7 @@ def test_what_is_no_position_among_the_positions_is_named_with_its_place(journal
     partition = position_partition(journal.positions.common_key)
     topic = f"{journal.pipelines.topics.prefix}.positions"
     offset = TopicHistory(journal.client, topic, partition).latest()
-    producer = Producer(journal.client)
+    producer = clients.producer(journal.client)
     producer.produce(topic, value, key, partition)
     assert producer.flush(ADMIN_TIMEOUT_S) == 0
     with pytest.raises(PositionLost) as raised:
@@ -151,7 +152,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
     bridge.configure(config(prefix, *ingresses))
 
     def put(value: str, *names: str) -> None:
-        producer = Producer({"bootstrap.servers": bridge.servers})  # one that knows of no topic that it is gone
+        producer = clients.producer({"bootstrap.servers": bridge.servers})  # one that knows of no topic that it is gone
         for name in names:
             producer.produce(f"{prefix}-in.{name}", value)
         assert producer.flush(60) == 0
@@ -163,7 +164,7 @@ def test_a_pipeline_that_cannot_go_on_stops_and_the_others_do_not(bridge: Bridge
 
     journal.start_epoch()
     put('{"n": 1}', *ingresses)
-    transaction = Producer({"bootstrap.servers": bridge.servers, "transactional.id": prefix})
+    transaction = clients.producer({"bootstrap.servers": bridge.servers, "transactional.id": prefix})
     transaction.init_transactions()
     transaction.begin_transaction()
     transaction.produce(f"{prefix}-in.ended", '{"n": 2}')
@@ -247,7 +248,7 @@ def test_a_running_pipeline_whose_unread_records_are_deleted_stops_and_the_other
     (said,) = (line for line in bridge.said().splitlines() if "pipeline stopped" in line)
     assert "PositionLost: pipeline 'diverts' stands at offset 2 of " in said
     assert "whose records begin at 90: those between were deleted before they were taken" in said
-    producer = Producer({"bootstrap.servers": bridge.servers})
+    producer = clients.producer({"bootstrap.servers": bridge.servers})
     producer.produce(f"{prefix}-in.fine", '{"n": 1}')
     producer.flush()
     taken.wait_for(1)
@@ -280,7 +281,7 @@ def backlog(bridge: Bridge, messages: int, batch: int, memory_bytes: int, timeou
     written = bridge.reader(f"{prefix}.all")
     written.wait_for(messages // 4, timeout_s)
     client = {"bootstrap.servers": bridge.servers}
-    admin, at = AdminClient(client), TopicPartition(f"{prefix}.journal", 0, 0)
+    admin, at = clients.admin(client), TopicPartition(f"{prefix}.journal", 0, 0)
     group = Positions(PipelinesSpec(prefix, client, topics=JournalTopics(prefix)), "").group("diverts")
 
     def shown() -> int:
@@ -348,6 +349,6 @@ def test_a_backlog_of_a_million_is_carried_once_each_in_bounded_memory(bridge: B
 
 def ends(servers: str, topic: str, partition: int) -> int:
     """How many ends the partition has: two while a transaction is open, the last stable offset and the high watermark."""
-    admin, at = AdminClient({"bootstrap.servers": servers}), TopicPartition(topic, partition)
+    admin, at = clients.admin({"bootstrap.servers": servers}), TopicPartition(topic, partition)
     found = (admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=level)[at].result() for level in IsolationLevel)
     return len({result.offset for result in found})

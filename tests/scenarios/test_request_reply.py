@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from tests.scenarios.conftest import Connect
 from tests.scenarios.topics import Reader, create
 from tests.support.system import System
@@ -78,7 +78,7 @@ def test_answers_find_who_asked_among_many_and_what_cannot_be_answered_is_told(c
     inbox = session.consumer(mine.address)
     addresses = [place.address.partition(":")[2] for place in (gone, mine, others)]
     gone.delete()
-    producer = Producer({"bootstrap.servers": bridge.bootstrap})
+    producer = clients.producer({"bootstrap.servers": bridge.bootstrap})
     for number, address in enumerate([addresses[0], addresses[2], addresses[1]]):
         headers = {"jms.JMSDestination": f"temporary-queue://{address}", "jms.JMSCorrelationID": f"question {number}"}
         producer.produce("quotes.answers", str(number), headers=headers)

@@ -9,9 +9,9 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.scenarios.bridge import Reader as RawReader
 from tests.scenarios.conftest import Connect
@@ -102,7 +102,7 @@ def test_a_jms_publisher_reaches_kafka_consumers_and_no_jms_queue_gets_a_double(
 def test_a_kafka_producer_reaches_jms_consumers(bridge: System, connect_to: Connect) -> None:
     session = connect_to(bridge.url, client_id="seed-003-reader").session()
     subscriber = session.consumer("topic:orders", name="from Kafka", durable=True, selector="source = 'kafka'")
-    producer = Producer({"bootstrap.servers": bridge.bootstrap})
+    producer = clients.producer({"bootstrap.servers": bridge.bootstrap})
     producer.produce("seed-003.in", "from Kafka", headers={"source": b"kafka"})
     assert producer.flush(30) == 0
     (message,) = subscriber.receive_many(1, ARRIVAL_S)
@@ -118,7 +118,7 @@ def test_a_kafka_producer_reaches_jms_consumers(bridge: System, connect_to: Conn
 
 
 def test_kafka_records_are_there_for_a_queue_that_comes_later_and_what_was_rolled_back_is_not(bridge: System, connect_to: Connect) -> None:
-    producer = Producer({"bootstrap.servers": bridge.bootstrap, "transactional.id": "seed-003"})
+    producer = clients.producer({"bootstrap.servers": bridge.bootstrap, "transactional.id": "seed-003"})
     producer.init_transactions(30)
     for value, commit in (('{"n": 1}', True), ('{"n": 2}', False), ("no json", True), ('{"n": 3}', True)):
         producer.begin_transaction()

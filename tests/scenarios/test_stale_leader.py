@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 from confluent_kafka import ElectionType
-from confluent_kafka.admin import AdminClient
 
 from bascule.core.errors import Unavailable
 from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TableReader
 from bascule.kafka.transactional import Output, TransactionalWriter
@@ -62,7 +62,7 @@ class Site(NamedTuple):
 
 
 def leaders(bootstrap: str, topic: str) -> dict[int, int]:
-    listed = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(topic, timeout=30).topics[topic]
+    listed = clients.admin({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(topic, timeout=30).topics[topic]
     return {number: partition.leader for number, partition in listed.partitions.items()}
 
 
@@ -84,7 +84,7 @@ def site(cluster: DividedCluster, topic_prefix: str) -> Site:
     topics.await_visible([topic])
     with closing(TransactionalWriter(kafka, "first", pipelines.topics.positions, "first")) as first:
         first.write([], None, Position(topic, "id", 0, 0))  # Kafka makes the topic of its coordinators when it is first asked for
-    admin = AdminClient({**kafka, "log_level": 0})
+    admin = clients.admin({**kafka, "log_level": 0})
     admin.elect_leaders(ElectionType.PREFERRED).result()  # a test before may have left one node with all of one topic
     (out,) = leaders(cluster.bootstrap, topic).values()
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupState
-from confluent_kafka.admin import AdminClient
 
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
 from tests.scenarios.conftest import Connect
@@ -191,7 +191,7 @@ def serving_directory(system: System) -> Path:
 
 def gathered(kafka: EmbeddedKafka, group: str, members: int) -> bool:
     """Whether Kafka counts so many members, and none of them has still to be told what it is given."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})
     (asked,) = admin.describe_consumer_groups([group]).values()
     description = asked.result(WAIT_S)
     return description.state == ConsumerGroupState.STABLE and len(description.members) == members

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Message
 
 from bascule.adapter.inbound import InboundLog
 from bascule.adapter.inbound.state import Place, Ref
@@ -15,6 +15,7 @@ from bascule.client import Queue, connect
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
 from bascule.kafka.compacted import Appender, OffsetUnknown, await_stored
 from bascule.kafka.log import APPEND_SETTINGS
 from bascule.xa.kafka_log import KafkaLog
@@ -35,7 +36,7 @@ def proxy(kafka: EmbeddedKafka) -> Iterator[KafkaProxy]:
 
 def test_librdkafka_reports_success_without_offset_and_goes_on(kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str) -> None:
     create(kafka.bootstrap, topic_prefix)
-    producer = Producer({**APPEND_SETTINGS, "bootstrap.servers": proxy.bootstrap})
+    producer = clients.producer({**APPEND_SETTINGS, "bootstrap.servers": proxy.bootstrap})
     offsets: list[int | None] = []
 
     def told(error: object, message: Message) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
+from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.system import wait_for
 
@@ -23,7 +24,7 @@ def create(bootstrap: str, *topics: str) -> None:
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
     """Records, stored when this returns. Each has its value in the header ``storm_id``, too."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
     for value in values:
         producer.produce(topic, value.encode(), headers={"storm_id": value.encode()})
     assert producer.flush(30) == 0
@@ -34,7 +35,7 @@ class Reader:
 
     def __init__(self, bootstrap: str, topic: str, *, committed: bool = True) -> None:
         isolation = "read_committed" if committed else "read_uncommitted"
-        self._consumer = Consumer(
+        self._consumer = clients.consumer(
             {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "isolation.level": isolation}
         )
         self._consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])

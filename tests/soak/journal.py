@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Self
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.jms.lookup import selector_lookup
+from bascule.kafka import clients
 from bascule.kafka.history import TopicHistory, passing
 from tests.soak.clients import ID, Guarded
 from tests.soak.plan import Plan
@@ -43,7 +44,7 @@ class JournalWatch(Guarded):
         self.join(READ_TO_THE_END_S)
 
     def _read(self) -> None:
-        consumer = Consumer(
+        consumer = clients.consumer(
             {**self._kafka, "group.id": "unused", "enable.auto.commit": False, "auto.offset.reset": "error", "fetch.wait.max.ms": 50}
         )
         try:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaException, Producer
 
+from bascule.kafka import clients
 from bascule.kafka.history import TopicHistory
 from tests.soak.clients import ID, PAUSE_S, Guarded
 from tests.soak.plan import INGRESSES, Plan
@@ -55,7 +56,7 @@ class Topic:
 
 def produce(bootstrap: str, topic: str, ids: Iterable[str]) -> None:
     """Records, stored when this returns."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    producer = clients.producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for id in ids:
         producer.produce(topic, id.encode(), headers={ID: id.encode()})
     assert producer.flush(FLUSH_S) == 0
@@ -91,7 +92,7 @@ class Application(Guarded):
             self._stopping.wait(self._plan.batch / self._plan.rate)
 
     def _incarnation(self) -> Producer:
-        producer = Producer(
+        producer = clients.producer(
             {
                 "bootstrap.servers": self._servers,
                 "transactional.id": f"{self._plan.prefix}-application",

@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import Producer
-
 from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
+from bascule.kafka import clients
 from bascule.kafka.log import patient
 
 
@@ -23,8 +22,8 @@ class SyntheticJournal:
     """Writes one journal partition as a broker does: epochs, contiguous sequences, one record for each JMS action."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1, "log_level": 2}
+        self._producer = clients.producer(
+            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 1}
         )
         self._topic = topic
         self.epoch = -1

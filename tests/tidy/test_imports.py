@@ -53,6 +53,7 @@ PROTOCOLS = (
     "xa/two_phase.py",
 )
 IMPURE = frozenset({"asyncio", "concurrent", "multiprocessing", "selectors", "socket", "ssl", "subprocess", "threading", "time"})
+TESTS = Path(__file__).parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 #: A module whose docstring has these words reaches none of the clients below, through no other module.
 PROMISE = "no Kafka"
@@ -199,6 +200,22 @@ def test_only_one_package_starts_threads(path: Path) -> None:
 @pytest.mark.parametrize("path", in_packages("kafka"), ids=named)
 def test_only_one_module_makes_clients_of_kafka(path: Path) -> None:
     """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory.py)."""
-    calls = [node.func for node in ast.walk(ast.parse(path.read_bytes(), str(path))) if isinstance(node, ast.Call)]
-    makes = {call.id for call in calls if isinstance(call, ast.Name)} & {"Producer", "Consumer", "AdminClient"}
-    assert bool(makes) == (path == SOURCE / "kafka" / "clients.py")
+    assert bool(makes_clients(path)) == (path == SOURCE / "kafka" / "clients.py")
+
+
+def makes_clients(path: Path) -> set[str]:
+    tree = ast.parse(path.read_bytes(), str(path))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("confluent_kafka")
+        for alias in node.names
+    }
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return imported & calls & {"Producer", "Consumer", "AdminClient"}
+
+
+def test_clients_of_tests_are_made_by_the_product_too() -> None:
+    """Otherwise librdkafka writes into the output of a run, when the Kafka of a test has ended before its clients."""
+    paths = (path for directory in ("scenarios", "soak", "interop", "chaos") for path in TESTS.glob(f"{directory}/*.py"))
+    assert {path.name for path in paths if makes_clients(path)} == set()
