@@ -1,0 +1,119 @@
+"""What an error means for a record: a failure, another try that is not counted, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bascule.adapter.inbound.log_protocol import Superseded
+from bascule.adapter.inbound.settling import Late, NotNow, TryVerdict, meaning_of, resolve, verdict_on
+from bascule.adapter.inbound.state import Flights, Place, Ref
+from bascule.core.effects import run_blocking
+from bascule.core.errors import BasculeError, TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
+from bascule.core.xid import Xid
+from bascule.xa.errors import BranchRolledBack, Code, HeuristicOutcome, ResourceFailed
+
+REF = Ref(Place("payments", 0), "own", 5)
+XID = Xid(7, b"shop/1", b"inbound")
+OWN = "shop/1"
+IN_FLIGHT = Flights({5: (b"key",)}, {5: 0}, {})
+CLAIMED = Flights({5: (b"key",)}, {5: 0}, {XID: 5})
+DONE = Flights({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "settling", "verdict"),
+    [
+        (ValueError("no account"), False, TryVerdict.FAILED),
+        (ValueError("no account"), True, TryVerdict.FAILED),
+        (SystemExit(), False, TryVerdict.FAILED),
+        (SystemExit(), True, TryVerdict.AWAY),
+        (asyncio.CancelledError(), True, TryVerdict.AWAY),
+        (Unavailable("no database"), False, TryVerdict.FAILED),
+        (Unavailable("no Kafka"), True, TryVerdict.AWAY),
+        (NotNow("no Kafka"), False, TryVerdict.AWAY),
+        (Superseded("is done"), True, TryVerdict.SUPERSEDED),
+        (Late("was given up"), False, TryVerdict.LATE),
+    ],
+)
+def test_what_is_away_while_a_record_is_settled_is_no_failure_and_what_the_endpoint_raises_is_one(
+    error: BaseException, settling: bool, verdict: TryVerdict
+) -> None:
+    assert verdict_on(error, settling=settling) is verdict
+
+
+def rolled_back(cause: BaseException | None = None, transaction_id: str = OWN) -> TransactionRolledBack:
+    return TransactionRolledBack("rolled back", transaction_id=transaction_id, cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (ResourceFailed("no answer"), NotNow),
+        (rolled_back(ResourceFailed("no answer")), NotNow),
+        (rolled_back(BranchRolledBack("lost", Code.XA_RBCOMMFAIL)), NotNow),
+        (rolled_back(BranchRolledBack("no room", cause=TooLarge("no room"))), TooLarge),
+        (rolled_back(Superseded("is done")), Superseded),
+        (rolled_back(BranchRolledBack("constraint")), TransactionRolledBack),
+        (rolled_back(), TransactionRolledBack),
+        (rolled_back(ResourceFailed("no answer"), "other"), TransactionRolledBack),
+        (TransactionInDoubt("in doubt", transaction_id="other"), TransactionInDoubt),
+    ],
+)
+def test_record_has_failed_unless_something_is_away_or_the_record_is_another_members(error: BasculeError, meaning: type) -> None:
+    found = meaning_of(error, OWN)
+    assert type(found) is meaning
+    assert (found is error) == (meaning in (TransactionRolledBack, TransactionInDoubt))
+
+
+@pytest.mark.parametrize("error", [TransactionInDoubt("x", transaction_id=OWN), HeuristicOutcome("x", ["db"], transaction_id=OWN)])
+def test_log_tells_the_outcome_of_a_transaction_in_doubt(error: BasculeError) -> None:
+    assert meaning_of(error, OWN) is None
+
+
+class Waiting:
+    """The answers of the log, one after another; then nobody waits any longer."""
+
+    def __init__(self, *answers: Flights | Unavailable) -> None:
+        self._answers = list(answers)
+        self.noted: list[BaseException] = []
+        self.pauses = 0
+
+    async def flights(self) -> Flights:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    def stopping(self) -> bool:
+        return not self._answers
+
+    async def sleep(self, pause_s: float) -> None:
+        assert pause_s > 0
+        self.pauses += 1
+
+    def note_doubt(self, error: BaseException) -> None:
+        self.noted.append(error)
+
+
+def test_transaction_in_doubt_is_waited_for_while_its_claim_stands_or_the_log_is_away() -> None:
+    away = Unavailable("no Kafka")
+    waiting = Waiting(CLAIMED, away, CLAIMED, DONE)
+    assert run_blocking(resolve(REF, TransactionInDoubt("x"), waiting)) is None
+    assert (waiting.pauses, waiting.noted) == (3, [away])
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"), [(TransactionInDoubt("x"), NotNow), (HeuristicOutcome("x", ["db"]), HeuristicOutcome)], ids=["doubt", "heuristic"]
+)
+def test_record_that_is_still_in_flight_is_tried_again_and_has_failed_where_an_operator_has_decided(
+    error: BasculeError, meaning: type
+) -> None:
+    assert type(run_blocking(resolve(REF, error, Waiting(CLAIMED, IN_FLIGHT)))) is meaning
+
+
+def test_doubt_that_outlasts_the_endpoint_is_left_to_recovery() -> None:
+    found = run_blocking(resolve(REF, TransactionInDoubt("x"), Waiting(CLAIMED)))
+    assert isinstance(found, NotNow)
+    assert "recovery finishes it" in str(found)
