@@ -22,7 +22,6 @@ from bascule.server.connection import ClientConnection
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
 from bascule.server.tls import server_context
-from bascule.server.uncaught import UncaughtErrorHandler
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -61,7 +60,7 @@ class BrokerLife(LoopEffects):
 
     async def run(self) -> None:
         """Live until told to stop. Raises BasculeError."""
-        UncaughtErrorHandler().install(self._loop)
+        self._node.uncaught.install(self._loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, None)
         await self._loop.run_in_executor(None, self._ensure_topics)

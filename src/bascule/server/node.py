@@ -38,6 +38,7 @@ from bascule.server.status import (
     sum_of,
 )
 from bascule.server.tls import amqp_tls
+from bascule.server.uncaught import UncaughtErrorHandler
 
 log = get_log(__name__)
 
@@ -65,6 +66,7 @@ class Node:
         self.touched: dict[ClientConnection, None] = {}
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()
+        self.uncaught = UncaughtErrorHandler()
         self.permissions: Permissions = AllowAll()
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)

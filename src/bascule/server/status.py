@@ -151,7 +151,7 @@ def status_of(node: Node) -> BrokerStatus:
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
-        branches=branches, gauges=gauges, counters=_named(node.counters),
+        branches=branches, gauges=gauges, counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total},
     )  # fmt: skip
 
 

@@ -18,6 +18,11 @@ class UncaughtErrorHandler:
         #: How many there were, by the name of what has failed.
         self.counts: Counter[str] = Counter()
 
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return self.counts.total()
+
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handle what ``loop`` cannot deliver to anybody."""
         loop.set_exception_handler(self._handle)

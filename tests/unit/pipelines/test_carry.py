@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, TransactionLimits
 from bascule.writer.claims import Claim
-from bascule.writer.errors import Unwritable, WriteDenied
+from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.position import Position
 from tests.support.journal import text_message
 
@@ -107,6 +108,31 @@ def test_a_dead_letter_topic_without_room_is_named_with_what_would_be_right(writ
     monkeypatch.setattr(writer, "write", refuse)
     with pytest.raises(Unwritable, match=r"topic 'dead' has no room for a dead letter.* too large.*: raise its max\.message\.bytes"):
         carry_messages(DivertSpec("fixed", "#", "open"), "a")
+
+
+@pytest.mark.parametrize(("found", "goes_on"), [(4, False), (5, True), (6, True), (7, False)])
+def test_a_task_goes_on_where_its_position_was_moved_up_to_its_first_record_and_no_further(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, found: int, goes_on: bool
+) -> None:
+    """Its position stood at 4, and its first record is at 6."""
+    known = replace(START, offset=4)
+    moves: list[tuple[int, int]] = []
+
+    def write(_: Sequence[Output], before: Position, after: Position) -> None:
+        moves.append((before.offset, after.offset))
+        if before == known:
+            raise PositionMoved(replace(known, offset=found))
+
+    monkeypatch.setattr(writer, "write", write)
+    with Carrier(PipelinesSpec("bridge", {}), Claim("ingress:in/t/0", "journal", "id", 0, "me"), known) as carrying:
+        carrying.reach(7)
+        carrying.reach(8)
+        if goes_on:
+            carrying.commit()
+        else:
+            with pytest.raises(PositionMoved):
+                carrying.commit()
+    assert moves == [(4, 8), *([(found, 8)] if goes_on else [])]
 
 
 def test_where_kafka_denies_a_topic_and_says_of_none_which_the_task_ends(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:

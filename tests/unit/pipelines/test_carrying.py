@@ -109,11 +109,11 @@ def worker(bridge: Bridge, kafka: MockCluster) -> Iterator[Worker]:
 def test_each_source_partition_of_a_task_is_carried_from_its_own_position_on(worker: Worker) -> None:
     report = worker.run(
         record("a", 0, 0, "0"), record("a", 0, 1, "1"), record("a", 0, 2, "2"), record("b", 0, 2, "3"), record("a", 0, 3, "4"),
-        record("b", 0, 7, "5"),
+        record("b", 0, 7, "5"), record("a", 1, 5, "6"),
     )  # fmt: skip
-    assert report == {"records": [6], "written": [4]}
-    assert sorted(worker.written()) == [("a-0-2", "queue"), ("a-0-3", "queue"), ("b-0-2", "queue"), ("b-0-7", "queue")]
-    assert worker.offsets() == {("a", 0): 4, ("a", 1): 2, ("b", 0): 8}
+    assert report == {"records": [7], "written": [5]}
+    assert sorted(source for source, _ in worker.written()) == ["a-0-2", "a-0-3", "a-1-5", "b-0-2", "b-0-7"]
+    assert worker.offsets() == {("a", 0): 4, ("a", 1): 6, ("b", 0): 8}
 
 
 def test_a_repeated_batch_is_not_written_twice(worker: Worker) -> None:
@@ -269,6 +269,8 @@ def test_a_divert_task_goes_on_at_its_position_wherever_its_batch_begins(bridge:
         assert report.to_pydict() == {"records": [4], "written": [1]}
         stored = bridge.stored()[bridge.positions.common_key]
         assert (stored.offset, stored.epoch, stored.sequence) == (4, 0, 3)
+        list(task(iter([pa.RecordBatch.from_pylist(rows[:2])])))
+        assert bridge.stored()[bridge.positions.common_key] == stored, "a batch from before moves nothing back"
     assert bridge.carried("x") == ["1", "2", "3"]
 
 

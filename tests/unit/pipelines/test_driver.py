@@ -162,6 +162,16 @@ def test_lag_is_shown_while_a_driver_runs_and_a_reason_when_it_ends(bridge: Brid
     assert note == "BadRecord: that cannot be carried"
 
 
+def test_transactions_that_workers_left_open_are_ended_when_a_driver_stops(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    ended: list[str] = []
+    with bridge.running(bridge.divert("now"), bridge.divert("past", start=StartPosition(EARLIEST))):
+        monkeypatch.setattr(module, "end_open_transactions", lambda _, ids: ended.extend(ids))
+    keys = (bridge.positions.common_key, bridge.positions.own_key("past"))
+    assert ended == [bridge.pipelines.transactional_id(key) for key in keys]
+
+
 def test_a_reason_that_cannot_be_told_holds_nothing_up(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")) as running:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
 from bascule.core.errors import BadRecord, Unavailable
-from bascule.pipelines.queries import Query
+from bascule.pipelines.queries import STEADY_S, Query
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import PositionLost, PositionTaken
 from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spark
@@ -82,3 +83,20 @@ def test_a_query_that_has_come_to_its_end_is_not_started_again(tmp_path: Path) -
     query.check()
     assert asked == ["again"]
     assert query.stopped is not None
+
+
+def test_the_pause_before_a_start_doubles_up_to_its_bound_and_begins_anew_after_a_steady_run(tmp_path: Path) -> None:
+    query = Query("failing", lambda: None, tmp_path)
+
+    def pause() -> float:
+        """Before the start that follows a failure."""
+        query.running = Ended(Unavailable("no Kafka"))  # type: ignore[assignment]
+        before = time.monotonic()
+        query.check()
+        return round(query._due_s - before, 1)
+
+    assert [pause() for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    query._since_s = time.monotonic() - STEADY_S - 1
+    assert [pause() for _ in range(2)] == [0.5, 0.5]
+    query._since_s = time.monotonic()
+    assert pause() == 1.0

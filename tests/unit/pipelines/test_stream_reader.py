@@ -107,6 +107,13 @@ def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(br
     assert found.latestOffset(start, ReadAllAvailable())["offset"] == 3
 
 
+def test_a_range_whose_first_record_is_trimmed_is_refused(bridge: Sparkless) -> None:
+    bridge.trim(2)
+    with pytest.raises(PositionLost, match="records from offset 1 on were trimmed"):
+        texts(reader(bridge), 1, 3)
+    assert texts(reader(bridge), 2, 3) == ["2"]
+
+
 def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless) -> None:
     with pytest.raises(PositionLost, match="ends at 3, before offset 4 of this stream: it was deleted and created again"):
         reader(bridge).latestOffset({"offset": 4}, ReadAllAvailable())

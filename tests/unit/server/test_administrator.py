@@ -17,6 +17,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.server import actions
 from bascule.server.administrator import Administrator
+from bascule.server.uncaught import UncaughtErrorHandler
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
@@ -34,6 +35,7 @@ class Node(Served):
         self.retention_holds: list[Any] = []
         self.journal_offset = 7
         self.foreign_records = 1
+        self.uncaught = UncaughtErrorHandler()
 
     @property
     def loaded_engine(self) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 TEMPORARY = TEMPORARY_PREFIX + "…"
 Q = "existing"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "permissions.md"
 
 
 class Denies:
@@ -315,6 +318,16 @@ def _act(node: Any, place: AdminPlace) -> Awaitable[Any]:
 
 def test_every_action_has_a_row() -> None:
     assert {place.action for place in ADMIN_PLACES} == set(ACTIONS)
+
+
+def test_the_page_on_permissions_names_each_place_and_what_it_needs() -> None:
+    needs: dict[str, set[str]] = {}
+    for place in PLACES:
+        needs.setdefault(place.name, set()).add(place.permission.value)
+    for action, _, needed in ADMIN_PLACES:
+        needs.setdefault(f"`{action}`", set()).update(permission.value for permission, _ in needed)
+    rows = re.findall(r"^\| (.+) \| (`.+`) \|$", PAGE.read_text(), re.MULTILINE)
+    assert {name: set(re.findall(r"`(\w+)`", permissions)) for name, permissions in rows} == needs
 
 
 @run_async

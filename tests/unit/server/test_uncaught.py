@@ -7,6 +7,11 @@ import gc
 
 import pytest
 
+from bascule.config.settings import Settings
+from bascule.core.errors import Unavailable
+from bascule.server.life import BrokerLife
+from bascule.server.node import Node
+from bascule.server.status import status_of
 from bascule.server.uncaught import UncaughtErrorHandler
 
 
@@ -51,3 +56,24 @@ def test_error_of_a_callback_and_of_a_future_is_logged_by_kind(caplog: pytest.Lo
     asyncio.run(run())
     assert uncaught.counts == {"Handle": 1, "Future": 1}
     assert len([record for record in caplog.records if record.exc_info]) == 2
+
+
+def test_error_that_nobody_awaits_is_a_metric_of_the_broker_from_its_start_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: BrokerLife) -> None:
+        raise Unavailable("no Kafka")
+
+    monkeypatch.setattr(BrokerLife, "_ensure_topics", refuse)
+
+    async def run() -> dict[str, float]:
+        node = Node(Settings())
+        with pytest.raises(Unavailable):
+            await node.run(lambda *_: None, lambda *_: None)
+        assert status_of(node)["counters"]["uncaught_errors"] == 0
+        for _ in range(2):
+            task = asyncio.get_running_loop().create_task(_failing())
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+        return status_of(node)["counters"]
+
+    assert asyncio.run(run())["uncaught_errors"] == 2
