@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from bascule.kafka import admin, clients, own_topics
 from bascule.pipelines import positions
@@ -24,6 +25,7 @@ from bascule.pipelines import positions
 #: librdkafka's type of a client (``RD_KAFKA_PRODUCER``): the cluster lives in it.
 _PRODUCER: Final = 0
 _ERROR_BYTES: Final = 512
+LIST_TRIES: Final = 5
 
 
 def _librdkafka() -> ctypes.CDLL:
@@ -95,6 +97,20 @@ class MockCluster:
         self.close()
 
 
+class PatientAdmin(AdminClient):
+    """Asks for the topics again where the connection broke: on a busy machine the mock cluster drops one now and then."""
+
+    def list_topics(self, *args: Any, **more: Any) -> Any:
+        """Return what the cluster has."""
+        for _ in range(LIST_TRIES - 1):
+            try:
+                return super().list_topics(*args, **more)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._TRANSPORT:
+                    raise
+        return super().list_topics(*args, **more)
+
+
 @contextmanager
 def product_on(nodes: int = 1) -> Iterator[MockCluster]:
     """A cluster, and this process's product made to work on it.
@@ -114,6 +130,7 @@ def product_on(nodes: int = 1) -> Iterator[MockCluster]:
 
     with MockCluster(nodes) as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setattr(clients, "consumer", unchecked)
+        patch.setattr(clients, "admin", lambda settings: PatientAdmin(dict(settings)))
         patch.setattr(admin.Topics, "create", lambda _, topic, partitions, *__, **___: cluster.create(topic, partitions))
         patch.setattr(admin.Topics, "ids", ids)
         patch.setattr(own_topics, "guard", lambda *_: [])
