@@ -9,11 +9,12 @@ from typing import Final
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
+from bascule.kafka.compacted import Stored
 from bascule.writer.reading import read_behind_barrier
 from bascule.writer.table import TableTransactions
 from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
-from tests.sim.tables import POLL_MS, READ_MS, Entry, Single, Table
+from tests.sim.tables import POLL_MS, READ_MS, Single, Table
 from tests.sim.world import Process, Promise
 from tests.sim.writer import TransactionalCalls, fault_of
 
@@ -23,7 +24,7 @@ WRITE_S: Final = 0.4
 #: The header of a record on the side topic that has its timestamp, in ms.
 AT: Final = "at"
 
-Log = Mapping[bytes, Entry]
+Log = Mapping[bytes, Stored]
 
 
 class SlotCalls(TransactionalCalls, Table):

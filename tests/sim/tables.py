@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bascule.core.errors import Unavailable
 from bascule.journal.offsets import UNKNOWN_OFFSET
+from bascule.kafka.compacted import Stored
 from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
 from bascule.xa import log_topic
 from bascule.xa.log import Decision, Heuristic, LogState
@@ -22,14 +23,6 @@ READ_MS: Final = 1_500.0
 HELD_UP_MS: Final = 60.0
 POLL_MS: Final = 3.0
 DECISIONS: Final = "decisions"
-
-
-class Entry(NamedTuple):
-    """The newest record of a key."""
-
-    value: bytes
-    partition: int
-    offset: int
 
 
 class Reader(Process):
@@ -51,9 +44,9 @@ class Table:
         self._kafka, self._process, self._reader = kafka, process, Reader(process)
         self._at = {partition.index: partition for partition in at}
         self._reached = dict.fromkeys(self._at, 0)
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, Stored] = {}
         #: Called while an open transaction is in the way for long, with what is read before it.
-        self.held_up: Callable[[Mapping[bytes, Entry]], None] = lambda _: None
+        self.held_up: Callable[[Mapping[bytes, Stored]], None] = lambda _: None
 
     def now_s(self) -> float:
         """See TableEffects."""
@@ -65,7 +58,7 @@ class Table:
         return list(self._at)
 
     @property
-    def known(self) -> Mapping[bytes, Entry]:
+    def known(self) -> Mapping[bytes, Stored]:
         """What the last read has found."""
         return dict(self._entries)
 
@@ -80,7 +73,7 @@ class Table:
         except KafkaFault as fault:
             raise Unavailable(f"no end is named: {fault}") from fault
 
-    async def read_to(self, ends: Mapping[int, int]) -> Mapping[bytes, Entry]:
+    async def read_to(self, ends: Mapping[int, int]) -> Mapping[bytes, Stored]:
         """See TableEffects."""
         try:
             for index, end in ends.items():
@@ -105,7 +98,7 @@ class Table:
                 if record.value is None:
                     self._entries.pop(record.key, None)
                 else:
-                    self._entries[record.key] = Entry(record.value, partition.index, record.offset)
+                    self._entries[record.key] = Stored(record.value, partition.index, record.offset)
             self._reached[partition.index] = max(reached, self._reached[partition.index])
             if reached < end:
                 await self._process.sleep(POLL_MS)
@@ -209,5 +202,5 @@ class DecisionTopic:
         self._appender.append(ToWrite(key, value))
 
 
-def _records(table: Mapping[bytes, Entry]) -> dict[bytes, LogRecord]:
+def _records(table: Mapping[bytes, Stored]) -> dict[bytes, LogRecord]:
     return {key: LogRecord(entry.value, entry.offset) for key, entry in table.items()}

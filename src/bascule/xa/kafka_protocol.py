@@ -278,7 +278,7 @@ class KafkaBranches:
         """Return the prepared branches: what was started and not prepared is nobody's. Cleans up now and then."""
         asked_ms = self._calls.now_ms()
         table = await self._table()
-        prepared = [xid_of(key) for key in table if not key.endswith(STARTED)]
+        prepared = [self._xid_of(key, entry) for key, entry in table.items() if not key.endswith(STARTED)]
         with self._lock:
             now_s = self._calls.monotonic_s()
             if due := now_s - self._cleaned_s > self.limits.clean_interval_s:
@@ -291,7 +291,7 @@ class KafkaBranches:
         """Return the branches that send and are not prepared, by their age in seconds."""
         now_ms = self._calls.now_ms()
         entries = {key: entry for key, entry in (await self._table()).items() if key.endswith(STARTED) and not is_rolled_back(entry)}
-        return {xid_of(key): (now_ms - started_ms(entry)) / 1000 for key, entry in entries.items()}
+        return {self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000 for key, entry in entries.items()}
 
     # -- preparing -----------------------------------------------------------------------------------------------------------
 
@@ -465,6 +465,12 @@ class KafkaBranches:
             return await self._calls.table()
         except Unavailable as error:
             raise ResourceFailed(f"{self.name}: {error}") from error
+
+    def _xid_of(self, key: bytes, entry: LogEntry) -> Xid:
+        try:
+            return xid_of(key)
+        except (UnicodeDecodeError, InvalidInput) as error:
+            raise ResourceError(f"{self.name}: {entry.place(self._topics.log, key)}: no branch: {error}") from error
 
     def _write(self, xid: Xid, suffix: bytes, value: bytes | None) -> AppendReceipt:
         partition = self._topics.partition_of(self._sent[xid].slot)

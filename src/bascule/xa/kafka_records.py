@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from bascule.core.errors import InvalidInput
 from bascule.core.kafka_records import Outgoing
 from bascule.xa.errors import ResourceError
 from bascule.xa.xid import Xid
@@ -28,6 +27,9 @@ class LogEntry(Protocol):
     @property
     def partition(self) -> int:
         """Return the partition of the log."""
+
+    def place(self, topic: str, key: bytes) -> str:
+        """Return where the record stands, for people."""
 
 
 class SideRecord(NamedTuple):
@@ -81,11 +83,8 @@ def key_of(xid: Xid) -> bytes:
 
 
 def xid_of(key: bytes) -> Xid:
-    """Return the branch that a key of the log names. Raises ResourceError."""
-    try:
-        return Xid.parse(key.removesuffix(STARTED).decode())
-    except (UnicodeDecodeError, InvalidInput) as error:
-        raise ResourceError(f"key {key!r} of the log is no branch: {error}") from error
+    """Return the branch that a key of the log names. Raises InvalidInput and UnicodeDecodeError."""
+    return Xid.parse(key.removesuffix(STARTED).decode())
 
 
 def started(slot: str, at_ms: int, *, rolled_back: bool) -> bytes:
