@@ -9,7 +9,7 @@ import pytest
 from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.server.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHolds
-from bascule.writer.position import COMMON, ENDED
+from bascule.writer.position import COMMON, ENDED, POSITION_PARTITIONS
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
 from tests.support.system import wait_for
@@ -44,6 +44,13 @@ def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge
         assert reasons(bridge, keepers)[COMMON].startswith("has not moved since 20")
         running.batch()
         assert reasons(bridge, keepers) == {COMMON: ""}
+
+
+def test_former_leader_of_the_positions_is_not_asked(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+        monkeypatch.setattr("bascule.kafka.compacted.TableReader.ends", lambda *_args, **_more: dict.fromkeys(range(POSITION_PARTITIONS), 0))
+        assert reasons(bridge) == {COMMON: ""}
 
 
 def test_the_pipelines_were_stopped_and_started_again(bridge: Bridge) -> None:

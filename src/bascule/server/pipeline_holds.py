@@ -37,7 +37,7 @@ class PipelineHolds:
     def found(self, end: int, mean_bytes: float) -> list[RetentionHold]:
         """Of committed positions only: one that is not committed yet may never be."""
         holds = []
-        for name, position in self._positions():
+        for name, position in self._positions(end):
             reason = self._reason(name, position, end)
             quota_bytes = self._place.pinned_bytes_max
             hold = RetentionHold.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
@@ -87,12 +87,12 @@ class PipelineHolds:
 
     # -- where pipelines stand -----------------------------------------------------------------------------------------
 
-    def _positions(self) -> Iterator[tuple[str, Position]]:
+    def _positions(self, end: int) -> Iterator[tuple[str, Position]]:
         """Of the pipelines that read the journal, and of exclusive diverts that none stands for yet: where begins what they took."""
         place = self._place
         stored = self._stored()
         common = stored.get(position_key(COMMON, place.topics.journal, place.topics.partition))
-        for key, position in sorted((self._unclaimed(common) | stored).items()):
+        for key, position in sorted((self._unclaimed(common, end) | stored).items()):
             # Where a divert once began is remembered, and needs nothing of the journal.
             if key.startswith(BEGUN) or position.vacant:
                 continue
@@ -105,11 +105,11 @@ class PipelineHolds:
             return {}
         reader = PositionReader(place.kafka, place.topics.positions, range(POSITION_PARTITIONS))
         try:
-            return reader.read()
+            return reader.read_behind_barrier()  # a former leader may not know a divert that has just been registered
         finally:
             reader.close()
 
-    def _unclaimed(self, common: Position | None) -> dict[str, Position]:
+    def _unclaimed(self, common: Position | None, end: int) -> dict[str, Position]:
         place = self._place
         if common is not None and not common.vacant:
             return {}
@@ -117,7 +117,7 @@ class PipelineHolds:
             common = None  # in an earlier journal of the same name
         if common not in self._taken:  # it changes with an epoch, and with the position
             history = TopicHistory(place.kafka, place.topics.journal, place.topics.partition)
-            self._taken = {common: taken_since(common, history, history.latest())}
+            self._taken = {common: taken_since(common, history, end)}
         return {
             position_key(f"{DIVERT}{name}", place.topics.journal, place.topics.partition): Position(
                 place.topics.journal, "", place.topics.partition, offset, members=(name,)

@@ -113,17 +113,18 @@ class Writer(Generic[P, O, V]):
     async def current(self) -> V | None:
         """Return the position, in the hands of an incarnation that came after it. Raises Unavailable.
 
-        The incarnation may have been prepared long ago. A later incarnation of another process would fence it, so that nothing wrong could
-        be committed; the read only finds that out before anything is made of the position.
+        The position of an incarnation that is made now is proven or read behind a barrier. One that was prepared before may be fenced by
+        now, so that nothing wrong could be committed; a read behind a barrier finds that out before anything is made of the position.
         """
         await self.abandon()
         deadline_s = self._effects.now_s() + self._deadline_s
         while True:
+            prepared = self._incarnations.coming is not None
             known = (await self._incarnations.get(deadline_s)).position
-            if (await read_latest(self._effects, violations=self._violations)).get(self.key) == known:
+            if not prepared or (await read_behind_barrier(self._effects, violations=self._violations)).get(self.key) == known:
                 return known
             self._drop()
-            self._last = None  # one of the two is wrong, or somebody has written: only a barrier tells
+            self._last = None  # somebody has written since
 
     def prepare(self) -> None:
         """Start the next incarnation in the background, for a writer that will write again. It fences other writers of the id."""
