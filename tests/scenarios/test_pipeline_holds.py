@@ -49,7 +49,9 @@ def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge
 def test_former_leader_of_the_positions_is_not_asked(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     with bridge.running(bridge.divert("x")) as running:
         running.settle()
-        monkeypatch.setattr("bascule.kafka.compacted.TableReader.ends", lambda *_args, **_more: dict.fromkeys(range(POSITION_PARTITIONS), 0))
+        monkeypatch.setattr(
+            "bascule.kafka.compacted.TableReader.ends", lambda *_args, **_more: dict.fromkeys(range(POSITION_PARTITIONS), 0)
+        )
         assert reasons(bridge) == {COMMON: ""}
 
 

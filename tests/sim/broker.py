@@ -136,7 +136,7 @@ class Broker:
         """One without any state."""
         violations = self.world.violations
         journaling = journaling or Journaling(lambda *_: None, violations=violations)
-        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.world.now_ms), self.policy, violations=violations)
+        return Engine(journaling, Bodies(None, 1 << 40), lambda: int(self.process.wall_ms), self.policy, violations=violations)
 
     def awake(self) -> bool:
         """Whether it may act."""

@@ -39,8 +39,6 @@ DRIVERS_MAX: Final = 2
 #: How long a worker may go on after its driver's death.
 ORPHANED_MS: Final = 150.0
 
-MakeWriter = Callable[[Kafka, Process, str], Writer]
-
 
 class QueryFailed(Exception):
     """A task failed too often."""
@@ -49,27 +47,24 @@ class QueryFailed(Exception):
 class Worker:
     """A Python worker of Spark: it keeps its writers, with their next incarnation, from task to task."""
 
-    def __init__(self, world: World, name: str, make_writer: MakeWriter, kafka: Kafka) -> None:
+    def __init__(self, world: World, name: str, kafka: Kafka) -> None:
         self.process = Process(world, name)
-        self._kafka, self._make_writer = kafka, make_writer
+        self._kafka = kafka
         self._writers: dict[str, Writer] = {}
         self.busy = False  # it runs one task at a time
 
     def writer(self, key: str) -> Writer:
         """Of a position."""
         if key not in self._writers:
-            self._writers[key] = self._make_writer(self._kafka, self.process, key)
+            self._writers[key] = Writer(self._kafka, self.process, key)
         return self._writers[key]
 
 
 class Pipelines:
     """What is configured, and the driver runs that carry it out. ``launch`` starts one more driver."""
 
-    def __init__(
-        self, world: World, kafka: Kafka, diverts: Sequence[DivertSpec], ingresses: Sequence[IngressSpec], make_writer: MakeWriter
-    ) -> None:
+    def __init__(self, world: World, kafka: Kafka, diverts: Sequence[DivertSpec], ingresses: Sequence[IngressSpec]) -> None:
         self.world, self.kafka, self.diverts, self.ingresses = world, kafka, tuple(diverts), tuple(ingresses)
-        self.make_writer = make_writer
         self.reruns = 0.0  # how often a batch begins before what is done already
         self.zombies = 0.0  # how often a task that still runs is taken for dead
         self.restlessness = 0.0  # how often a task goes to a new worker though another one is idle
@@ -130,7 +125,7 @@ class Driver:
 
     async def _take(self, key: str, source: Partition) -> Position:
         """Write the driver's name into a position."""
-        writer = self.pipelines.make_writer(self.kafka, self.process, key)
+        writer = Writer(self.kafka, self.process, key)
         found = await self._claims.take(writer, key)
         if found is not None:
             return found
@@ -190,7 +185,7 @@ class Driver:
         idle = [worker for worker in self.workers if worker.process.alive and not worker.busy]
         if not idle or self.world.chance(self.pipelines.restlessness):
             name = f"{self.name}.worker{len(self.workers)}"
-            idle = [Worker(self.world, name, self.pipelines.make_writer, self.kafka)]
+            idle = [Worker(self.world, name, self.kafka)]
             self.workers += idle
         return self.world.random.choice(idle)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from bascule.broker.addresses import Diverts, ExclusiveDivert
@@ -18,10 +17,10 @@ from tests.sim.broker import Broker
 from tests.sim.clients import Client, ReceivingClient, Sender, Stage, TransactedSender, id_of
 from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, NetworkConditions, Producer, ToWrite
 from tests.sim.nemesis import Nemesis
-from tests.sim.pipelines import MakeWriter, Pipelines
+from tests.sim.pipelines import Pipelines
 from tests.sim.witness import Witness
 from tests.sim.world import Process, World
-from tests.sim.writer import Writer, committed_offset
+from tests.sim.writer import committed_offset
 from tests.sim.xa_resources import FaultRates
 from tests.sim.xa_workload import XaWorkload
 from tests.support.history import Divert as Diverted
@@ -56,30 +55,18 @@ DIVERTS: Final = (
 INGRESSES: Final = (IngressSpec("alerts", "alerts", topics=("in.alerts", "t.news"), routing=Routing.ANYCAST, unbound="keep"),)
 
 
-@dataclass(slots=True)
-class Parts:
-    """What a run is made of; a test plants its faults here."""
-
-    make_broker: Callable[[World, Kafka, str, Policy, Diverts], Broker] = Broker
-    make_writer: MakeWriter = Writer
-    #: What is done to the run before it begins.
-    prepare: Callable[[Simulation], None] = field(default=lambda _: None)
-
-
 class Simulation:
     """A run. ``tally`` is what the checker says of it."""
 
     def __init__(
         self,
         seed: int,
-        parts: Parts | None = None,
         *,
         trace: bool = False,
         violations: Collection[enum.StrEnum] = (),
         arrange: Callable[[Simulation], None] | None = None,
     ) -> None:
         """``violations`` are rules that the run breaks on purpose. ``arrange`` changes the run once its weather is drawn."""
-        parts = parts or Parts()
         self.seed = seed
         self._arrange = arrange
         world = self.world = World(seed, violations)
@@ -92,14 +79,13 @@ class Simulation:
             tuple(each.source for each in DIVERTS),
         )
         policy = Policy(AddressPolicy(deliveries_max=6, dead_letter_address=DEAD_LETTERS, auto_delete=False))
-        self.brokers = [parts.make_broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
-        self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES, parts.make_writer)
+        self.brokers = [Broker(world, self.kafka, name, policy, diverts) for name in ("red", "blue")]
+        self.pipelines = Pipelines(world, self.kafka, DIVERTS, INGRESSES)
         self.stage = Stage(world, self.brokers)
         self.clients: list[Client] = []
         self.healed_ms = float("inf")
         self.nemesis = Nemesis(self)
         self.witness = Witness(self.kafka, self.brokers[0].fresh_engine)
-        parts.prepare(self)
 
     # -- the course of a run -----------------------------------------------------------------------------------------
 

@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import pytest
-
-from tests.sim.simulation import Parts, Simulation
+from tests.sim.simulation import Simulation
 from tests.support.history import Tally
 
 #: A planted fault must show within this number of histories.
@@ -85,21 +83,3 @@ def documented(text: str) -> str:
     lines = [f"| `{row.name}` | {row.fault} | {', '.join(f'`{name}`' for name in row.anomalies)} |" for row in rows()]
     table = "\n".join(("| violation | what the broken code does | shows as |", "| --- | --- | --- |", *lines))
     return _TABLE.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
-
-
-# -- faults that still replace an attribute -------------------------------------------------------------------------------
-
-#: A planted fault must show within so many runs.
-PLANTED_SEEDS = 600
-
-Plant = Callable[[pytest.MonkeyPatch], Parts]
-
-
-def not_found(parts: Parts, names: set[str]) -> set[str]:
-    """Those of the anomalies that no run shows."""
-    missing = set(names)
-    seed = 0
-    while missing and seed < PLANTED_SEEDS:
-        seed += 1
-        missing -= Simulation(seed, parts).run().names
-    return missing
