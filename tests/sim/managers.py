@@ -153,7 +153,7 @@ class Manager(Transacted):
             connection.drop()
 
     def calm(self) -> None:
-        """What it says arrives in time from now on. If its clock has jumped, it does not wait for deadlines that are half an hour away."""
+        """What it says arrives in time from now on. If its clock has jumped, it does not wait for deadlines that are many minutes away."""
         self.patient = self.patient and not self.world.offsets_ms.get(self.process.machine)
         for connection in self._connections:
             connection.slowness = 0.0

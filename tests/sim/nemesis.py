@@ -22,8 +22,9 @@ OVERTAKE_MS: Final = 25.0
 STEP_MS: Final = 8.0
 #: How long a database or the decision log is away at most.
 OUTAGE_MS: Final = 200.0
-#: The most that a wall clock jumps: half of the time for which the broker knows a repeated message.
-CLOCK_JUMP_MS: Final = 1_800_000.0
+#: The most that a wall clock jumps: a quarter of the time for which a broker knows a repeated message. The clocks of two brokers may jump
+#: apart, and each may jump from one side to the other.
+CLOCK_JUMP_MS: Final = 840_000.0
 
 
 class Nemesis:
