@@ -119,7 +119,7 @@ class LogProtocol:
         offset = await self._effects.append(key_of(OWNER, Ref(place, token, -1)), owner_value(self._by, after), place)
         crash.point("inbound.take.owner")
         owner, void, owners = await self._effects.reach(
-            place, offset, lambda state: (state.owner, tuple(state.void), _owners_before(state, token))
+            place, offset, lambda state: (state.owner, tuple(sorted(state.void)), _owners_before(state, token))
         )
         if owner != token and LogViolation.TAKE_UNCHECKED not in self._violations:
             raise Unavailable(f"{place} was taken over by another member meanwhile")
