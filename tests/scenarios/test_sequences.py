@@ -366,8 +366,8 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
     stands_by = threading.Event()
     read = StoredMessages.read
 
-    def read_once(store: StoredMessages) -> dict[int, bytes]:
-        found = read(store)
+    def read_once(store: StoredMessages, *, behind_barrier: bool = False) -> dict[int, bytes]:
+        found = read(store, behind_barrier=behind_barrier)
         stands_by.set()
         return found
 
@@ -377,7 +377,7 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
         await journal.answered("first", "failed")
         monkeypatch.setattr(StoredMessages, "read", read_once)
         second = journal.standby()
-        await asyncio.to_thread(stands_by.wait)
+        assert await asyncio.to_thread(stands_by.wait, 60.0)
         assert first.housekeeping is not None
         old, other = first.engine.queue("q").ready
         queue = first.engine.queue("q")
@@ -411,7 +411,7 @@ class Still:
 
 def before_the_store_is_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
     read = StoredMessages.read
-    monkeypatch.setattr(StoredMessages, "read", lambda store: (still.come(), read(store))[1])
+    monkeypatch.setattr(StoredMessages, "read", lambda store, **how: (still.come(), read(store, **how))[1])
 
 
 def before_the_journal_is_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
