@@ -11,10 +11,8 @@ from bascule.core.errors import Unavailable
 from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.kafka.compacted import Stored
 from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
-from bascule.xa import log_topic
-from bascule.xa.log import Decision, Heuristic, LogState
 from bascule.xa.log_topic import LogRecord
-from bascule.xa.xid import Xid
+from tests.sim.decisions import TopicDecisions
 from tests.sim.kafka import Appender, Kafka, KafkaFault, Partition, ToWrite
 from tests.sim.world import Process, Promise
 
@@ -142,7 +140,7 @@ class Single:
             each.fail(Unavailable(error))
 
 
-class DecisionTopic:
+class DecisionTopic(TopicDecisions):
     """The decision log of one process, on the nodes of Kafka: effects of ``bascule.xa.log_topic``."""
 
     def __init__(self, kafka: Kafka, process: Process) -> None:
@@ -151,28 +149,6 @@ class DecisionTopic:
         self._table = Table(kafka, process, [kafka.partition(DECISIONS)])
         self._appender = Single(kafka, process, kafka.partition(DECISIONS))
         self._violations = process.world.violations
-
-    # Decisions
-
-    async def decide(self, decision: Decision) -> Decision:
-        """See Decisions."""
-        return await log_topic.decide(self, decision, violations=self._violations)
-
-    async def read(self) -> LogState:
-        """See Decisions."""
-        return await log_topic.read(self, violations=self._violations)
-
-    async def record(self, heuristic: Heuristic) -> None:
-        """See Decisions."""
-        await log_topic.store_heuristic(self, heuristic)
-
-    async def forget(self, gtrids: Iterable[bytes]) -> None:
-        """See Decisions."""
-        log_topic.forget(self, gtrids)
-
-    async def forget_heuristic(self, xid: Xid) -> None:
-        """See Decisions."""
-        log_topic.forget_heuristic(self, xid)
 
     # TopicCalls
 

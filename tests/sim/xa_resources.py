@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bascule.core.errors import Unavailable
-from bascule.xa import log_topic
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome, decode
 from bascule.xa.log_topic import LogRecord
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
+from tests.sim.decisions import TopicDecisions
 from tests.sim.world import Promise, World
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Remote:
             self.world.after(self.world.random.random() * WAY_MS, answer.keep, value)
 
 
-class Log(Remote):
+class Log(Remote, TopicDecisions):
     """The decision log: the protocol of the topic on a partition that is written and read by calls of their own.
 
     ``standing`` remembers for the judgement the first outcome that was stored for each transaction, ``recorded`` each heuristic outcome.
@@ -90,6 +90,7 @@ class Log(Remote):
 
     def __init__(self, world: World, mishaps: FaultRates) -> None:
         super().__init__(world, mishaps, "log")
+        self._violations = world.violations
         self.standing: dict[bytes, Decision] = {}
         self.recorded: set[Xid] = set()
         #: Told when a decision is the first one of its transaction.
@@ -112,28 +113,6 @@ class Log(Remote):
         state = self.state
         commits = [str(gtrid) for gtrid, decision in state.decisions.items() if decision.outcome is Outcome.COMMIT]
         return commits + [str(xid) for xid in state.heuristics]
-
-    # Decisions
-
-    async def decide(self, decision: Decision) -> Decision:
-        """See Decisions."""
-        return await log_topic.decide(self, decision, violations=self.world.violations)
-
-    async def read(self) -> LogState:
-        """See Decisions."""
-        return await log_topic.read(self, violations=self.world.violations)
-
-    async def record(self, heuristic: Heuristic) -> None:
-        """See Decisions."""
-        await log_topic.store_heuristic(self, heuristic)
-
-    async def forget(self, gtrids: Iterable[bytes]) -> None:
-        """See Decisions."""
-        log_topic.forget(self, gtrids)
-
-    async def forget_heuristic(self, xid: Xid) -> None:
-        """See Decisions."""
-        log_topic.forget_heuristic(self, xid)
 
     # TopicCalls
 

@@ -23,8 +23,8 @@ from bascule.writer.incarnation import (
     Incarnation,
     IncarnationEvent,
     Incarnations,
+    IncarnationState,
 )
-from bascule.writer.incarnation import IncarnationState as State
 from bascule.writer.reading import TableEffects, read_behind_barrier, read_latest
 
 P = TypeVar("P")
@@ -182,7 +182,7 @@ class Writer(Generic[P, O, V]):
     async def abandon(self) -> None:
         """Abort the transaction that was begun ahead, if any: it will not be completed."""
         incarnation = self._incarnations.ready()
-        if incarnation is None or incarnation.state is not State.IN_TRANSACTION:
+        if incarnation is None or incarnation.state is not IncarnationState.IN_TRANSACTION:
             return
         try:
             await self._effects.abort(incarnation.producer)
@@ -220,7 +220,7 @@ class Writer(Generic[P, O, V]):
         """Give the client those of the outputs that it does not have yet."""
         effects, start = self._effects, incarnation.handed_over
         try:
-            if incarnation.state is not State.IN_TRANSACTION:
+            if incarnation.state is not IncarnationState.IN_TRANSACTION:
                 incarnation.move(IncarnationEvent.BEGIN)
                 await effects.begin(incarnation.producer)
             await effects.hand_over(incarnation.producer, outputs, start, careful=self._attempt.careful)
@@ -267,10 +267,10 @@ class Writer(Generic[P, O, V]):
         incarnation = self._incarnations.drop()
         if incarnation is None:
             return
-        if incarnation.state is State.POSITIONED:
+        if incarnation.state is IncarnationState.POSITIONED:
             self._know(incarnation, incarnation.position)
             incarnation.move(IncarnationEvent.DROP)
-        elif incarnation.state is State.IN_TRANSACTION:
+        elif incarnation.state is IncarnationState.IN_TRANSACTION:
             incarnation.move(IncarnationEvent.FAIL)
         if WriterViolation.PRODUCER_REUSED in self._violations:
             self._reused = incarnation.producer
