@@ -48,7 +48,8 @@ class Topics:
         self._bootstrap = kafka["bootstrap.servers"]
         # Not a method: a client that refers to its owner would keep its threads until somebody looks for cycles, and a broker seldom does.
         self._refusals: list[str] = []
-        settings: dict[str, Any] = {**PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
+        # Each failed connection is a line below that level.
+        settings: dict[str, Any] = {"log_level": 2, **PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
             self._admin = clients.admin(settings)
         except KafkaException as error:
