@@ -112,25 +112,28 @@ class PatientAdmin(AdminClient):
 
 
 @contextmanager
-def product_on(nodes: int = 1) -> Iterator[MockCluster]:
-    """A cluster, and this process's product made to work on it.
+def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluster]:
+    """Run a cluster, and make the product of this process work on it until ``patch`` is undone.
+
+    ``patch`` is that of the test. With another one the order of the ends would decide: a function that both have replaced
+    would stay replaced in the tests that follow.
 
     The mock cluster stores the ends of transactions without a checksum, creates and trims topics by C functions alone, and its topics have
     no settings to look at.
     """
 
-    def unchecked(settings: Mapping[str, Any]) -> Consumer:
-        return Consumer({**settings, "check.crcs": False})
+    checked, described = clients.consumer, admin.Topics.ids
 
-    described = admin.Topics.ids
+    def unchecked(settings: Mapping[str, Any]) -> Consumer:
+        return checked({**settings, "check.crcs": False})
 
     def ids(topics: admin.Topics, names: Iterable[str], timeout_s: float = admin.ADMIN_TIMEOUT_S) -> dict[str, str]:
         found = described(topics, names, timeout_s)
         return {name: cluster.ids.get(name, each) for name, each in found.items() if cluster.ids.get(name) != ""}
 
-    with MockCluster(nodes) as cluster, pytest.MonkeyPatch.context() as patch:
+    with MockCluster(nodes) as cluster:
         patch.setattr(clients, "consumer", unchecked)
-        patch.setattr(clients, "admin", lambda settings: PatientAdmin(dict(settings)))
+        patch.setattr(clients, "AdminClient", PatientAdmin)
         patch.setattr(admin.Topics, "create", lambda _, topic, partitions, *__, **___: cluster.create(topic, partitions))
         patch.setattr(admin.Topics, "ids", ids)
         patch.setattr(own_topics, "guard", lambda *_: [])

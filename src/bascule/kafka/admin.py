@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
-from bascule.core.errors import Denied, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
 from bascule.kafka.history import PROMPT
 
@@ -20,6 +20,10 @@ ADMIN_TIMEOUT_S = 30.0
 REACH_TIMEOUT_S = 10.0
 #: Kafka's own delay between the creation of a topic and its brokers' knowledge of it is some milliseconds.
 VISIBLE_PAUSE_S = 0.02
+#: A broker that Kafka has fenced is back with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
+FENCED_PAUSE_S = 0.5
+#: In the controller's words for "no broker is live". The error code alone is also that of a factor that is too large.
+_FENCED = "currently fenced"
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
@@ -149,20 +153,29 @@ class Topics:
         return found
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
-        """Creates a topic; false when it was there. Raises Unavailable, Denied, InvalidInput for a name or setting that Kafka refuses."""
+        """Create a topic; return False when it was there.
+
+        Kafka refuses each replication factor while it counts none of its brokers as live ("fenced"), as after a pause of a
+        whole machine: the creation is tried again for ``ADMIN_TIMEOUT_S``.
+
+        Raises Unavailable, Denied, InvalidInput for a name or setting that Kafka refuses.
+        """
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
-        try:
-            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.TOPIC_ALREADY_EXISTS:
-                return False
-            if code in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR):
-                raise InvalidInput(f"topic {topic!r} cannot be created: {error.args[0].str()}") from error
-            if code in _DENIALS:
-                raise Denied(topic, f"cannot be created: {error}") from error
-            raise Unavailable(f"topic {topic!r} cannot be created: {error}") from error
-        return True
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        while True:
+            try:
+                self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
+            except KafkaException as raised:
+                error = raised.args[0]
+                if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    return False
+                if error.code() != KafkaError.INVALID_REPLICATION_FACTOR or _FENCED not in error.str():
+                    raise _not_created(topic, error) from raised
+                if time.monotonic() > deadline_s:
+                    raise Unavailable(f"topic {topic!r} cannot be created: {error}") from raised
+                time.sleep(FENCED_PAUSE_S)
+            else:
+                return True
 
     def check_writable(self, topic: str) -> None:
         """Raises Denied for a topic that this client may not write to: in a transaction Kafka would not name it. Raises Unavailable."""
@@ -197,6 +210,14 @@ class Topics:
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         return {name: str(entry.value) for name, entry in described.items()}
+
+
+def _not_created(topic: str, error: KafkaError) -> BasculeError:
+    if error.code() in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR):
+        return InvalidInput(f"topic {topic!r} cannot be created: {error.str()}")
+    if error.code() in _DENIALS:
+        return Denied(topic, f"cannot be created: {error}")
+    return Unavailable(f"topic {topic!r} cannot be created: {error}")
 
 
 def _note(refusals: list[str], error: KafkaError) -> None:

@@ -528,6 +528,20 @@ def test_topic_that_may_not_be_written_is_found_before_it_is_written(kafka: Kafk
         topics.check_writable("t")
 
 
+def test_topic_is_created_when_kafka_has_a_live_broker_again(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced = "Unable to replicate the partition 1 time(s): All brokers are currently fenced."
+    monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
+    topics = Topics(SETTINGS)
+    kafka.fail("create_topics", KafkaError.INVALID_REPLICATION_FACTOR, 3, reason=fenced)
+    assert topics.create("t", 1, {})
+    assert "t" in kafka.topics
+    assert not kafka.faults["create_topics"]
+    monkeypatch.setattr(admin, "ADMIN_TIMEOUT_S", 0.0)
+    kafka.fail("create_topics", KafkaError.INVALID_REPLICATION_FACTOR, 1000, reason=fenced)
+    with pytest.raises(Unavailable, match=r"'u' cannot be created: .*fenced"):
+        topics.create("u", 1, {})
+
+
 def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ADMIN_TIMEOUT_S", "REACH_TIMEOUT_S"):
         monkeypatch.setattr(admin, name, 0.05)

@@ -16,7 +16,7 @@ from tests.support.mock_cluster import MockCluster, product_on
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
     """A cluster of one node on which the product works, and what the scenarios without Spark need of one."""
-    with product_on() as cluster:
+    with product_on(monkeypatch) as cluster:
 
         def delete_records(_: str, topic: str, before: int) -> None:
             cluster.delete_records(topic, TopicHistory(cluster.kafka, topic, 0).latest() if before == OFFSET_END else before)

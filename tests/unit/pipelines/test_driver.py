@@ -18,7 +18,7 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, position_key
 from tests.scenarios import test_lost_positions
-from tests.scenarios.sparkless import Bridge, without_spark
+from tests.scenarios.sparkless import Bridge
 from tests.scenarios.test_joining import (  # noqa: F401 - the same on the mock cluster
     test_a_divert_joins_the_others_when_it_is_near_them_and_they_run,
     test_a_divert_whose_joining_was_committed_in_doubt_has_joined,
@@ -152,10 +152,9 @@ def test_lag_is_shown_while_a_driver_runs_and_a_reason_when_it_ends(bridge: Brid
         running.driver.poll()
         assert running.driver._told == {"divert:bad"}
         running.driver._mirror_due_s = 0.0
-        monkeypatch.setattr(running.driver._positions, "stored", lambda *_: pytest.fail("it is told once"))
-        running.driver.poll()
-        monkeypatch.undo()
-        without_spark(monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(running.driver._positions, "stored", lambda *_: pytest.fail("it is told once"))
+            running.driver.poll()
     assert shown(bridge, COMMON, journal) == (3, ENDED)
     offset, note = shown(bridge, "divert:bad", journal)
     assert offset <= 3
