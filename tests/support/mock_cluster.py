@@ -115,8 +115,8 @@ class PatientAdmin(AdminClient):
 def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluster]:
     """Run a cluster, and make the product of this process work on it until ``patch`` is undone.
 
-    ``patch`` is that of the test. With another one the order of the ends would decide: a function that both have replaced
-    would stay replaced in the tests that follow.
+    Pass the ``monkeypatch`` of the test. If the test and the cluster replaced the same function with two different MonkeyPatch
+    objects, the later undo would put the cluster's function back, and the following tests would call a cluster that has ended.
 
     The mock cluster stores the ends of transactions without a checksum, creates and trims topics by C functions alone, and its topics have
     no settings to look at.

@@ -22,7 +22,7 @@ REACH_TIMEOUT_S = 10.0
 VISIBLE_PAUSE_S = 0.02
 #: A broker that Kafka has fenced is back with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
 FENCED_PAUSE_S = 0.5
-#: In the controller's words for "no broker is live". The error code alone is also that of a factor that is too large.
+#: The controller writes this if no broker is live. It uses the same error code for a replication factor that is too large.
 _FENCED = "currently fenced"
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
