@@ -52,8 +52,7 @@ class Topics:
         self._bootstrap = kafka["bootstrap.servers"]
         # Not a method: a client that refers to its owner would keep its threads until somebody looks for cycles, and a broker seldom does.
         self._refusals: list[str] = []
-        # Each failed connection is a line below that level.
-        settings: dict[str, Any] = {"log_level": 2, **PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
+        settings: dict[str, Any] = {**PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
             self._admin = clients.admin(settings)
         except KafkaException as error:
@@ -169,10 +168,8 @@ class Topics:
                 error = raised.args[0]
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     return False
-                if error.code() != KafkaError.INVALID_REPLICATION_FACTOR or _FENCED not in error.str():
+                if not _all_fenced(error) or time.monotonic() > deadline_s:
                     raise _not_created(topic, error) from raised
-                if time.monotonic() > deadline_s:
-                    raise Unavailable(f"topic {topic!r} cannot be created: {error}") from raised
                 time.sleep(FENCED_PAUSE_S)
             else:
                 return True
@@ -212,8 +209,14 @@ class Topics:
         return {name: str(entry.value) for name, entry in described.items()}
 
 
+def _all_fenced(error: KafkaError) -> bool:
+    """Whether Kafka has refused a topic because no node is live, with the code of a wrong replication factor."""
+    return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED in error.str()
+
+
 def _not_created(topic: str, error: KafkaError) -> BasculeError:
-    if error.code() in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR):
+    wrong_setting = error.code() in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR)
+    if wrong_setting and not _all_fenced(error):
         return InvalidInput(f"topic {topic!r} cannot be created: {error.str()}")
     if error.code() in _DENIALS:
         return Denied(topic, f"cannot be created: {error}")

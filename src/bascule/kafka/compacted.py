@@ -18,7 +18,7 @@ from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka import clients
-from bascule.kafka.history import PROMPT, QUIET, READ_AHEAD, PartitionOffsets, known_offset, passing
+from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset, passing
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
@@ -36,8 +36,8 @@ HELD_UP_AGAIN_S = 3.0
 #: For so long at least a deletion can be read before compaction takes it away (``delete.retention.ms``).
 DELETIONS_KEPT_S = 3600.0
 
-#: Each failed connection is a line of log below this level; a Kafka that is back is found within a second.
-CLIENT_SETTINGS: Mapping[str, Any] = {"log_level": 2, "reconnect.backoff.max.ms": 1000}
+#: A Kafka that is back is found within a second.
+CLIENT_SETTINGS: Mapping[str, Any] = {"reconnect.backoff.max.ms": 1000}
 #: What one of Bascule's tables is created with.
 TABLE_CONFIG: Mapping[str, str] = {
     "cleanup.policy": "compact",
@@ -257,7 +257,6 @@ class TableReader:
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = clients.consumer(
             {
-                **QUIET,
                 **kafka,
                 **READ_AHEAD,
                 "group.id": "bascule.table.unused",

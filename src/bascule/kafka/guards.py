@@ -166,7 +166,7 @@ def guard_transactions(kafka: Mapping[str, Any]) -> list[Finding]:
 def no_transaction(kafka: Mapping[str, Any], why: str) -> Unavailable:
     """Of one that Kafka does not start. Its coordinator says only that it is not available; its topic may show the reason."""
     try:
-        seen = _unusable(clients.admin({"log_level": 2, **kafka}))
+        seen = _unusable(clients.admin(kafka))
     except KafkaException as error:
         _log.debug("topic not described", topic=TRANSACTION_STATE, error=error)
         seen = ""

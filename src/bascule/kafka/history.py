@@ -22,12 +22,9 @@ NOTE_MAX = 1_000
 #: A reader holds so much before it is taken (its default is 64 MiB), and asks for more as soon as there is room again: by default it
 #: waits for a second, which was more than half of the time of a start with a million messages.
 READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 2}
-#: A client writes to standard error by itself, in its own format, from this severity on (2: critical). Its failures are raised or logged by
-#: the calls that meet them. A setting of the user has precedence, except in the journal's own clients.
-QUIET: Mapping[str, Any] = {"log_level": 2}
 #: For a client that is asked as soon as it is made: half of it is how long it waits between its first two connections (default: 100).
 #: Not for consumers: with it readers of what is committed stood still for a second, again and again (a test of 9 s took 28).
-PROMPT: Mapping[str, Any] = {**QUIET, "reconnect.backoff.ms": 10}
+PROMPT: Mapping[str, Any] = {"reconnect.backoff.ms": 10}
 RETRY_S = 0.2
 #: A Kafka that has just started is still finding out who coordinates a group.
 _COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
@@ -142,7 +139,6 @@ class TopicHistory:
             return
         consumer = clients.consumer(
             {
-                **QUIET,
                 **self._kafka,
                 **READ_AHEAD,
                 # Where the range ends with the end of a transaction, Kafka would keep the client waiting for what comes behind it.
@@ -197,7 +193,7 @@ def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition
 
 def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> tuple[int, str]:
     """``committed_offset``, and what was noted beside it."""
-    consumer = clients.consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False})
+    consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False})
     deadline = time.monotonic() + READ_TIMEOUT_S
     try:
         while True:
@@ -216,7 +212,7 @@ class LagMirror:
     """Shows positions to ordinary monitors as offsets of a consumer group. It decides nothing, and nothing waits for it."""
 
     def __init__(self, kafka: Mapping[str, Any], group: str) -> None:
-        self._consumer = clients.consumer({**QUIET, **kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
+        self._consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False, "on_commit": self._answered})
         self._wanted: dict[tuple[str, int], TopicPartition] = {}
         # One commit at a time: the client sends one that failed again, and that may overtake what was shown since.
         self._asked: dict[tuple[str, int], TopicPartition] = {}

@@ -18,7 +18,7 @@ from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import QUIET, READ_AHEAD, TopicHistory, passing
+from bascule.kafka.history import READ_AHEAD, TopicHistory, passing
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -45,7 +45,6 @@ APPEND_SETTINGS: Mapping[str, Any] = {
     "retry.backoff.ms": 20,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
-    **QUIET,
 }
 READ_SETTINGS: Mapping[str, Any] = {
     **READ_AHEAD,
@@ -58,7 +57,6 @@ READ_SETTINGS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 50,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
-    **QUIET,
 }
 
 

@@ -18,7 +18,7 @@ from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import CLIENT_SETTINGS, TOO_LARGE, hand_over
 from bascule.kafka.consumer import received_of
-from bascule.kafka.history import QUIET, TopicHistory, committed_offset
+from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.log import introduce, patient
 
 COORDINATOR_TIMEOUT_S = 30.0
@@ -65,10 +65,10 @@ class Redrive:
         """
         refused: list[tuple[int, str]] = []
         settings = {
-            **QUIET, "message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random",
+            "message.max.bytes": RECORD_BYTES_MAX, **self._kafka, "transactional.id": self._group, "partitioner": "murmur2_random",
         }  # fmt: skip
         producer = clients.producer(settings)
-        consumer = clients.consumer({**QUIET, **self._kafka, "group.id": self._group, "enable.auto.commit": False})
+        consumer = clients.consumer({**self._kafka, "group.id": self._group, "enable.auto.commit": False})
         try:
             introduce(producer, self._topic, COORDINATOR_TIMEOUT_S)
             producer.init_transactions(COORDINATOR_TIMEOUT_S)
