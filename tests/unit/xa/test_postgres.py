@@ -1,0 +1,353 @@
+"""PostgreSQL as a resource, on a server in memory; ``scenarios/test_xa_databases.py`` holds the same promises against the real one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.pq import TransactionStatus
+
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.xa.database import in_words_of_xa
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid
+from bascule.xa.log import Outcome
+from bascule.xa.postgres import PostgresResource
+from bascule.xa.resource import Vote
+from bascule.xa.sqlalchemy import SqlAlchemyResource
+from bascule.xa.xid import Xid, branch, new_gtrid
+
+TIMEOUT_S = 30.0
+
+
+class Server:
+    """Prepared transactions by name, and how each transaction has ended, by number."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.prepared: dict[str, tuple[str, list[str], psycopg.Xid]] = {}
+        self.statuses: dict[str, str] = {}
+        self.values: dict[str, object] = {"max_prepared_transactions": "100", "pg_is_in_recovery": False, "current_database": "shop"}
+        self.foreign: list[psycopg.Xid] = []
+        self.connections: list[Connection] = []
+        self.away = False
+
+    def connect(self, _conninfo: str) -> Connection:
+        if self.away:
+            raise psycopg.OperationalError("connection refused")
+        self.connections.append(Connection(self))
+        return self.connections[-1]
+
+    def finish(self, name: str, *, commit: bool) -> None:
+        if name not in self.prepared:
+            raise psycopg.errors.UndefinedObject(f'prepared transaction with identifier "{name}" does not exist')
+        number, rows, _ = self.prepared.pop(name)
+        self.end(number, rows, commit=commit)
+
+    def end(self, number: str, rows: list[str], *, commit: bool) -> None:
+        self.rows += rows if commit else []
+        self.statuses[number] = "committed" if commit else "aborted"
+
+
+class Connection:
+    """What the resource uses of psycopg's. ``lost`` is "before" or "after" the next end of a transaction is carried out."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
+        self.lost = ""
+        self.closed = False
+        self.said: list[str] = []
+        self._xid: psycopg.Xid | None = None
+        self._number: str | None = None
+        self._rows: list[str] = []
+        self._result: Any = None
+
+    def xid(self, format_id: int, gtrid: str, bqual: str) -> psycopg.Xid:
+        return psycopg.Xid.from_parts(format_id, gtrid, bqual)
+
+    def tpc_begin(self, xid: psycopg.Xid) -> None:
+        if self.lost:
+            raise psycopg.OperationalError("the connection is lost")
+        self._xid, self._number, self._rows = xid, None, []
+        self.info.transaction_status = TransactionStatus.INTRANS
+
+    def insert(self, row: str) -> None:
+        if self._number is None:
+            self._number = str(len(self.server.statuses) + 1)
+            self.server.statuses[self._number] = "in progress"
+        self._rows.append(row)
+
+    def tpc_prepare(self) -> None:
+        self._reach("before")
+        assert self._xid is not None
+        assert self._number is not None
+        self.server.prepared[str(self._xid)] = (self._number, self._rows, self._xid)
+        self._reach("after")
+
+    def tpc_commit(self, xid: psycopg.Xid | None = None) -> None:
+        self._end(xid, commit=True)
+
+    def tpc_rollback(self, xid: psycopg.Xid | None = None) -> None:
+        self._end(xid, commit=False)
+
+    def _end(self, xid: psycopg.Xid | None, *, commit: bool) -> None:
+        self._reach("before")
+        name = str(xid or self._xid)
+        if xid is not None or name in self.server.prepared or self._was_prepared():
+            self.server.finish(name, commit=commit)
+        elif self._number is not None:
+            self.server.end(self._number, self._rows, commit=commit)
+        self._xid, self._number, self._rows = None, None, []
+        self.info.transaction_status = TransactionStatus.IDLE
+        self._reach("after")
+
+    def _was_prepared(self) -> bool:
+        return self._number is not None and self.server.statuses[self._number] != "in progress"
+
+    def _reach(self, moment: str) -> None:
+        if self.lost == moment:
+            if moment == "before" and self._number is not None and str(self._xid) not in self.server.prepared:
+                self.server.end(self._number, [], commit=False)
+            raise psycopg.OperationalError("the connection is lost")
+
+    def tpc_recover(self) -> list[psycopg.Xid]:
+        own = [
+            psycopg.Xid(each.format_id, each.gtrid, each.bqual, None, "me", self.server.values["current_database"])  # type: ignore[arg-type]
+            for _, _, each in self.server.prepared.values()
+        ]
+        return [*own, *self.server.foreign]
+
+    def cursor(self, **_: Any) -> Connection:
+        return self
+
+    def execute(self, query: str, parameters: tuple[str, ...] = ()) -> Connection:
+        self.said.append(query)
+        if "pg_current_xact_id_if_assigned" in query:
+            self._result = self._number
+        elif "pg_xact_status" in query:
+            self._result = self.server.statuses.get(parameters[0])
+        elif not query.startswith("SET LOCAL"):
+            self._result = next(value for name, value in self.server.values.items() if name in query)
+        return self
+
+    def fetchone(self) -> tuple[Any]:
+        return (self._result,)
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server()
+    monkeypatch.setattr(psycopg, "connect", server.connect)
+    return server
+
+
+def ended(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
+    """A branch that has written rows and ended its work."""
+    xid = branch(new_gtrid("test", 0), "db")
+    connection: Any = resource.start(xid, timeout_s=TIMEOUT_S)
+    for row in rows:
+        connection.insert(row)
+    resource.end(xid, success=True)
+    return xid, connection
+
+
+def prepared(resource: PostgresResource, *rows: str) -> tuple[Xid, Connection]:
+    xid, connection = ended(resource, *rows)
+    assert resource.prepare(xid) is Vote.YES
+    return xid, connection
+
+
+@pytest.mark.parametrize(("finish", "rows"), [("commit", ["1"]), ("rollback", [])])
+def test_another_process_finishes_a_prepared_branch_and_both_may_try(server: Server, finish: str, rows: list[str]) -> None:
+    first, second = PostgresResource("db", ""), PostgresResource("db", "")
+    xid, _ = prepared(first, "1")
+    assert (server.rows, list(second.recover())) == ([], [xid])
+    getattr(second, finish)(xid)
+    getattr(first, finish)(xid)  # its process knows the number of the transaction, and so what became of it
+    assert (server.rows, list(second.recover())) == (rows, [])
+    with pytest.raises(UnknownXid):
+        getattr(second, finish)(xid)
+    with pytest.raises(UnknownXid):
+        second.forget(xid)
+
+
+def test_branch_that_wrote_nothing_votes_read_only_and_leaves_nothing(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, connection = ended(resource)
+    assert resource.prepare(xid) is Vote.READ_ONLY
+    assert (server.prepared, resource.token(xid)) == ({}, "")
+    assert ended(resource)[1] is connection  # given back
+
+
+@pytest.mark.parametrize("one_phase", [True, False])
+def test_branch_with_failed_statement_votes_no(server: Server, one_phase: bool) -> None:
+    """PostgreSQL answers PREPARE TRANSACTION and COMMIT of a failed transaction with success, and rolls it back."""
+    resource = PostgresResource("db", "")
+    xid, connection = ended(resource, "1")
+    connection.info.transaction_status = TransactionStatus.INERROR
+    with pytest.raises(BranchRolledBack):
+        resource.commit(xid, one_phase=True) if one_phase else resource.prepare(xid)
+    assert (server.rows, server.prepared, connection.closed) == ([], {}, True)
+    with pytest.raises(UnknownXid):
+        resource.rollback(xid)
+
+
+def test_branch_whose_connection_is_lost_between_prepare_and_commit_is_finished_on_another(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    for finish in ("commit", "rollback"):
+        xid, connection = prepared(resource, finish)
+        connection.lost = "before"
+        with pytest.raises(ResourceFailed):
+            getattr(resource, finish)(xid)
+        assert (connection.closed, list(resource.recover())) == (True, [xid])
+        getattr(resource, finish)(xid)
+    assert server.rows == ["commit"]
+
+
+def test_connection_that_is_lost_before_the_vote_rolls_back(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, connection = ended(resource, "1")
+    connection.lost = "before"
+    resource.rollback(xid)  # the end of its connection was the end of the branch
+    assert (server.rows, server.prepared, resource.recover()) == ([], {}, [])
+
+
+def test_commit_in_one_phase_whose_answer_is_lost_is_told_as_it_ended(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, connection = ended(resource, "1")
+    connection.lost = "after"
+    resource.commit(xid, one_phase=True)
+    assert server.rows == ["1"]
+    xid, connection = ended(resource, "2")
+    connection.lost = "before"
+    with pytest.raises(BranchRolledBack) as rolled_back:
+        resource.commit(xid, one_phase=True)
+    assert (rolled_back.value.xa_code, rolled_back.value.retriable) == (Code.XA_RBCOMMFAIL, True)
+    xid, connection = ended(resource, "3")
+    connection.lost, server.away = "after", True
+    with pytest.raises(ResourceFailed):  # in doubt
+        resource.commit(xid, one_phase=True)
+    assert server.rows == ["1", "3"]
+
+
+@pytest.mark.parametrize(("wanted", "commit", "code"), [("commit", False, Code.XA_HEURRB), ("rollback", True, Code.XA_HEURCOM)])
+def test_branch_that_somebody_finished_by_hand_is_reported_until_it_is_forgotten(
+    server: Server, wanted: str, commit: bool, code: Code
+) -> None:
+    resource = PostgresResource("db", "")
+    xid, _ = prepared(resource, "1")
+    server.finish(next(iter(server.prepared)), commit=commit)
+    for _ in range(2):
+        with pytest.raises(BranchHeuristic) as found:
+            getattr(resource, wanted)(xid)
+        assert found.value.xa_code is code
+    resource.forget(xid)
+    with pytest.raises(UnknownXid):
+        getattr(resource, wanted)(xid)
+
+
+def test_outcome_is_told_by_the_number_of_the_transaction_alone(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, _ = prepared(resource, "1")
+    token = resource.token(xid)
+    other = PostgresResource("db", "")
+    with pytest.raises(RetryLater):
+        other.outcome(xid, token)
+    resource.commit(xid)
+    assert other.outcome(xid, token) is Outcome.COMMIT
+    assert other.outcome(xid) is None
+    server.statuses[token] = "aborted"
+    assert other.outcome(xid, token) is Outcome.ROLLBACK
+    del server.statuses[token]  # PostgreSQL forgets old ones
+    assert other.outcome(xid, token) is None
+
+
+def test_standby_tells_neither_branches_nor_outcomes(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, _ = prepared(resource, "1")
+    server.values["pg_is_in_recovery"] = True
+    with pytest.raises(ResourceFailed, match="standby"):
+        resource.recover()
+    with pytest.raises(ResourceFailed, match="standby"):
+        resource.outcome(xid, "1")
+    assert all(each.closed for each in server.connections[1:])
+
+
+def test_branches_of_other_databases_and_names_that_are_no_xid_are_not_listed(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, _ = prepared(resource, "1")
+    server.foreign = [psycopg.Xid(7, "other", "db", None, "me", "warehouse"), psycopg.Xid(None, "by hand", None, None, "me", "shop")]
+    assert list(resource.recover()) == [xid]
+
+
+def test_idle_connections_are_kept_up_to_the_limit_and_lost_ones_replaced(server: Server) -> None:
+    resource = PostgresResource("db", "", idle_max=1)
+    for xid, _ in [ended(resource, "1"), ended(resource, "2")]:
+        resource.commit(xid, one_phase=True)
+    first, second = server.connections
+    assert (first.closed, second.closed) == (False, True)
+    assert first.said[0] == "SET LOCAL idle_in_transaction_session_timeout = 30000"
+    first.lost = "before"
+    _, third = ended(resource, "3")
+    assert (first.closed, third.closed) == (True, False)
+    server.away = True
+    with pytest.raises(ResourceFailed):
+        ended(resource)
+    resource.close()
+
+
+def test_close_closes_idle_connections(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    resource.rollback(ended(resource, "1")[0])
+    resource.close()
+    assert [each.closed for each in server.connections] == [True]
+
+
+def test_server_without_prepared_transactions_is_refused(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    resource.check()
+    server.values["max_prepared_transactions"] = "0"
+    with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
+        resource.check()
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("08006", Code.XAER_RMFAIL), ("23505", Code.XA_RBINTEGRITY), ("25P03", Code.XA_RBTIMEOUT), ("40002", Code.XA_RBROLLBACK),
+        ("40001", Code.XA_RBTRANSIENT), ("40P01", Code.XA_RBDEADLOCK), ("42704", Code.XAER_NOTA), ("42710", Code.XAER_DUPID),
+        ("55006", Code.XA_RETRY), ("57P01", Code.XAER_RMFAIL), ("22012", Code.XAER_RMERR), ("42601", Code.XAER_RMERR),
+    ],
+)  # fmt: skip
+def test_sqlstate_tells_xa_code_whatever_the_class_of_the_error(state: str, code: Code) -> None:
+    error = psycopg.IntegrityError("why")
+    error.sqlstate = state
+    assert in_words_of_xa(error).xa_code is code
+    assert in_words_of_xa(sa.exc.DBAPIError("INSERT", {}, error)).xa_code is code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (psycopg.IntegrityError, Code.XA_RBINTEGRITY),
+        (psycopg.OperationalError, Code.XAER_RMFAIL),
+        (psycopg.InterfaceError, Code.XAER_RMFAIL),
+        (psycopg.ProgrammingError, Code.XAER_RMERR),
+        (ValueError, Code.XAER_RMERR),
+    ],
+)
+def test_class_of_error_tells_xa_code_where_driver_tells_no_sqlstate(error: type[Exception], code: Code) -> None:
+    assert in_words_of_xa(error("why")).xa_code is code
+
+
+def test_sqlalchemy_driver_whose_two_phases_are_not_known_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="pysqlite"):
+        SqlAlchemyResource("db", sa.create_engine("sqlite://"))
