@@ -20,7 +20,8 @@ from bascule.client import Context, InvalidSelector, Queue, Topic, connect
 from tests.support.system import PYTHON_FAILOVER
 
 COMMAND = [sys.executable, "-m", "bascule.cli"]
-#: A broker that did not run for half a session steps down, and a command without fail-over then fails. A loaded machine pauses for 5 s.
+#: A broker that stood still for half of its session steps down, and commands that do not reconnect fail then. A loaded machine can stop a
+#: process for 5 s, so that the default session is too short for these tests.
 CALM = {"BASCULE_BROKER__SESSION_TIMEOUT_S": "60"}
 
 

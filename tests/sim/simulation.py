@@ -30,8 +30,8 @@ from tests.support.history_audit import JournalAudit
 #: How long things go wrong, and how soon after that all must have arrived.
 TROUBLE_MS: Final = 550.0
 HEALED_MS: Final = 12_000.0
-#: What was broken when all was healed may still end badly for so long: a broker that was elected just before the last kill and reads
-#: a journal that is trimmed meanwhile begins its epoch some 900 ms after the healing, and ends that of the one that served till then.
+#: An epoch may still end for this long after the faults are healed. A broker that was elected just before the last kill, and that reads a
+#: journal while it is trimmed, starts its epoch about 900 ms after the healing, and thereby ends the epoch of the broker before it.
 AFTERMATH_MS: Final = 1_000.0
 #: Nothing has happened for so long: nothing more will.
 QUIET_MS: Final = 200.0

@@ -67,7 +67,7 @@ def test_broker_that_kafka_does_not_answer_stalls_and_goes_on() -> None:
 
 
 def trace_of(program: str, hash_seed: int) -> str:
-    """Return the verdict and the trace of ``run``, which a program makes, in a process of its own."""
+    """Run a program that defines ``run`` in a process of its own, and return the verdict and the trace of that simulation."""
     program += "; print(run.run(), *run.world.trace, sep=chr(10))"
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True)

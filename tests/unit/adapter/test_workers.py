@@ -116,7 +116,9 @@ def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch
     spec = ActivationSpec(topics=("topic",), group="g", workers=1, delivery_timeout_s=timeout_s)
     failures: list[BaseException] = []
     running = Workers(spec, Hanging, handle, Counts(), failures.append)
+    before = set(threading.enumerate())
     running.start()
+    left = set(threading.enumerate()) - before
     try:
         running.add([delivery(1), delivery(2)])
         if hangs_in != "work":
@@ -126,3 +128,5 @@ def test_a_worker_that_hangs_is_named_at_the_stop_and_not_waited_for(monkeypatch
         assert hangs.is_set()
     finally:
         goes_on.set()
+        for worker in left:
+            worker.join(LONG_S)
