@@ -222,8 +222,15 @@ class Running:
             if query is not None:
                 query.batch(self.bridge.end() if end is None else end)
 
+    def _all_started(self) -> bool:
+        failed = [query for query in self.driver.queries.values() if query.restarts and query.running is None and query.stopped is None]
+        if failed:
+            self.driver.poll()
+        return not failed
+
     def settle(self) -> None:
-        """All read the journal to its end, and join."""
+        """All read the journal to its end, and join. A query that failed, because Kafka did not answer in time, is started again first."""
+        wait_for(self._all_started, "queries that failed to start again")
         self.batch()
         self.driver.poll()
         self.batch()

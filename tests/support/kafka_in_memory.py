@@ -245,10 +245,12 @@ class _Client:
     def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any]) -> None:
         self.kafka = kafka
         self.settings = dict(settings)
+        self.knows_controller = kafka.brokers > 0
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         self.kafka.meet("list_topics")
         with self.kafka.turn:
+            self.knows_controller = self.kafka.brokers > 0
             listed = {
                 name: SimpleNamespace(
                     error=None,
@@ -654,6 +656,14 @@ class MemoryAdmin(_Client):
     def poll(self, timeout: float = -1) -> int:
         return 0
 
+    def _answer_of_controller(self, call: str, answer: Callable[[], Any]) -> Future[Any]:
+        """A client that knows no controller waits in vain: it does not ask for a newer list of nodes meanwhile."""
+        if self.knows_controller:
+            return self._answer(call, answer)
+        future: Future[Any] = Future()
+        future.set_exception(failure(KafkaError._TIMED_OUT, reason="Failed while waiting for controller: Local: Timed out"))
+        return future
+
     def _answer(self, call: str, answer: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         try:
@@ -678,7 +688,7 @@ class MemoryAdmin(_Client):
         return SimpleNamespace(offset=later[0] if later else -1)
 
     def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[None]]:
-        return {each.topic: self._answer("create_topics", partial(self._create, each)) for each in topics}
+        return {each.topic: self._answer_of_controller("create_topics", partial(self._create, each)) for each in topics}
 
     def _create(self, new: Any) -> None:
         if new.topic in self.kafka.topics:
@@ -694,7 +704,7 @@ class MemoryAdmin(_Client):
         def entries(name: str) -> dict[str, ConfigEntry]:
             return {key: ConfigEntry(key, value) for key, value in self._topic(name).config.items()}
 
-        return {each: self._answer("describe_configs", partial(entries, each.name)) for each in resources}
+        return {each: self._answer_of_controller("describe_configs", partial(entries, each.name)) for each in resources}
 
     def describe_topics(self, asked: Any, include_authorized_operations: bool = False, **_: Any) -> dict[str, Future[Any]]:
         def described(name: str) -> Any:
@@ -703,7 +713,7 @@ class MemoryAdmin(_Client):
             allowed = [AclOperation.READ] if name in self.kafka.denied else [AclOperation.READ, AclOperation.WRITE]
             return SimpleNamespace(topic_id=topic.id, partitions=[replicas] * len(topic.partitions), authorized_operations=allowed)
 
-        return {name: self._answer("describe_topics", partial(described, name)) for name in asked.topic_names}
+        return {name: self._answer_of_controller("describe_topics", partial(described, name)) for name in asked.topic_names}
 
     def delete_records(self, ends: list[TopicPartition], **_: Any) -> dict[Any, Future[Any]]:
         return {at: self._answer("delete_records", partial(self._delete, at)) for at in ends}

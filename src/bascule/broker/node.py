@@ -131,14 +131,18 @@ class NodeEffects(Protocol):
 
 
 class NodeProtocol:
-    """One broker: an epoch after another. ``reason`` says why clients are not served; "" while all is well."""
+    """One broker: an epoch after another.
+
+    ``reason`` says why clients are not served; "" while all is well. ``announced`` says whether the broker has told that it stands by or
+    serves.
+    """
 
     def __init__(self, effects: NodeEffects, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._effects = effects
         self._violations = violations
         self.state = NodeState.STANDING_BY
         self.reason = "starting"
-        self.has_served = False
+        self.announced = False
 
     def _move(self, event: NodeEvent) -> None:
         try:
@@ -184,10 +188,14 @@ class NodeProtocol:
         await self._serve()
 
     def _ends_process(self, error: BasculeError) -> bool:
-        """Return whether the process ends because no epoch could be started. Before it has served, somebody waits for the reason."""
+        """Return whether the process ends because no epoch could be started.
+
+        Until the broker has announced that it stands by or serves, somebody waits for the outcome of the start, and any error is that
+        outcome. From then on the broker outlives what may pass.
+        """
         if error.scope in (Scope.EPOCH, Scope.PROCESS):
             return error.scope is Scope.PROCESS
-        return not (self.has_served and error.retriable)
+        return not (self.announced and error.retriable)
 
     def _not_started(self, error: BasculeError) -> None:
         self._effects.note(Severity.ERROR, "end epoch", f"no epoch can be started: {error}")
@@ -199,9 +207,9 @@ class NodeProtocol:
         self._move(NodeEvent.LOADED)
         await effects.serve()
         self.reason = ""
-        self.has_served = True
         if not effects.is_elected():  # lost while it was loading; that is told once only
             effects.lose_election()
+        self.announced = True
         effects.ready()
         why = await effects.epoch_end()
         effects.stop_listening()
@@ -217,6 +225,7 @@ class NodeProtocol:
         waited = await effects.election(STANDBY_AFTER_S)
         if waited is ElectionOutcome.TIMEOUT:
             self.reason = "standing by"
+            self.announced = True
             effects.standing_by()
             effects.note(Severity.INFO, "stand by", "standing by: another broker serves, or Kafka has not decided yet")
             waited = await effects.election(None)

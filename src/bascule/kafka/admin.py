@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, ClusterMetadata, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
 
 from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
@@ -130,6 +130,14 @@ class Topics:
                 raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
             time.sleep(VISIBLE_PAUSE_S)
 
+    def _with_controller(self, timeout_s: float) -> AdminClient:
+        """The client, when it knows a controller, to which it sends all that concerns topics. Raises Unavailable."""
+        try:
+            self._listed(time.monotonic() + timeout_s)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer: {error}") from error
+        return self._admin
+
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
         """The id of a topic. Raises Unavailable, also where there is none."""
         found = self.ids([topic], timeout_s)
@@ -143,7 +151,8 @@ class Topics:
         if not names:
             return {}
         found: dict[str, str] = {}
-        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
+        admin = self._with_controller(timeout_s)
+        for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
             try:
                 found[name] = str(future.result().topic_id)
             except KafkaException as error:
@@ -162,8 +171,9 @@ class Topics:
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         while True:
+            admin = self._with_controller(ADMIN_TIMEOUT_S)
             try:
-                self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
+                admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
             except KafkaException as raised:
                 error = raised.args[0]
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -176,9 +186,9 @@ class Topics:
 
     def check_writable(self, topic: str) -> None:
         """Raises Denied for a topic that this client may not write to: in a transaction Kafka would not name it. Raises Unavailable."""
-        asked = TopicCollection([topic])
+        asked, admin = TopicCollection([topic]), self._with_controller(ADMIN_TIMEOUT_S)
         try:
-            described = self._admin.describe_topics(asked, include_authorized_operations=True, request_timeout=ADMIN_TIMEOUT_S)
+            described = admin.describe_topics(asked, include_authorized_operations=True, request_timeout=ADMIN_TIMEOUT_S)
             allowed = described[topic].result().authorized_operations
         except KafkaException as error:
             code = error.args[0].code()
@@ -201,9 +211,9 @@ class Topics:
 
     def config(self, topic: str) -> dict[str, str]:
         """A topic's settings."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
+        resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(ADMIN_TIMEOUT_S)
         try:
-            described = self._admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
+            described = admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         return {name: str(entry.value) for name, entry in described.items()}

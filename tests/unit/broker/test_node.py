@@ -140,7 +140,7 @@ def test_broker_told_to_stop_hands_over_and_ends(around: Surroundings) -> None:
     node = around.live()
     assert around.done == [*SERVED, *LEFT, "flush", "hand over", *CLOSED]
     assert node.reason == "stopping"
-    assert node.has_served
+    assert node.announced
 
 
 def test_snapshot_that_takes_too_long_does_not_hold_up_the_end(around: Surroundings) -> None:
@@ -210,6 +210,22 @@ def test_broker_that_has_served_tries_again_to_start_an_epoch(around: Surroundin
     assert around.pauses == 1
 
 
+@pytest.mark.parametrize("error", [Unavailable("no Kafka"), JournalUnavailable("append failed")])
+def test_broker_that_stands_by_tries_again_when_it_is_elected_and_kafka_does_not_answer(around: Surroundings, error: BasculeError) -> None:
+    around.elections, around.starts = [ElectionOutcome.TIMEOUT, *[ElectionOutcome.ELECTED] * 2], [error]
+    around.live()
+    assert around.done.count("standing by") == 1
+    assert around.done.count("start") == 2
+    assert around.pauses == 1
+
+
+@pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
+def test_broker_that_stands_by_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
+    around.elections, around.starts = [ElectionOutcome.TIMEOUT, ElectionOutcome.ELECTED], [error]
+    with pytest.raises(type(error)):
+        around.live()
+
+
 @pytest.mark.parametrize("error", [DamagedRecord("offset 3"), InvalidInput("no such topic")])
 def test_broker_that_has_served_ends_for_an_error_that_stays(around: Surroundings, error: BasculeError) -> None:
     around.elections, around.ends = [ElectionOutcome.ELECTED] * 2, [SteppedDown("replaced")]
@@ -218,7 +234,7 @@ def test_broker_that_has_served_ends_for_an_error_that_stays(around: Surrounding
         around.live()
 
 
-def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_served(around: Surroundings) -> None:
+def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_announced_itself(around: Surroundings) -> None:
     around.elections, around.following = [ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     with pytest.raises(Unavailable):
         around.live()
@@ -227,6 +243,12 @@ def test_journal_that_cannot_be_followed_ends_the_process_before_it_has_served(a
 def test_broker_that_has_served_tries_again_to_follow(around: Surroundings) -> None:
     around.elections, around.ends = [ElectionOutcome.ELECTED, ElectionOutcome.LOAD_ENDED], [SteppedDown("replaced")]
     around.following = Unavailable("no Kafka")
+    assert around.live().state is NodeState.STOPPED
+    assert around.pauses == 1
+
+
+def test_broker_that_stands_by_tries_again_to_follow(around: Surroundings) -> None:
+    around.elections, around.following = [ElectionOutcome.TIMEOUT, ElectionOutcome.LOAD_ENDED], Unavailable("no Kafka")
     assert around.live().state is NodeState.STOPPED
     assert around.pauses == 1
 

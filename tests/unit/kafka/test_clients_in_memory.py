@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -25,6 +25,7 @@ from bascule.kafka.log import PartitionReader, takes_appends
 from bascule.kafka.own_topics import DECISIONS, prepare
 from bascule.kafka.redrive import Redrive
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.threads.background import in_background
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.position import Position, position_partition
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
@@ -565,6 +566,30 @@ def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypa
     kafka.fail("admin", KafkaError._INVALID_ARG)
     with pytest.raises(Unavailable, match="no client to look at topics"):
         Topics(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda topics: topics.config("t"),
+        lambda topics: topics.id("t"),
+        lambda topics: topics.facts(["t"]),
+        lambda topics: topics.check_writable("t"),
+        lambda topics: topics.create("new", 1, {}),
+    ],
+    ids=["config", "id", "facts", "check_writable", "create"],
+)
+def test_client_that_met_a_cluster_without_live_nodes_waits_until_one_is_back(
+    kafka: KafkaInMemory, ask: Callable[[Topics], object]
+) -> None:
+    kafka.create("t")
+    kafka.brokers = 0
+    topics = Topics(SETTINGS)
+    asked = in_background(lambda: ask(topics), "asked")
+    with pytest.raises(TimeoutError):
+        asked.result(0.1)
+    kafka.brokers = 1
+    asked.result(10)
 
 
 def test_own_topics_are_created_and_an_unsafe_one_is_refused(kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture) -> None:
