@@ -163,9 +163,11 @@ class Core:
             log.warning("connection lost, reconnecting", reason=self.reason)
 
     def fail(self, error: BasculeError) -> None:
-        """There will be no connection any more."""
+        """There will be no connection any more; a broker that is still there is told, and takes back what was not acknowledged."""
         if self.error is None:
-            self.error = error
+            if self.amqp is not None:
+                self.amqp.close()
+            self.error, self.up = error, False
             for session in (self.own, *self.sessions):
                 session.failed(error)
 
@@ -207,8 +209,6 @@ class Core:
     def shut(self) -> None:
         """Close in order if there is still a broker to hear it."""
         self.closing = True
-        if self.amqp is not None and self.error is None:
-            self.amqp.close()
         self.fail(IllegalState("the connection is closed"))
 
     def gone(self, until_s: float) -> Operation[None]:

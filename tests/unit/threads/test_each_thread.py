@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bascule.adapter.inbound.activation import Activation
 from bascule.adapter.inbound.workers import Workers as InboundWorkers
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import ConnectionClosed
 from bascule.client import ConnectionFactory, ConnectionLost, Queue
 from bascule.client.session import ClientSession
 from bascule.core.errors import BasculeError, Unavailable
@@ -111,14 +114,22 @@ def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytes
 
 def test_application_is_told_and_calls_fail_when_thread_of_listeners_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[BasculeError] = []
+    closed: list[Any] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        closed.extend([event] if isinstance(event, ConnectionClosed) else [])
+        obliging(connection, event)
+
     monkeypatch.setattr(ClientSession, "next_for_listener", fail)
-    with server(obliging) as url:
+    with server(react) as url:
         context = ConnectionFactory(url, on_exception=told.append).connect()
         context.consumer(Queue("queue")).listener = print
         wait_for(lambda: told, "the application to be told")
         with pytest.raises(ConnectionLost, match="the thread of the listeners failed"):
             context.create_context(timeout_s=5)
         assert "the thread of the listeners failed" in str(told[0])
+        assert not context.connected
+        wait_for(lambda: closed, "the broker to hear of the end, which takes back what was not acknowledged")
         context.close(timeout_s=1)
 
 
