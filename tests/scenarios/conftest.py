@@ -24,9 +24,17 @@ max_messages = 1
 
 
 @pytest.fixture(scope="session")
-def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def _shared_system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with System(kafka.bootstrap, tmp_path_factory.mktemp("scenarios"), prefix="scenarios", config=CONFIG) as running:
         yield running
+
+
+@pytest.fixture
+def system(_shared_system: System) -> System:
+    """The broker that the tests of a process share. A test that failed may have left it dead: the next one starts it again."""
+    if not _shared_system.broker.running:
+        _shared_system.broker.start()
+    return _shared_system
 
 
 @pytest.fixture(autouse=True)
