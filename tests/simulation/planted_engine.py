@@ -10,6 +10,7 @@ from bascule.broker.loading import LoadingViolation
 from bascule.broker.local_transactions import EngineViolation
 from bascule.journal.fence import FenceViolation
 from bascule.pipelines.ingress import IngressViolation
+from tests.simulation.planted_broker import housekeepers
 from tests.simulation.planting import Planted
 
 PLANTED: Final = (
@@ -29,6 +30,11 @@ PLANTED: Final = (
         "the entries of one JMS transaction are spread over several records",
         ("torn-tx",),
     ),
+    Planted(
+        JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD,
+        "the acknowledgements of a JMS transaction are in the record behind the one that has its messages",
+        ("torn-tx", "duplicated"),
+    ),
     Planted(EngineViolation.ROLLBACK_COMMITS, "a rolled back JMS transaction is carried out", ("unexpected",)),
     Planted(
         LoadingViolation.RESERVATIONS_FORGOTTEN,
@@ -43,6 +49,12 @@ PLANTED: Final = (
         ("duplicated",),
     ),
     Planted(LoadingViolation.BRANCH_ENDS_PASSED_OVER, "a broker that loads its state ignores that a branch has ended", ("unexpected",)),
+    Planted(
+        LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED,
+        "a load counts only the messages of a record that the snapshot names, and takes one message for another",
+        ("lost", "duplicated", "stuck"),
+        housekeepers,
+    ),
     Planted(LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT, "a snapshot counts before the journal announces it", ("stuck",)),
     Planted(IngressViolation.OWN_RECORDS_TAKEN, "an ingress takes records that its own bridge wrote", ("loop",)),
 )

@@ -36,6 +36,7 @@ class JournalingViolation(enum.StrEnum):
 
     ANSWER_BEFORE_STORED = "actions run before the record that they wait for is stored"
     TRANSACTION_IN_SEVERAL_RECORDS = "the entries of one transaction are spread over several records"
+    ACKNOWLEDGEMENTS_IN_NEXT_RECORD = "the acknowledgements of a transaction are in the record behind the one that has its messages"
 
 
 class Batch:
@@ -73,6 +74,7 @@ class Journaling:
     ) -> None:
         self._hasty = JournalingViolation.ANSWER_BEFORE_STORED in violations
         self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
+        self._acks_late = JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD in violations
         self._append = append
         self._on_work = on_work  # told once when there is something to append, and once more (True) when somebody waits for it
         self.epoch = -1
@@ -184,6 +186,9 @@ class Journaling:
         batch = self.batch
         if batch.empty:
             return
+        acks_late: dict[BrokerQueue, list[int]] = {}
+        if self._acks_late and batch.messages:
+            acks_late, batch.acks = batch.acks, {}
         for queue, mids in batch.acks.items():
             batch.parts.append(ack_entry(queue.id, mids))
         kind = Kind.DATA if batch.messages else Kind.STATE
@@ -194,6 +199,9 @@ class Journaling:
         self.in_flight_bytes += len(value)
         self.sequence = batch.sequence
         self.batch = Batch(batch.sequence + 1)
+        if acks_late:
+            self.batch.acks = acks_late
+            self._wake()
         self._append(KEY_OF_KIND[kind], value)
 
     def _check_whole(self) -> None:

@@ -45,6 +45,7 @@ class LoadingViolation(enum.StrEnum):
     INGRESS_POSITIONS_FORGOTTEN = "a new epoch reads the ingress topic from its start"
     BRANCHES_LOADED_EMPTY = "prepared branches lose the messages that they have received"
     BRANCH_ENDS_PASSED_OVER = "the end of a branch in the journal is passed over"
+    UNWANTED_MESSAGES_NOT_COUNTED = "a message's number in its record counts only the messages that the snapshot names"
     UNANNOUNCED_SNAPSHOTS_COUNT = "a snapshot counts before the journal announces it"
 
 
@@ -146,8 +147,9 @@ class Loader:
         for op, start, end in entries(value):
             if op == Op.SEND:
                 mid = mid_of(header.sequence, index)
-                index += 1
                 queue_ids = self._wanted.pop(mid, None)
+                if queue_ids is not None or LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED not in self._violations:
+                    index += 1
                 if queue_ids is not None:
                     self._hold(mid, decode_send(value, start, end), queue_ids)
 
