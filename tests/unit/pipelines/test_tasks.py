@@ -31,8 +31,10 @@ def text(body: str, expiration_ms: int = 0) -> bytes:
     return encode_message(JmsMessage(message_id=f"ID:{body}", body_kind="text", body=body, timestamp_ms=1, expiration_ms=expiration_ms))
 
 
-def journal(*bodies: bytes) -> bytes:
-    sends = (Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, "orders", (), (), (), None, body) for body in bodies)
+def journal(*bodies: bytes, addresses: Sequence[str] = ()) -> bytes:
+    """A journal record with a message for each body, all sent to "orders" where no addresses are given."""
+    places = zip(addresses or ["orders"] * len(bodies), bodies, strict=True)
+    sends = (Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body) for address, body in places)
     return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
 
 
@@ -89,6 +91,14 @@ def test_a_message_on_which_a_transformation_fails_leaves_its_neighbours_in_the_
     assert rows(value, RowsTask(UPPER, first=(1, 1), last=(1, 2)))["index"].to_pylist() == [1, 2]
     made = {("upper", 1, index): [TransformedRecord(None, False, None, b"good", {})] for index in (0, 2, 3)}
     assert written(value, made, {("upper", 1, 1): "unlucky"}) == [("out", b"good"), ("dead", bodies[1]), ("out", b"good"), ("out", b"good")]
+
+
+def test_a_transformed_message_is_found_by_its_place_among_all_messages_of_its_record_taken_or_not() -> None:
+    bodies = [text(str(number)) for number in range(4)]
+    value = journal(*bodies, addresses=("others", "orders", "others", "orders"))
+    assert rows(value)["index"].to_pylist() == [1, 3]
+    made = {("upper", 1, index): [TransformedRecord(None, False, None, b"%d" % index, {})] for index in (1, 3)}
+    assert written(value, made) == [("out", b"1"), ("out", b"3")]
 
 
 @pytest.mark.parametrize(
