@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 MUTANTS: Final = Path("mutants")
+OUTPUT: Final = Path("artifacts/mutmut.log")
 #: mutmut's exit codes of a mutant's tests: 0 they pass, 1 or 3 they fail, 5 or 33 no test reaches it; others are timeouts and crashes.
 SURVIVED: Final = 0
 UNREACHED: Final = frozenset({5, 33})
@@ -24,10 +25,18 @@ UNREACHED: Final = frozenset({5, 33})
 FIRST: Final = "bascule.xa.xid*"
 
 
+class MutmutFailed(Exception):
+    """mutmut has not judged the mutants."""
+
+
 def run_mutmut(names: Sequence[str], processes: int) -> None:
-    """Run mutmut for these mutants. Its exit code says nothing about them."""
+    """Run mutmut for these mutants; its output is in ``OUTPUT``. Raises MutmutFailed: mutants that no test finds are no failure."""
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    OUTPUT.parent.mkdir(exist_ok=True)
+    with OUTPUT.open("w") as output:
+        done = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise MutmutFailed(f"mutmut ended with {done.returncode}: a test fails without any mutant, or no mutant was made; see {OUTPUT}")
 
 
 def mutants() -> Iterator[tuple[str, int | None]]:
@@ -54,13 +63,14 @@ def main() -> int:
     )
     asked = parser.parse_args()
 
-    run_mutmut([FIRST], asked.processes)
-    names = sorted(name for name, _ in mutants() if not asked.only or package_of(name) in asked.only)
-    if not names:
-        print("mutmut made no mutants; run `python -m mutmut run` to see why", file=sys.stderr)
+    try:
+        run_mutmut([FIRST], asked.processes)
+        names = sorted(name for name, _ in mutants() if not asked.only or package_of(name) in asked.only)
+        sample = set(random.Random(asked.seed).sample(names, min(asked.count, len(names))))
+        run_mutmut(sorted(sample), asked.processes)
+    except MutmutFailed as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    sample = set(random.Random(asked.seed).sample(names, min(asked.count, len(names))))
-    run_mutmut(sorted(sample), asked.processes)
 
     results = {name: code for name, code in mutants() if name in sample}
     survivors = sorted(name for name, code in results.items() if code == SURVIVED or code in UNREACHED)
