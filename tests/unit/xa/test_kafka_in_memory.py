@@ -1,0 +1,204 @@
+"""Kafka as a resource, and the decision log in Kafka, with the clients that ship on Kafka in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bascule.core.errors import InvalidInput, TooLarge
+from bascule.kafka.guards import UnsafeTopic
+from bascule.xa import Vote, Xid
+from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
+from bascule.xa.kafka import KafkaResource
+from bascule.xa.kafka_log import KafkaLog
+from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
+from bascule.xa.xid import branch, new_gtrid
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.system import wait_for
+
+TIMEOUT_S = 30.0
+COMMIT = Decision(b"g1", Outcome.COMMIT, ("a", "b"), 1, "one", ("t", ""))
+Make = Callable[[str], KafkaResource]
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaInMemory:
+    cluster = KafkaInMemory(monkeypatch)
+    cluster.create("orders", 1)
+    return cluster
+
+
+@pytest.fixture
+def make(kafka: KafkaInMemory) -> Iterator[Make]:
+    """Make the resource as each process would; all share the side topic and the log."""
+    made: list[KafkaResource] = []
+
+    def make(instance: str) -> KafkaResource:
+        made.append(KafkaResource("kafka", SETTINGS, prefix="xa", instance=instance))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    wait_for(lambda: not kafka.open_clients(), "all clients to be freed")
+
+
+@contextmanager
+def decision_log(*, topic: str = "decisions") -> Iterator[KafkaLog]:
+    with closing(KafkaLog(SETTINGS, topic=topic)) as log:
+        yield log
+
+
+def sent(resource: KafkaResource, *values: bytes) -> Xid:
+    """A branch that has sent these, and has ended its work."""
+    xid = branch(new_gtrid("test", 0), "kafka")
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    for value in values:
+        handle.send("orders", value, b"key", headers=[("name", b"header")])
+    resource.end(xid, success=True)
+    return xid
+
+
+def test_prepared_branch_is_seen_when_it_commits_and_not_before(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one")
+    xid = sent(resource, b"1", b"2")
+    assert list(resource.started()) == [xid]
+    assert resource.prepare(xid) is Vote.YES
+    assert kafka.values("orders") == []
+    assert list(resource.recover()) == [xid]
+    resource.commit(xid)
+    assert kafka.values("orders") == [b"1", b"2"]
+    assert list(resource.recover()) == []
+
+
+def test_prepared_branch_is_committed_once_by_another_process(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    one.prepare(xid)
+    assert list(other.recover()) == [xid]
+    other.commit(xid)
+    with pytest.raises(UnknownXid):
+        one.commit(xid)
+    assert kafka.values("orders") == [b"1"]
+
+
+def test_branch_that_is_rolled_back_is_never_seen(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one")
+    prepared, active = sent(resource, b"1"), sent(resource, b"2")
+    resource.prepare(prepared)
+    for xid in (prepared, active):
+        resource.rollback(xid)
+    assert kafka.values("orders") == []
+    assert list(resource.recover()) == []
+    assert resource.started() == {}
+
+
+def test_prepared_branch_that_another_process_rolls_back_cannot_commit(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    one.prepare(xid)
+    other.rollback(xid)
+    with pytest.raises(BranchHeuristic, match="was rolled back by another process"):
+        one.commit(xid)
+    assert kafka.values("orders") == []
+
+
+def test_branch_that_has_sent_nothing_votes_read_only(make: Make) -> None:
+    resource = make("one")
+    assert resource.prepare(sent(resource)) is Vote.READ_ONLY
+    assert list(resource.recover()) == []
+
+
+def test_branch_commits_in_one_phase(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one")
+    resource.commit(sent(resource, b"1"), one_phase=True)
+    assert kafka.values("orders") == [b"1"]
+
+
+def test_branches_of_one_process_commit_one_after_another(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one")
+    xids = [sent(resource, str(number).encode()) for number in range(5)]
+    for xid in xids:
+        resource.prepare(xid)
+    for xid in xids:
+        resource.commit(xid)
+    assert kafka.values("orders") == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_record_that_its_topic_would_refuse_is_refused_when_it_is_sent(make: Make, kafka: KafkaInMemory) -> None:
+    kafka.create("small", 1, max_message_bytes="1000")
+    resource = make("one")
+    handle = resource.start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
+    with pytest.raises(InvalidInput, match="topic 'missing' does not exist"):
+        handle.send("missing", b"x")
+    with pytest.raises(TooLarge, match="'small', which takes 1000"):
+        handle.send("small", bytes(900))
+    handle.send("small", bytes(700))
+    kafka.topics["small"].config["max.message.bytes"] = "2000"
+    handle.send("small", bytes(900))
+
+
+def test_resource_fails_where_no_client_can_be_made_and_works_afterwards(make: Make, kafka: KafkaInMemory) -> None:
+    kafka.fail("admin", KafkaError._INVALID_ARG)
+    resource = make("one")
+    with pytest.raises(ResourceFailed, match="kafka: "):
+        sent(resource, b"1")
+    resource.commit(sent(resource, b"1"), one_phase=True)
+    assert kafka.values("orders") == [b"1"]
+
+
+def test_resource_remembers_no_heuristic_outcome(make: Make) -> None:
+    with pytest.raises(UnknownXid):
+        make("one").forget(branch(new_gtrid("test", 0), "kafka"))
+
+
+@pytest.mark.usefixtures("kafka")
+def test_first_decision_of_a_transaction_stands_in_each_process() -> None:
+    with decision_log() as one, decision_log() as other:
+        assert one.decide(COMMIT) == COMMIT
+        late = Decision(b"g1", Outcome.ROLLBACK, (), 2, "other")
+        assert other.decide(late) == COMMIT
+        assert other.read().decisions == {b"g1": COMMIT}
+        other.forget([b"g1"])
+        assert one.read().decisions == {}
+        assert other.decide(late) == late
+
+
+@pytest.mark.usefixtures("kafka")
+def test_heuristic_is_kept_until_it_is_forgotten() -> None:
+    heuristic = Heuristic(Xid(1, b"g", b"b"), Code.XA_HEURRB, Outcome.COMMIT, "rolled back by hand", 5)
+    with decision_log() as log:
+        log.record(heuristic)
+        assert log.read().heuristics == {heuristic.xid: heuristic}
+        log.forget_heuristic(heuristic.xid)
+        assert log.read().heuristics == {}
+
+
+def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: KafkaInMemory) -> None:
+    with decision_log() as log:
+        log.read()
+        offset = kafka.put("decisions", b"{", b"foreign")
+        with pytest.raises(LogDamaged, match=rf"decisions, offset {offset}, key b'foreign': unreadable entry"):
+            log.read()
+        assert log.decide(COMMIT) == COMMIT
+        kafka.put("decisions", b"{", b"g2#foreign")
+        with pytest.raises(LogDamaged, match="decisions, offset .*, key b'g2#foreign'"):
+            log.decide(Decision(b"g2", Outcome.COMMIT, (), 3, "one"))
+
+
+def test_log_whose_topic_loses_decisions_is_refused(kafka: KafkaInMemory) -> None:
+    kafka.create("decisions", 1, cleanup_policy="delete")
+    with decision_log() as log, pytest.raises(UnsafeTopic, match="decisions"):
+        log.decide(COMMIT)
+    assert kafka.values("decisions") == []
+
+
+def test_log_that_was_safe_is_looked_at_again_by_each_read(kafka: KafkaInMemory) -> None:
+    with decision_log() as log:
+        log.decide(COMMIT)
+        kafka.topics["decisions"].config["cleanup.policy"] = "delete"
+        with pytest.raises(UnsafeTopic, match="decisions"):
+            log.read()
