@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
@@ -83,6 +85,21 @@ def test_prepared_branch_is_committed_once_by_another_process(make: Make, kafka:
     with pytest.raises(UnknownXid):
         one.commit(xid)
     assert kafka.values("orders") == [b"1"]
+
+
+def test_process_that_ends_a_branch_of_another_one_keeps_no_client_under_the_id_of_that_one(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    one.prepare(xid)
+    other.commit(xid)
+    wait_for(lambda: max(transactional_ids(kafka).values()) == 1, "the client under the other's id to be freed")
+
+
+def transactional_ids(kafka: KafkaInMemory) -> Counter[str]:
+    """How many clients there are under each transactional id."""
+    gc.collect()
+    producers = [client for kind, ref in kafka.made if kind == "producer" and (client := ref()) is not None]
+    return Counter(each.settings["transactional.id"] for each in producers if "transactional.id" in each.settings)
 
 
 def test_branch_that_is_rolled_back_is_never_seen(make: Make, kafka: KafkaInMemory) -> None:
@@ -185,7 +202,7 @@ def test_entry_that_nobody_can_read_is_named_by_topic_offset_and_key(kafka: Kafk
             log.read()
         assert log.decide(COMMIT) == COMMIT
         kafka.put("decisions", b"{", b"g2#foreign")
-        with pytest.raises(LogDamaged, match="decisions, offset .*, key b'g2#foreign'"):
+        with pytest.raises(LogDamaged, match=r"decisions, offset .*, key b'g2#foreign'"):
             log.decide(Decision(b"g2", Outcome.COMMIT, (), 3, "one"))
 
 
