@@ -22,7 +22,7 @@ OUTPUT: Final = Path("artifacts/mutmut.log")
 SURVIVED: Final = 0
 UNREACHED: Final = frozenset({5, 33})
 #: A module with few mutants: its run makes all the mutants and learns which tests reach which function.
-FIRST: Final = "bascule.xa.xid*"
+FIRST: Final = "bascule.adapter.inbound.deliveries*"
 
 
 class MutmutFailed(Exception):
