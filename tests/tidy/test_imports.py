@@ -199,7 +199,7 @@ def test_only_one_package_starts_threads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", in_packages("kafka"), ids=named)
 def test_only_one_module_makes_clients_of_kafka(path: Path) -> None:
-    """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory.py)."""
+    """So that a test can put another Kafka behind the whole product (tests/support/kafka_in_memory)."""
     assert bool(makes_clients(path)) == (path == SOURCE / "kafka" / "clients.py")
 
 

@@ -1,0 +1,34 @@
+"""What the clients of Kafka in memory share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.kafka_in_memory.cluster import KafkaInMemory
+
+
+class MemoryClient:
+    def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any]) -> None:
+        self.kafka = kafka
+        self.settings = dict(settings)
+        self.knows_controller = kafka.brokers > 0
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        self.kafka.meet("list_topics")
+        with self.kafka.turn:
+            self.knows_controller = self.kafka.brokers > 0
+            listed = {
+                name: SimpleNamespace(
+                    error=None,
+                    partitions={
+                        number: SimpleNamespace(leader=1, replicas=[1] * each.replicas, isrs=[1] * each.in_sync)
+                        for number in range(len(each.partitions))
+                    },
+                )
+                for name, each in self.kafka.topics.items()
+                if topic in (None, name)
+            }
+        return SimpleNamespace(topics=listed, brokers=dict.fromkeys(range(self.kafka.brokers)))
