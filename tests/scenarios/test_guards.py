@@ -8,21 +8,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from bascule.adapter.inbound import ActivationSpec, ResourceAdapter
-from bascule.client import Acknowledge, Message, Queue, connect
-from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.client import Acknowledge, Message, connect
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.topics import DECISIONS, JournalTopics
 from bascule.core.xid import Xid
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
-from bascule.kafka import clients, guards, slot, transactional
+from bascule.kafka import guards, slot, transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TRANSACTION_STATE, UnsafeTopic
-from bascule.kafka.history import TopicHistory
-from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import PositionLost
@@ -31,100 +26,14 @@ from bascule.xa.errors import BranchRolledBack, ResourceError
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import LogDamaged
+from tests.scenarios.changed_topics import ORDERS, Hand, hand, make_transactions, refused, send, set_topic, system
 from tests.scenarios.sparkless import Bridge, without_spark
-from tests.support.journal import text_message
-from tests.support.system import WAIT_S, System, paused, wait_for
+from tests.support.system import System, paused, wait_for
 
-ADMIN_TIMEOUT_S = 30
-ORDERS = Queue("orders")
+__all__ = ["hand", "system"]  # fixtures
+
 #: Of a message: longer than a busy machine takes from its send to the next step.
 LIFE_S = 6.0
-#: Of a transaction: as long as any machine needs to look at it twice.
-OPEN_MS = 600_000
-
-
-def set_topic(bootstrap: str, topic: str, setting: str, value: str) -> None:
-    kafka = {"bootstrap.servers": bootstrap}
-    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = clients.admin(kafka)  # what it answers ends with it
-    admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
-    wait_for(lambda: Topics(kafka).config(topic)[setting] == value, f"{setting} of {topic} to be {value}")
-
-
-def make_transactions(positions: Positions) -> None:
-    """Kafka makes its own topic for them with the first one."""
-    with closing(positions.writer("any")) as writer:
-        writer.current()
-
-
-class Hand:
-    """Somebody with Kafka's own tools."""
-
-    def __init__(self, bootstrap: str, prefix: str) -> None:
-        self.kafka = {"bootstrap.servers": bootstrap}
-        self.prefix = prefix
-        self._admin = clients.admin(self.kafka)
-
-    def set(self, topic: str, setting: str, value: str) -> None:
-        set_topic(self.kafka["bootstrap.servers"], f"{self.prefix}.{topic}", setting, value)
-
-    def add_partitions(self, topic: str, count: int) -> None:
-        name = f"{self.prefix}.{topic}"
-        self._admin.create_partitions([NewPartitions(name, count)])[name].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: Topics(self.kafka).partitions()[name] == count, "the new partitions")
-
-    def create_anew(self, topic: str) -> None:
-        name, topics = f"{self.prefix}.{topic}", Topics(self.kafka)
-        settings = {"cleanup.policy": "delete", "retention.ms": "-1"}
-        self._admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
-        wait_for(lambda: name not in topics.partitions(), "the topic to be gone")
-        topics.create(name, 1, settings)
-        topics.await_visible([name])
-
-    def put(self, value: bytes, key: bytes = b"D", topic: str = "journal") -> int:
-        offsets: list[int] = []
-        producer = clients.producer(self.kafka)
-        producer.produce(f"{self.prefix}.{topic}", value, key, 0, on_delivery=lambda _, message: offsets.append(message.offset() or 0))
-        assert producer.flush(ADMIN_TIMEOUT_S) == 0
-        return offsets[0]
-
-
-@pytest.fixture
-def system(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
-    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix) as running:
-        yield running
-
-
-@pytest.fixture
-def hand(system: System) -> Hand:
-    return Hand(system.bootstrap, system.prefix)
-
-
-@pytest.fixture
-def tidying(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[System]:
-    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix, config="[journal]\nsnapshot_records = 100\nretention_s = 0") as running:
-        yield running
-
-
-def send(system: System, text: str) -> None:
-    with connect(system.url) as context:
-        context.send(ORDERS, text)
-
-
-def refused(system: System) -> str:
-    """What the broker says, which does not start."""
-    system.broker.launch()
-    wait_for(lambda: not system.broker.running, "the broker to refuse")
-    return system.broker.said()
-
-
-def ended_at_work(system: System) -> str:
-    """What the broker says, which ends instead of answering a send."""
-    with pytest.raises(BasculeError), connect(system.url, timeout_s=10.0) as context:
-        context.send(ORDERS, "nobody may answer this")
-    wait_for(lambda: not system.broker.running, "the broker to end")
-    return system.broker.said()
 
 
 def test_a_broker_does_not_start_on_topics_whose_settings_break_a_promise(system: System, hand: Hand) -> None:
@@ -383,134 +292,3 @@ def test_where_kafka_can_start_no_transaction_it_is_said_why(tmp_path: Path, mon
             with pytest.raises(BranchRolledBack, match=re.escape(why)):
                 resource.prepare(xid)
             assert resource.recover() == []
-
-
-def test_a_foreign_record_is_passed_over_told_and_counted(system: System, hand: Hand) -> None:
-    send(system, "one")
-    offset = hand.put(b"somebody's own")
-    send(system, "two")
-    assert system.status()["gauges"]["journal_foreign_records"] == 1
-    told = f"journal {system.prefix}.journal, offset {offset}: foreign record passed over"
-    assert told in system.broker.said()
-    system.broker.restart()
-    assert told in system.broker.said()
-    assert system.status()["gauges"]["journal_foreign_records"] == 1
-    assert system.depth("orders") == 2
-
-
-@pytest.mark.parametrize("topic", ["snapshots", "store"])
-def test_a_foreign_record_beside_what_the_broker_keeps_by_key_is_passed_over_and_told(system: System, hand: Hand, topic: str) -> None:
-    send(system, "one")
-    offset = hand.put(b"somebody's own", b"somebody's key", topic)
-    system.broker.stop()
-    system.broker.start()
-    assert f"foreign record passed over topic={system.prefix}.{topic} offset={offset}" in system.broker.said()
-    assert system.depth("orders") == 1
-
-
-@pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
-@pytest.mark.parametrize("what", ["damaged", "newer"])
-def test_a_damaged_or_newer_record_stops_the_broker_and_is_named(system: System, hand: Hand, what: str, at_work: bool) -> None:
-    send(system, "one")
-    if not at_work:
-        system.broker.kill()
-    record = bytearray(encode_record(Kind.STATE, 0, 1, json_entry(Op.SNAPSHOT, {"id": "none"})))
-    if what == "damaged":
-        record[HEADER.size + 8] ^= 1
-    else:
-        record[len(MAGIC)] = VERSION + 1
-    offset = hand.put(bytes(record), b"S")
-    said = ended_at_work(system) if at_work else refused(system)
-    assert f"error: journal {system.prefix}.journal, offset {offset}: " in said
-    reason = {"damaged": "checksum does not match", "newer": f"journal format {VERSION + 1}; this Bascule reads up to {VERSION}"}
-    assert reason[what] in said
-
-
-@pytest.mark.parametrize(("at_work", "grown"), [(False, True), (True, False), (True, True)], ids=["at the start", "at work", "grown"])
-def test_a_journal_that_was_deleted_and_created_again_is_not_taken_for_the_one_of_before(
-    system: System, hand: Hand, at_work: bool, grown: bool
-) -> None:
-    for _ in range(3):
-        send(system, "one")
-    if not at_work:
-        system.broker.kill()  # there is no snapshot
-    hand.create_anew("journal")
-    for _ in range(20 if grown else 0):  # beyond the other's end
-        hand.put(b"somebody's own")
-    said = ended_at_work(system) if at_work else refused(system)
-    assert f"error: journal {system.prefix}.journal was deleted and created again" in said
-
-
-def test_that_what_comes_from_kafka_waits_for_an_open_transaction_is_told_until_it_is_ended(system: System, hand: Hand) -> None:
-    topic = f"{system.prefix}.ingress"
-    producer = clients.producer({**hand.kafka, "transactional.id": topic, "transaction.timeout.ms": OPEN_MS})
-    producer.init_transactions(ADMIN_TIMEOUT_S)
-    producer.begin_transaction()
-    for text in ("one", "two"):
-        send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message(text))
-        producer.produce(topic, ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
-    assert producer.flush(ADMIN_TIMEOUT_S) == 0
-    waits = f"ingress {topic}-0 waits: a transaction that begins at offset 0 is not ended"
-    wait_for(lambda: system.status()["reason"] == waits, "the status to say so")
-    producer.commit_transaction(ADMIN_TIMEOUT_S)
-    wait_for(lambda: (system.depth("orders"), system.status()["reason"]) == (2, ""), "what waited")
-
-
-@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown"])
-@pytest.mark.parametrize("at_work", [False, True], ids=["at the start", "at work"])
-def test_of_an_ingress_topic_that_was_created_again_nothing_is_taken_until_the_owner_says_so(
-    tidying: System, at_work: bool, grown: bool
-) -> None:
-    system, hand = tidying, Hand(tidying.bootstrap, tidying.prefix)
-    topic = f"{hand.prefix}.ingress"
-    journal = TopicHistory(hand.kafka, f"{hand.prefix}.journal", 0)
-    producer = clients.producer(hand.kafka)
-
-    def bring(*texts: str) -> None:
-        for text in texts:
-            send_of = Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 0, 0, 0, "orders", (), (), (), None, text_message(text))
-            producer.produce(topic, ingress_record(send_of), headers=[(UNBOUND_HEADER, b"keep")])
-        assert producer.flush(ADMIN_TIMEOUT_S) == 0
-
-    def trimmed_behind(offset: int) -> bool:
-        with connect(system.url) as context, context.consumer(Queue("other")) as consumer:
-            for _ in range(60):
-                context.send(Queue("other"), "JMS goes on")
-                assert consumer.receive(WAIT_S) is not None
-        return journal.earliest() > offset
-
-    def status() -> str:
-        return str(system.status()["reason"])
-
-    bring("a", "b", "c")
-    wait_for(lambda: system.depth("orders") == 3, "what came from Kafka")
-    with pytest.raises(InvalidInput, match=f"topic {topic} was not recreated"):
-        system.act("ingress/begin-anew")
-    if not at_work:
-        system.broker.kill()  # there is no snapshot
-    hand.create_anew("ingress")
-    anew = ["A", "B", "C", "D"] if grown else ["A"]
-    bring(*anew)
-    if not at_work:
-        system.broker.start()
-    wait_for(lambda: "stands still" in status(), "the tail to stand still")
-    for said in (status(), system.broker.said()):
-        assert f"ingress {topic} stands still: it was deleted and created again" in said
-    wait_for(lambda: trimmed_behind(0), "the journal to be trimmed")
-    end = journal.latest()
-    wait_for(lambda: trimmed_behind(end), "the journal to be trimmed once more")
-    assert TopicHistory(hand.kafka, topic, 0).earliest() == 0
-    system.broker.restart()  # from a snapshot
-    wait_for(lambda: "stands still" in status(), "the tail to stand still")
-    assert system.act("ingress/begin-anew") == {"begun anew": topic}
-    bring("E")
-    wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")
-    assert status() == ""
-    system.broker.kill()
-    system.broker.start()
-    bring("F")
-    wait_for(lambda: system.depth("orders") == 5 + len(anew), "what comes later")
-    with connect(system.url) as context:
-        consumer = context.consumer(ORDERS)
-        found = [consumer.receive(WAIT_S) for _ in range(5 + len(anew))]
-    assert [message and message.body for message in found] == ["a", "b", "c", *anew, "E", "F"]

@@ -17,7 +17,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import POSITION_PARTITIONS
-from tests.scenarios.test_guards import Hand, make_transactions, refused, set_topic
+from tests.scenarios.changed_topics import Hand, make_transactions, refused, set_topic
 from tests.support.history import Operation, check
 from tests.support.storm import Storm
 from tests.support.system import Late, System, wait_for

@@ -12,8 +12,8 @@ from concurrent.futures import wait
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
+from tests.scenarios.changed_topics import set_topic
 from tests.scenarios.conftest import Connect
-from tests.scenarios.test_guards import set_topic
 from tests.support.qpid import JmsError
 from tests.support.system import System, paused, wait_for
 

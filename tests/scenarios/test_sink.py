@@ -13,7 +13,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.pipelines.sink import DestinationWriter, Encoded
 from bascule.writer.errors import Unwritable
 from bascule.writer.position import PositionLost
-from tests.scenarios.test_guards import set_topic
+from tests.scenarios.changed_topics import set_topic
 from tests.scenarios.topics import Reader
 
 TEXTS = StructType([StructField("value", StringType())])

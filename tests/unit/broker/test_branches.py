@@ -8,64 +8,18 @@ import pytest
 
 from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
-from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
+from bascule.broker.errors import BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, entries
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.spec import DivertSpec
-from bascule.testing.broker import Receiver
 from bascule.writer.position import Position
+from tests.unit.broker.branch_work import OTHER, XID, Work, work
 from tests.unit.broker.conftest import Bench
 
-XID = Xid(7, b"gtrid", b"bqual")
-OTHER = Xid(7, b"gtrid", b"other")
-
-
-class Work:
-    """A bench whose broker has one message in "in", and a transaction that takes it and sends one to "out"."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.answers: list[Any] = []
-        bench.fill("order", to="in")
-        bench.queue("out")
-        bench.broker.settle()
-        self.consumer = bench.consumer(bench.queue("in"))
-        self.transaction = bench.engine.begin(b"1")
-        bench.engine.acknowledge_in(self.transaction, self.consumer.consumer, self.consumer.messages[0])
-        bench.put("bill", to="out", transaction=self.transaction)
-        bench.broker.settle()
-
-    def prepare(self, xid: Xid = XID) -> None:
-        branches.prepare(self.bench.engine, self.transaction, xid, "client", self.answers.append)
-
-    def prepared(self) -> Work:
-        self.prepare()
-        self.bench.broker.settle()
-        assert self.answers == [True]
-        return self
-
-    def end(self, ending: Ending, xid: Xid = XID) -> None:
-        branches.end(self.bench.engine, xid, ending, lambda: self.answers.append(ending))
-
-    def where(self) -> tuple[list[Any], list[Any]]:
-        """What waits in the two queues."""
-        return self.bench.waiting(self.bench.queue("in")), self.bench.waiting(self.bench.queue("out"))
-
-    def listed(self) -> list[Xid]:
-        return [each.xid for each in branches.listed(self.bench.engine)]
-
-    def fresh(self, queue: str = "in") -> Receiver:
-        """A new consumer, the one before being gone."""
-        self.bench.engine.detach(self.consumer.consumer)
-        return self.bench.consumer(self.bench.queue(queue))
-
-
-@pytest.fixture
-def work(bench: Bench) -> Work:
-    return Work(bench)
+__all__ = ["work"]  # fixtures
 
 
 def ops_of(bench: Bench) -> list[list[int]]:
@@ -287,163 +241,6 @@ def test_a_rollback_too_many_sends_what_the_branch_held_to_the_dead_letters(benc
     assert bench.waiting(bench.queue("DLQ")) == ["poison"]
 
 
-# -- who asks again, and who asks otherwise ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
-@pytest.mark.parametrize("crash", [False, True])
-def test_a_repeated_end_is_told_what_became_of_the_branch(work: Work, ending: Ending, crash: bool) -> None:
-    work.prepared()
-    work.end(ending)
-    work.bench.broker.settle()
-    if crash:
-        work.bench.broker.take_snapshot()
-        work.bench.broker.settle()
-        work.bench.crash()
-    with pytest.raises(UnknownBranch) as caught:
-        work.end(ending)
-    assert caught.value.ending is ending
-    assert work.answers == [True, ending]
-
-
-def test_of_two_commits_at_once_both_are_answered_when_the_one_is_stored(work: Work) -> None:
-    work.prepared()
-    work.end(Ending.COMMITTED)
-    work.end(Ending.COMMITTED)
-    with pytest.raises(BranchBusy):
-        work.end(Ending.ROLLED_BACK)
-    work.bench.broker.flush()
-    assert work.answers == [True]
-    work.bench.broker.settle()
-    assert work.answers == [True, Ending.COMMITTED, Ending.COMMITTED]
-    assert work.where() == ([], ["bill"])
-
-
-def test_a_prepare_that_comes_after_its_rollback_fails(work: Work) -> None:
-    with pytest.raises(UnknownBranch) as caught:
-        work.end(Ending.ROLLED_BACK)
-    assert caught.value.ending is None
-    with pytest.raises(TransactionRolledBack, match="rolled back"):
-        work.prepare()
-    assert work.bench.got(work.fresh()) == ["order"]
-
-
-def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
-    work.prepared()
-    branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
-    assert work.answers == [True, True]
-    with pytest.raises(TransactionRolledBack, match="went with its connection"):
-        branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
-    with pytest.raises(TransactionRolledBack):  # the first one, late
-        branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)
-
-
-def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) -> None:
-    work.prepared()
-    second = work.bench.engine.begin(b"2")
-    work.bench.put("second", to="out", transaction=second)
-    with pytest.raises(TransactionRolledBack) as caught:
-        branches.prepare(work.bench.engine, second, XID, "client", work.answers.append)
-    assert caught.value.condition == BranchExists.condition
-    assert work.bench.engine.transactions == {}
-
-
-def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
-    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
-    work.bench.broker.settle()
-    assert work.answers == [None]
-    work.bench.crash()
-    assert work.where() == ([], ["bill"])
-    with pytest.raises(UnknownBranch) as caught:
-        work.end(Ending.ROLLED_BACK)
-    assert caught.value.ending is Ending.COMMITTED
-
-
-def test_who_asks_about_a_commit_in_one_phase_that_is_not_stored_yet_has_to_ask_again(work: Work) -> None:
-    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
-    with pytest.raises(BranchBusy):
-        work.end(Ending.ROLLED_BACK)
-    work.bench.broker.take_snapshot()
-    assert not snapshots.decode(next(iter(work.bench.broker.snapshots.values()))).branches
-    work.bench.broker.settle()
-    with pytest.raises(UnknownBranch) as caught:
-        work.end(Ending.ROLLED_BACK)
-    assert caught.value.ending is Ending.COMMITTED
-
-
-def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -> None:
-    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
-    work.bench.broker.settle()
-    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
-    assert work.answers == [None, None]
-    with pytest.raises(TransactionRolledBack):
-        branches.commit_one_phase(work.bench.engine, None, OTHER, work.answers.append)
-
-
-def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_when_it_is(work: Work) -> None:
-    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
-    work.bench.broker.flush()
-    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
-    assert work.answers == []
-    work.bench.broker.settle()
-    assert work.answers == [None, None]
-    assert work.where() == ([], ["bill"])
-
-
-@pytest.mark.parametrize("ending", [None, Ending.FORCED_ROLLBACK, Ending.COMMITTED])
-def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_alone(work: Work, ending: Ending | None) -> None:
-    """``ending`` is what has become of the other one: nothing yet, an administrator's end, a commit in one phase that is being stored."""
-    engine = work.bench.engine
-    second = engine.begin(b"2")
-    work.bench.put("second", to="out", transaction=second)
-    if ending is Ending.COMMITTED:
-        branches.commit_one_phase(engine, work.transaction, XID, work.answers.append)
-    else:
-        work.prepared()
-        if ending is not None:
-            work.end(ending)
-            work.bench.broker.settle()
-    with pytest.raises(TransactionRolledBack) as caught:
-        branches.commit_one_phase(engine, second, XID, work.answers.append)
-    assert caught.value.condition == BranchExists.condition
-    assert engine.transactions == {}
-    work.bench.broker.settle()
-    work.bench.crash()
-    assert work.listed() == ([] if ending is Ending.COMMITTED else [XID])
-    assert "second" not in work.where()[1]
-
-
-@pytest.mark.parametrize("ending", [None, Ending.COMMITTED])
-def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gone_stays_prepared(work: Work, ending: Ending | None) -> None:
-    engine = work.prepared().bench.engine
-    if ending is not None:
-        work.end(ending)
-        work.bench.broker.flush()  # and it is not stored
-    for ask in (
-        lambda: branches.commit_one_phase(engine, None, XID, work.answers.append),
-        *([lambda: branches.prepare(engine, None, XID, "client", work.answers.append)] if ending is not None else []),
-    ):
-        with pytest.raises(TransactionRolledBack) as caught:
-            ask()
-        assert caught.value.condition == BranchExists.condition
-    work.bench.broker.take_snapshot()
-    work.bench.broker.flush()
-    work.bench.crash(stored=0 if ending is not None else len(work.bench.broker.in_flight))
-    assert work.listed() == [XID]
-
-
-def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
-    with pytest.raises(UnknownBranch):
-        work.end(Ending.ROLLED_BACK)
-    with pytest.raises(TransactionRolledBack):
-        branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
-    work.bench.broker.settle()
-    assert work.where()[1] == []
-
-
-# -- administrators ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("crash", ["none", "replay", "snapshot"])
 @pytest.mark.parametrize(("forced", "left"), [(Ending.FORCED_COMMIT, ([], ["bill"])), (Ending.FORCED_ROLLBACK, (["order"], []))])
 def test_what_an_administrator_forced_is_told_until_it_is_forgotten(work: Work, forced: Ending, left: Any, crash: str) -> None:
@@ -469,9 +266,6 @@ def test_what_an_administrator_forced_is_told_until_it_is_forgotten(work: Work, 
     assert work.listed() == []
     with pytest.raises(UnknownBranch):
         branches.forget(work.bench.engine, XID, lambda: None)
-
-
-# -- limits --------------------------------------------------------------------------------------------------------------
 
 
 def refused(work: Work) -> TransactionRolledBack:

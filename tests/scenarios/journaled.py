@@ -1,0 +1,70 @@
+"""An epoch on a journal of a real Kafka, for sequences that make systems fail."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+from bascule.broker.addresses import Diverts
+from bascule.broker.policy import Policy
+from bascule.config.settings import Journal
+from bascule.core.destination import Routing
+from bascule.core.errors import BasculeError
+from bascule.core.topics import JournalTopics
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.jms.sections import scan
+from bascule.kafka.log import PartitionReader
+from bascule.server import topics
+from bascule.server.epoch import Epoch, JournalPlace
+from bascule.testing.broker import Sender, message_bytes
+from tests.support.system import wait_for
+
+MESSAGES = {name: message_bytes(name, message_id=f"ID:{name}") for name in ("first", "failed", "third", "fourth")}
+
+
+class Journaled:
+    """A journal, and epochs of it that answer ``sender``."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str) -> None:
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        names = JournalTopics(prefix)
+        topics.ensure(self.kafka, names, Journal())
+        self.place = JournalPlace(
+            self.kafka, names, "sequences", append_timeout_s=15, snapshot_records=1000,
+            session_timeout_s=60, retention_s=0, pinned_bytes_max=0,
+        )  # fmt: skip
+        self.sender = Sender()
+        self.ends: list[BasculeError] = []
+
+    def standby(self) -> Epoch:
+        return Epoch(
+            self.place, Policy(), Diverts(), None, 1 << 30,
+            on_ended=self.ends.append, on_confirmed=lambda: None, on_ticked=lambda: None, on_stalled=self.ends.append,
+        )  # fmt: skip
+
+    async def epoch(self) -> Epoch:
+        epoch = self.standby()
+        await epoch.start()
+        return epoch
+
+    def end(self) -> int:
+        """Where the next record will be."""
+        with closing(PartitionReader(self.kafka, self.place.topics.journal, 0)) as reader:
+            return reader.range()[1]
+
+    def send(self, epoch: Epoch, *names: str) -> None:
+        """Each in a record of its own; not waited for."""
+        for name in names:
+            self.decide(epoch, name)
+            epoch.flush()
+
+    def decide(self, epoch: Epoch, name: str) -> None:
+        body = MESSAGES[name]
+        epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", self.sender, name)
+
+    async def answered(self, *names: str) -> None:
+        await asyncio.to_thread(wait_for, lambda: self.sender.accepted_tokens == list(names), "the answers")
+
+
+def waiting(epoch: Epoch) -> list[bytes]:
+    return [epoch.engine.bodies.read(message) for message in epoch.engine.queue("q").ready]

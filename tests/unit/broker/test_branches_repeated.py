@@ -1,0 +1,165 @@
+"""Repeated and contrary requests for prepared branches, and who is answered what."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.broker import branches
+from bascule.broker import snapshot as snapshots
+from bascule.broker.errors import BranchBusy, BranchExists, UnknownBranch
+from bascule.core.errors import TransactionRolledBack
+from bascule.journal.branches import Ending
+from tests.unit.broker.branch_work import OTHER, XID, Work, work
+
+__all__ = ["work"]  # fixtures
+
+
+@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_repeated_end_is_told_what_became_of_the_branch(work: Work, ending: Ending, crash: bool) -> None:
+    work.prepared()
+    work.end(ending)
+    work.bench.broker.settle()
+    if crash:
+        work.bench.broker.take_snapshot()
+        work.bench.broker.settle()
+        work.bench.crash()
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(ending)
+    assert caught.value.ending is ending
+    assert work.answers == [True, ending]
+
+
+def test_of_two_commits_at_once_both_are_answered_when_the_one_is_stored(work: Work) -> None:
+    work.prepared()
+    work.end(Ending.COMMITTED)
+    work.end(Ending.COMMITTED)
+    with pytest.raises(BranchBusy):
+        work.end(Ending.ROLLED_BACK)
+    work.bench.broker.flush()
+    assert work.answers == [True]
+    work.bench.broker.settle()
+    assert work.answers == [True, Ending.COMMITTED, Ending.COMMITTED]
+    assert work.where() == ([], ["bill"])
+
+
+def test_a_prepare_that_comes_after_its_rollback_fails(work: Work) -> None:
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is None
+    with pytest.raises(TransactionRolledBack, match="rolled back"):
+        work.prepare()
+    assert work.bench.got(work.fresh()) == ["order"]
+
+
+def test_a_prepare_is_repeated_without_its_transaction(work: Work) -> None:
+    work.prepared()
+    branches.prepare(work.bench.engine, None, XID, "client", work.answers.append)
+    assert work.answers == [True, True]
+    with pytest.raises(TransactionRolledBack, match="went with its connection"):
+        branches.prepare(work.bench.engine, None, OTHER, "client", work.answers.append)
+    with pytest.raises(TransactionRolledBack):  # the first one, late
+        branches.prepare(work.bench.engine, work.bench.engine.begin(b"2"), OTHER, "client", work.answers.append)
+
+
+def test_another_transaction_cannot_be_prepared_under_the_same_name(work: Work) -> None:
+    work.prepared()
+    second = work.bench.engine.begin(b"2")
+    work.bench.put("second", to="out", transaction=second)
+    with pytest.raises(TransactionRolledBack) as caught:
+        branches.prepare(work.bench.engine, second, XID, "client", work.answers.append)
+    assert caught.value.condition == BranchExists.condition
+    assert work.bench.engine.transactions == {}
+
+
+def test_a_commit_in_one_phase_is_remembered_over_a_crash(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    assert work.answers == [None]
+    work.bench.crash()
+    assert work.where() == ([], ["bill"])
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is Ending.COMMITTED
+
+
+def test_who_asks_about_a_commit_in_one_phase_that_is_not_stored_yet_has_to_ask_again(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    with pytest.raises(BranchBusy):
+        work.end(Ending.ROLLED_BACK)
+    work.bench.broker.take_snapshot()
+    assert not snapshots.decode(next(iter(work.bench.broker.snapshots.values()))).branches
+    work.bench.broker.settle()
+    with pytest.raises(UnknownBranch) as caught:
+        work.end(Ending.ROLLED_BACK)
+    assert caught.value.ending is Ending.COMMITTED
+
+
+def test_a_commit_in_one_phase_is_repeated_without_its_transaction(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
+    assert work.answers == [None, None]
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(work.bench.engine, None, OTHER, work.answers.append)
+
+
+def test_a_commit_in_one_phase_that_is_repeated_before_it_is_stored_is_answered_when_it_is(work: Work) -> None:
+    branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.flush()
+    branches.commit_one_phase(work.bench.engine, None, XID, work.answers.append)
+    assert work.answers == []
+    work.bench.broker.settle()
+    assert work.answers == [None, None]
+    assert work.where() == ([], ["bill"])
+
+
+@pytest.mark.parametrize("ending", [None, Ending.FORCED_ROLLBACK, Ending.COMMITTED])
+def test_a_commit_in_one_phase_under_the_name_of_another_branch_leaves_that_one_alone(work: Work, ending: Ending | None) -> None:
+    """``ending`` is what has become of the other one: nothing yet, an administrator's end, a commit in one phase that is being stored."""
+    engine = work.bench.engine
+    second = engine.begin(b"2")
+    work.bench.put("second", to="out", transaction=second)
+    if ending is Ending.COMMITTED:
+        branches.commit_one_phase(engine, work.transaction, XID, work.answers.append)
+    else:
+        work.prepared()
+        if ending is not None:
+            work.end(ending)
+            work.bench.broker.settle()
+    with pytest.raises(TransactionRolledBack) as caught:
+        branches.commit_one_phase(engine, second, XID, work.answers.append)
+    assert caught.value.condition == BranchExists.condition
+    assert engine.transactions == {}
+    work.bench.broker.settle()
+    work.bench.crash()
+    assert work.listed() == ([] if ending is Ending.COMMITTED else [XID])
+    assert "second" not in work.where()[1]
+
+
+@pytest.mark.parametrize("ending", [None, Ending.COMMITTED])
+def test_a_prepared_branch_of_which_somebody_asks_with_a_transaction_that_is_gone_stays_prepared(work: Work, ending: Ending | None) -> None:
+    engine = work.prepared().bench.engine
+    if ending is not None:
+        work.end(ending)
+        work.bench.broker.flush()  # and it is not stored
+    for ask in (
+        lambda: branches.commit_one_phase(engine, None, XID, work.answers.append),
+        *([lambda: branches.prepare(engine, None, XID, "client", work.answers.append)] if ending is not None else []),
+    ):
+        with pytest.raises(TransactionRolledBack) as caught:
+            ask()
+        assert caught.value.condition == BranchExists.condition
+    work.bench.broker.take_snapshot()
+    work.bench.broker.flush()
+    work.bench.crash(stored=0 if ending is not None else len(work.bench.broker.in_flight))
+    assert work.listed() == [XID]
+
+
+def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -> None:
+    with pytest.raises(UnknownBranch):
+        work.end(Ending.ROLLED_BACK)
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
+    work.bench.broker.settle()
+    assert work.where()[1] == []

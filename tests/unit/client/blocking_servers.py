@@ -1,0 +1,40 @@
+"""What the servers of the blocking face's tests do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bascule.amqp.connection import Connection
+from bascule.client import (
+    Queue,
+)
+from tests.unit.client.server import obliging
+
+QUEUE = Queue("q")
+
+
+def failover(url: str) -> str:
+    return f"failover:({url})?failover.reconnectDelay=1&failover.maxReconnectDelay=10"
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def cut(when: type, after: int = 1, react: Any = obliging) -> Any:
+    """Like another reaction, but the connection breaks at the so-manyeth event of a type."""
+    seen: list[Any] = []
+
+    def reaction(connection: Connection, event: Any) -> None:
+        if isinstance(event, when):
+            seen.append(event)
+            if len(seen) == after:
+                raise ConnectionResetError
+        react(connection, event)
+
+    return reaction

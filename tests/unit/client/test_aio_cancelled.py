@@ -1,0 +1,374 @@
+"""Cancelled tasks and closing contexts of the asyncio face, against a server that does what each test says."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.events import DeclareReceived as DeclareAsked
+from bascule.amqp.events import Detached, Discharged, Dispositioned, Flowed, Transferred
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import ACCEPTED, Declared, TransactionalState
+from bascule.client import (
+    Acknowledge,
+    ConnectionLost,
+    IllegalState,
+    InvalidDestination,
+    Message,
+    Queue,
+    TimedOut,
+    connect_async,
+    sends,
+)
+from bascule.client.message import encode
+from bascule.core.errors import BasculeError
+from tests.unit.client.coroutines import QUEUE, cancelled, run_async
+from tests.unit.client.server import BODIES, ending_the_first_consumer, obliging, server
+
+
+class Reluctant:
+    """Like ``obliging``, but sends in a transaction get no answer, and drains none where it is told so, until a coordinator link ends."""
+
+    def __init__(self, *, drains: bool = True) -> None:
+        self.drains = drains
+        self.asked = asyncio.Event()  # for what it does not answer
+        self.ended: list[str] = []
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: list[Transferred] = []
+        self._draining: list[SenderLink] = []
+        self._transactions = 0
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case DeclareAsked():
+                self._transactions += 1
+                event.link.settle(event.delivery_id, Declared(b"txn-%d" % self._transactions))
+            case Discharged():
+                self.ended.append(f"{event.txn_id.decode()} {'rolled back' if event.fail else 'committed'}")
+                obliging(connection, event)
+            case Transferred() if event.txn_id == b"txn-1":
+                self._unanswered.append(event)
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Flowed() if event.link.drain and not self.drains:
+                self._draining.append(event.link)
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Detached() if getattr(event.link, "is_coordinator", False):
+                self.ended.append("link")
+                self.drains = True
+                for each in self._unanswered:
+                    each.link.settle(each.delivery_id, TransactionalState(b"txn-1", ACCEPTED))
+                for link in self._draining:
+                    link.context = iter([encode(Message("again"))])
+                    link.drained()
+            case _:
+                obliging(connection, event)
+
+
+@run_async
+async def test_a_block_whose_commit_is_cancelled_is_rolled_back_at_once_and_the_next_one_is_committed() -> None:
+    broker = Reluctant()
+
+    async def work() -> None:
+        async with context.transaction():
+            await context.send(QUEUE, "x")  # the commit waits for its answer
+
+    with server(broker) as url:
+        async with connect_async(url, timeout_s=10.0) as context:
+            await cancelled(work(), broker.asked)
+            await work()
+    assert broker.ended[:2] == ["link", "txn-2 committed"]
+
+
+@run_async
+async def test_a_rollback_that_is_cancelled_happens_all_the_same_and_its_consumers_go_on() -> None:
+    broker = Reluctant(drains=False)
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            assert await consumer.receive(10)
+            await cancelled(context.rollback(), broker.asked)
+            assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "again"]
+            await context.commit()
+    assert broker.ended[:2] == ["link", "txn-2 committed"]
+
+
+class LateToDrain:
+    """A broker whose first drain is answered when the test says so: with the next disposition that comes."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._late: SenderLink | None = None
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        match event:
+            case Flowed() if event.link.drain and not self.asked.is_set():
+                self._late = event.link
+                self._loop.call_soon_threadsafe(self.asked.set)
+            case Dispositioned() if self._late is not None:
+                self._late.drained()
+                self._late.context, self._late = iter([encode(Message("new"))]), None
+            case _:
+                obliging(connection, event)
+
+
+@run_async
+async def test_consumers_go_on_after_a_recover_that_is_cancelled() -> None:
+    broker = LateToDrain()
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            first = await consumer.receive(10)
+            assert first is not None
+            await cancelled(context.recover(), broker.asked)
+            first.acknowledge()
+            assert [message and message.body for message in [await consumer.receive(10) for _ in range(3)]] == ["two", "three", "new"]
+
+
+@run_async
+async def test_a_consumer_whose_close_is_cancelled_is_closed_with_its_last_acknowledgement() -> None:
+    broker = LateToDrain()
+    ended: list[str] = []
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Detached):
+            ended.append(type(event.link).__name__)
+        elif isinstance(event, Dispositioned):
+            ended.append(type(event.state).__name__)
+        broker(connection, event)
+
+    with server(react) as url:
+        async with connect_async(url, acknowledge=Acknowledge.CLIENT, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            first = await consumer.receive(10)
+            assert first is not None
+            await cancelled(consumer.close(), broker.asked)
+            with pytest.raises(IllegalState, match="the consumer is closed"):
+                await consumer.receive(10)
+            first.acknowledge()
+            while "SenderLink" not in ended:
+                await asyncio.sleep(0.005)
+    assert ended == ["Released", "Accepted", "SenderLink"]
+
+
+@run_async
+async def test_a_close_that_is_cancelled_says_so_and_closes() -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def silent(connection: Connection, event: Any) -> None:
+        if isinstance(event, Transferred):
+            loop.call_soon_threadsafe(asked.set)
+        else:
+            obliging(connection, event)
+
+    sends: list[asyncio.Future[Message]] = []
+
+    async def work() -> None:
+        sends.append(await context.producer(QUEUE).send_async("x"))
+        await context.close()  # waits for the answer
+
+    with server(silent) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        await cancelled(work(), asked)
+        with pytest.raises(IllegalState, match="closed"):
+            await context.send(QUEUE, "x")
+        with pytest.raises(ConnectionLost):
+            await sends[0]
+
+
+@run_async
+async def test_a_listener_whose_consumer_the_broker_ends_is_told_why_and_a_receive_raises_it() -> None:
+    told: asyncio.Future[BasculeError] = asyncio.get_running_loop().create_future()
+    with server(ending_the_first_consumer("amqp:resource-deleted"), ending_the_first_consumer("amqp:resource-deleted")) as url:
+        async with connect_async(url, on_exception=told.set_result) as context:
+            consumer = await context.consumer(QUEUE, prefetch=0)
+            consumer.listener = print
+            assert isinstance(await asyncio.wait_for(told, 10), InvalidDestination)
+        async with connect_async(url) as context:
+            consumer = await context.consumer(QUEUE, prefetch=0)
+            with pytest.raises(InvalidDestination, match="queue 'q' has been deleted"):
+                await consumer.receive()
+
+
+class SlowToBegin:
+    """A broker that begins no transaction before the test says so, once for each."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        if isinstance(event, DeclareAsked):
+            self._loop.call_soon_threadsafe(self.asked.set)
+            assert self.goes_on.wait(10)
+        obliging(connection, event)
+
+
+@run_async
+async def test_a_stop_while_a_transaction_begins_leaves_its_message_until_the_start() -> None:
+    broker = SlowToBegin()
+    bodies: list[Any] = []
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            (await context.consumer(QUEUE)).listener = lambda message: bodies.append(message.body)
+            await asyncio.wait_for(broker.asked.wait(), 10)
+            await context.stop()
+            broker.goes_on.set()
+            await context.send(Queue("another"), "x")  # whose link is answered after that
+            assert bodies == []
+            context.start()
+            while bodies != list(BODIES):
+                await asyncio.sleep(0.005)
+
+
+@run_async
+async def test_a_consumer_that_loses_its_listener_while_a_transaction_begins_keeps_its_message() -> None:
+    broker = SlowToBegin()
+    with server(broker) as url:
+        async with connect_async(url, acknowledge=Acknowledge.TRANSACTED, timeout_s=10.0) as context:
+            consumer = await context.consumer(QUEUE)
+            consumer.listener = print
+            await asyncio.wait_for(broker.asked.wait(), 10)
+            consumer.listener = None
+            broker.goes_on.set()
+            assert [message and message.body for message in [await consumer.receive(10) for _ in BODIES]] == list(BODIES)
+
+
+@run_async
+async def test_a_listener_ends_with_its_task_where_that_is_cancelled() -> None:
+    at_work = asyncio.Event()
+    seen: list[Any] = []
+
+    async def listener(message: Message) -> None:
+        seen.append(message.body)
+        at_work.set()
+        await asyncio.sleep(10)
+
+    with server(obliging) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        (await context.consumer(QUEUE)).listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        assert context._listener_task is not None
+        context._listener_task.cancel()
+        await context.close()  # waits for it
+        assert context._task._task.done()
+    assert seen == [BODIES[0]]
+
+
+@run_async
+async def test_a_close_waits_for_the_listener_at_work_which_has_its_context_until_then() -> None:
+    happened: list[str] = []
+    outcomes: list[Any] = []
+    closing: list[asyncio.Task[None]] = []
+    at_work = asyncio.Event()
+
+    def react(connection: Connection, event: Any) -> None:
+        if isinstance(event, Dispositioned):
+            outcomes.extend([event.state] * len(event.deliveries))
+        obliging(connection, event)
+
+    async def close() -> None:
+        await context.close()
+        happened.append("closed")
+
+    async def listener(message: Message) -> None:
+        with pytest.raises(IllegalState, match="wait for itself"):
+            await context.close()
+        closing.append(asyncio.create_task(close()))
+        await asyncio.wait(closing, timeout=0.2)  # it does not end
+        await context.send(QUEUE, message.body)
+        happened.append("sent")
+        at_work.set()
+
+    with server(react) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        (await context.consumer(QUEUE)).listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        await asyncio.wait_for(closing[0], 10)
+    assert happened == ["sent", "closed"]
+    assert outcomes == [ACCEPTED]
+
+
+@run_async
+async def test_a_close_waits_so_long_for_a_listener_and_no_longer() -> None:
+    at_work, enough = asyncio.Event(), asyncio.Event()
+
+    async def listener(_: Message) -> None:
+        at_work.set()
+        await enough.wait()
+        with pytest.raises(IllegalState, match="closed"):
+            await context.send(QUEUE, "x")
+
+    with server(obliging) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        consumer = await context.consumer(QUEUE)
+        consumer.listener = listener
+        await asyncio.wait_for(at_work.wait(), 10)
+        for close in (context.stop, consumer.close, context.close):
+            with pytest.raises(TimedOut, match="a listener is still at work"):
+                await asyncio.wait_for(close(timeout_s=0.1), 20)
+        assert context._task._task.done()
+        enough.set()
+        assert context._listener_task is not None
+        await asyncio.wait_for(context._listener_task, 10)
+
+
+@run_async
+async def test_a_future_of_a_send_is_told_when_its_context_closes_without_the_answer() -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    with server(silent) as url:
+        context = await connect_async(url)
+        sent = await context.producer(QUEUE).send_async("x")
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+        with pytest.raises(ConnectionLost, match="closed before the broker's answer"):
+            await asyncio.wait_for(sent, 10)
+
+
+@run_async
+async def test_error_of_a_send_is_told_to_on_done_and_needs_no_await_of_its_future() -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    told: list[BasculeError | None] = []
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    with server(silent) as url:
+        context = await connect_async(url)
+        await context.producer(QUEUE).send_async("x", on_done=lambda _, error: told.append(error))
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+    gc.collect()
+    assert [type(error) for error in told] == [ConnectionLost]
+    assert unheard == []
+
+
+@run_async
+async def test_a_send_that_waits_for_room_when_its_context_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(connection: Connection, event: Any) -> None:
+        if not isinstance(event, Transferred):
+            obliging(connection, event)
+
+    monkeypatch.setattr(sends, "SEND_WINDOW", 1)
+    with server(silent) as url:
+        context = await connect_async(url, timeout_s=10.0)
+        sent = await context.producer(QUEUE).send_async("x")
+        waiting = [asyncio.create_task(context.send(queue, "x")) for queue in (Queue("another"), QUEUE)]
+        await asyncio.sleep(0)
+        with pytest.raises(TimedOut):
+            await context.close(timeout_s=0.1)
+        for each in waiting:
+            with pytest.raises(IllegalState, match="the context is closed"):
+                await asyncio.wait_for(each, 20)
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(sent, 20)

@@ -1,0 +1,213 @@
+"""Readers of histories and of the journal on Kafka in memory: what they find, and what they make of faults."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bascule.core.destination import Routing
+from bascule.core.errors import Unavailable
+from bascule.journal.reading import CutOff, Trimmed
+from bascule.journal.records import Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
+from bascule.kafka import epochs, history, log
+from bascule.kafka.epochs import exclusive_diverts, first_marks, taken_since
+from bascule.kafka.history import LagMirror, TopicHistory, committed_note
+from bascule.kafka.log import PartitionReader, takes_appends
+from bascule.writer.position import Position
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]  # fixtures
+
+
+def test_range_is_read_with_and_without_open_and_aborted_transactions(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    for value, transaction in ((b"0", None), (b"1", "aborted"), (b"2", None)):
+        kafka.put("t", value, transaction=transaction)
+    kafka.partition("t").mark("aborted", committed=False)
+    kafka.put("t", b"4", transaction="open")
+    read = TopicHistory(SETTINGS, "t", 0, 0.5)
+    assert (read.earliest(), read.stable(), read.latest()) == (0, 4, 5)
+    assert [each.value() for each in read.records(0, 5)] == [b"0", b"1", b"2", b"4"]
+    assert [each.value() for each in read.records(0, 4, committed=True)] == [b"0", b"2"]
+    assert [each.value() for each in read.records(1, 2)] == [b"1"]
+    assert list(read.records(3, 3)) == []
+    with pytest.raises(Unavailable, match="t-0 could not be read up to offset 5"):
+        list(read.records(0, 5, committed=True))
+    assert [kind for kind in kafka.open_clients() if kind == "consumer"] == []
+
+
+def test_range_behind_which_records_follow_ends_where_it_should(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    kafka.put("t", b"0")
+    kafka.put("t", b"1", transaction="done")
+    kafka.partition("t").mark("done", committed=True)
+    kafka.put("t", b"3")
+    assert [each.value() for each in TopicHistory(SETTINGS, "t", 0, 5).records(0, 3)] == [b"0", b"1"]
+
+
+def test_error_that_passes_is_read_over_and_another_one_is_raised(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    kafka.put("t", b"0")
+    read = TopicHistory(SETTINGS, "t", 0, 5)
+    kafka.fail("fetch", KafkaError.NOT_LEADER_FOR_PARTITION)
+    assert [each.value() for each in read.records(0, 1)] == [b"0"]
+    kafka.fail("fetch", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(Unavailable, match="t-0 is not readable"):
+        list(read.records(0, 1))
+    kafka.partition("t").delete(1)
+    with pytest.raises(Unavailable, match="t-0 is not readable"):
+        list(read.records(0, 1))
+
+
+def test_offset_by_time_is_first_of_that_age_or_the_end(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    for _ in range(3):
+        kafka.put("t", b"")
+    for offset, record in kafka.partition("t").records.items():
+        record.timestamp_ms = 100 * offset
+    read = TopicHistory(SETTINGS, "t", 0)
+    assert [read.at_time(ms) for ms in (0, 1, 100, 201)] == [0, 1, 1, 3]
+
+
+def test_offsets_are_asked_again_where_the_fault_passes(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    read = TopicHistory(SETTINGS, "t", 0, 5)
+    kafka.fail("list_offsets", KafkaError.LEADER_NOT_AVAILABLE)
+    assert read.latest() == 0
+    kafka.fail("list_offsets", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(Unavailable, match="t does not tell its offsets"):
+        read.latest()
+    kafka.fail("admin", KafkaError._INVALID_ARG)
+    with pytest.raises(Unavailable, match="no client to ask for offsets"):
+        TopicHistory(SETTINGS, "t", 0)
+
+
+def test_committed_offset_is_asked_again_while_coordinator_comes(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "RETRY_S", 0.01)
+    kafka.create("t")
+    assert committed_note(SETTINGS, "g", "t", 0)[0] < 0
+    kafka.offsets["g"]["t", 0] = (7, "why")
+    kafka.fail("committed", KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+    assert committed_note(SETTINGS, "g", "t", 0) == (7, "why")
+    kafka.fail("committed", KafkaError.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(Unavailable, match="group g does not answer"):
+        committed_note(SETTINGS, "g", "t", 0)
+    assert kafka.open_clients() == []
+
+
+def test_lag_that_is_not_stored_is_shown_again_and_a_note_is_cut(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    mirror = LagMirror(SETTINGS, "g")
+    kafka.fail("commit", KafkaError.COORDINATOR_NOT_AVAILABLE)
+    mirror.show({("t", 0): 3}, "x" * 2000)
+    mirror.show({})
+    assert kafka.offsets["g"]["t", 0] == (3, "x" * history.NOTE_MAX)
+    mirror.show({("t", 0): 5})
+    mirror.close()
+    assert kafka.offsets["g"]["t", 0] == (5, "")
+    assert kafka.open_clients() == []
+
+
+def test_reader_tells_what_is_deleted_and_what_is_cut_off(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ANSWER_TIMEOUT_S", 0.1)
+    kafka.create("t")
+    for number in range(5):
+        kafka.put("t", bytes([number]))
+    with closing(PartitionReader(SETTINGS, "t", 0)) as reader:
+        reader.seek(1)
+        assert [each.value() for each in reader.up_to(4)] == [b"\1", b"\2", b"\3"]
+        reader.seek()
+        assert len(list(reader.to_end())) == 5
+        kafka.partition("t").delete(3)
+        reader.seek(1)
+        with pytest.raises(Trimmed, match="t begins at offset 3, behind what was to be read"):
+            reader.read()
+        reader.seek(9)
+        with pytest.raises(CutOff, match="t ends at offset 5, and 9 was to be read"):
+            reader.read()
+        reader.seek(3)
+        kafka.fail("fetch", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        with pytest.raises(Unavailable, match="reading t"):
+            reader.read()
+        reader.seek(3)
+        with pytest.raises(Unavailable, match="reading t: nothing for"):
+            list(reader.up_to(9))
+        monkeypatch.setattr(reader, "read", lambda **_: [])
+        with pytest.raises(Unavailable, match="before its end"):
+            list(reader.to_end())
+
+
+def test_range_is_asked_again_where_the_connection_breaks(kafka: KafkaInMemory) -> None:
+    kafka.create("t")
+    with closing(PartitionReader(SETTINGS, "t", 0)) as reader:
+        kafka.fail("get_watermark_offsets", KafkaError._TRANSPORT)
+        assert reader.range() == (0, 0)
+        kafka.fail("get_watermark_offsets", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        with pytest.raises(Unavailable, match="Kafka does not answer about t"):
+            reader.range()
+
+
+def test_whether_kafka_takes_appends(kafka: KafkaInMemory) -> None:
+    topic = kafka.create("t", min_insync_replicas="2")
+    topic.replicas = topic.in_sync = 2
+    assert takes_appends(SETTINGS, "t", 0, 0.1)
+    topic.in_sync = 1
+    assert not takes_appends(SETTINGS, "t", 0, 0.1)
+    topic.in_sync = 2
+    kafka.fail("list_offsets", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert not takes_appends(SETTINGS, "t", 0, 0.1)
+    assert not takes_appends(SETTINGS, "t", 1, 0.1)
+    assert not takes_appends(SETTINGS, "missing", 0, 0.1)
+
+
+def start(kafka: KafkaInMemory, *exclusive: str) -> int:
+    return kafka.put("j", encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {"exclusive": list(exclusive)})))
+
+
+def data(kafka: KafkaInMemory, epoch: int, *diverts: str) -> int:
+    flags = SendFlag.DURABLE | (SendFlag.DIVERTS if diverts else 0)
+    send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, "q", (1,), (), diverts, None, b"")
+    return kafka.put("j", encode_record(Kind.DATA, epoch, 1, send_entry(send)))
+
+
+def test_epochs_are_found_backwards_with_the_exclusive_diverts_of_each(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "LOOK_BACK_RECORDS", 2)
+    kafka.create("j")
+    first = start(kafka, "a")
+    data(kafka, first)
+    kafka.put("j", b"foreign")
+    kafka.put("j", b"foreign")
+    kafka.put("j", b"foreign")
+    second = start(kafka, "b", "a")
+    data(kafka, first)  # of the broker that was replaced
+    data(kafka, second, "b")
+    third = start(kafka)
+    read = TopicHistory(SETTINGS, "j", 0, 5)
+    end = read.latest()
+    assert exclusive_diverts(read, 0, end) == {first: ("a",), second: ("a", "b"), third: ()}
+    assert exclusive_diverts(read, second, end) == {second: ("a", "b"), third: ()}
+    assert exclusive_diverts(read, 0, second) == {first: ("a",)}
+    assert taken_since(None, read, end) == {"a": first, "b": second}
+    common = Position("j", "id", 0, second + 2, epoch=second, exclusive=("a", "b"))
+    assert taken_since(common, read, end) == {"a": second + 2, "b": second + 2}
+    assert first_marks(None, read, end) == {}
+
+
+def test_epoch_whose_start_is_trimmed_is_told_by_the_position_or_by_its_records(kafka: KafkaInMemory) -> None:
+    kafka.create("j")
+    first = start(kafka, "a", "b")
+    data(kafka, first)
+    kafka.partition("j").delete(1)
+    kafka.put("j", b"foreign")
+    marked = data(kafka, first, "b")
+    data(kafka, first, "b", "a")
+    second = start(kafka, "c")
+    data(kafka, second, "c")
+    read = TopicHistory(SETTINGS, "j", 0, 5)
+    common = Position("j", "id", 0, 2, epoch=first, exclusive=("a", "b"))
+    assert taken_since(common, read, read.latest()) == {"a": 2, "b": 2, "c": second}
+    assert first_marks(None, read, read.latest()) == {"b": marked, "a": marked + 1}
+    assert epochs.exclusive_of(encode_record(Kind.DATA, 0, 0, b"")) == ()

@@ -1,0 +1,163 @@
+"""Questions about topics, and their creation, on Kafka in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bascule.core.errors import Denied, InvalidInput, Unavailable
+from bascule.core.topics import JournalTopics
+from bascule.kafka import admin, guards
+from bascule.kafka.admin import Topics
+from bascule.kafka.guards import TopicRole, UnsafeTopic, guard_transactions, no_transaction
+from bascule.kafka.own_topics import DECISIONS, prepare
+from bascule.threads.background import in_background
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]  # fixtures
+
+
+def test_topic_is_created_once_and_refusals_are_told_apart(kafka: KafkaInMemory) -> None:
+    topics = Topics(SETTINGS)
+    assert topics.create("t", 3, {"retention.ms": "-1"})
+    assert not topics.create("t", 3, {})
+    assert topics.partitions() == {"t": 3}
+    assert topics.config("t")["retention.ms"] == "-1"
+    for code, kind in (
+        (KafkaError.INVALID_CONFIG, InvalidInput),
+        (KafkaError.POLICY_VIOLATION, Denied),
+        (KafkaError._TRANSPORT, Unavailable),
+    ):
+        kafka.fail("create_topics", code)
+        with pytest.raises(kind, match="cannot be created"):
+            topics.create("u", 1, {})
+
+
+def test_id_of_a_topic_changes_when_it_is_recreated(kafka: KafkaInMemory) -> None:
+    topics = Topics(SETTINGS)
+    kafka.create("t")
+    before = topics.id("t")
+    kafka.create("t")
+    assert topics.id("t") != before
+    assert topics.ids(["missing"]) == topics.ids([]) == {}
+    with pytest.raises(Unavailable, match="there is no topic missing"):
+        topics.id("missing")
+    kafka.fail("describe_topics", KafkaError._TRANSPORT)
+    with pytest.raises(Unavailable, match="topic t: "):
+        topics.id("t")
+
+
+def test_topic_that_may_not_be_written_is_found_before_it_is_written(kafka: KafkaInMemory) -> None:
+    topics = Topics(SETTINGS)
+    kafka.create("t")
+    topics.check_writable("t")
+    topics.check_writable("missing")
+    kafka.denied.add("t")
+    with pytest.raises(Denied, match="may not be written"):
+        topics.check_writable("t")
+    kafka.fail("describe_topics", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(Denied, match="may not be described"):
+        topics.check_writable("t")
+    kafka.fail("describe_topics", KafkaError._TRANSPORT)
+    with pytest.raises(Unavailable, match="cannot be described"):
+        topics.check_writable("t")
+
+
+def test_topic_is_created_when_kafka_has_a_live_broker_again(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced = "Unable to replicate the partition 1 time(s): All brokers are currently fenced."
+    monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
+    topics = Topics(SETTINGS)
+    kafka.fail("create_topics", KafkaError.INVALID_REPLICATION_FACTOR, 3, reason=fenced)
+    assert topics.create("t", 1, {})
+    assert "t" in kafka.topics
+    assert not kafka.faults["create_topics"]
+    monkeypatch.setattr(admin, "ADMIN_TIMEOUT_S", 0.0)
+    kafka.fail("create_topics", KafkaError.INVALID_REPLICATION_FACTOR, 1000, reason=fenced)
+    with pytest.raises(Unavailable, match=r"'u' cannot be created: .*fenced"):
+        topics.create("u", 1, {})
+
+
+def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ADMIN_TIMEOUT_S", "REACH_TIMEOUT_S"):
+        monkeypatch.setattr(admin, name, 0.05)
+    kafka.create("t")
+    topics = Topics(SETTINGS)
+    for ask in (topics.partitions, lambda: topics.in_sync("t", 0, 0.0), lambda: topics.facts(["t"])):
+        kafka.fail("list_topics", KafkaError._TRANSPORT)
+        with pytest.raises(Unavailable, match="Kafka does not"):
+            ask()
+    kafka.fail("describe_configs", KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert list(topics.facts(["t", "missing"])) == ["t"]
+    assert topics.facts(["missing"]) == {}
+    kafka.fail("describe_configs", KafkaError._TRANSPORT)
+    with pytest.raises(Unavailable, match="'t' cannot be described"):
+        topics.config("t")
+    with pytest.raises(Unavailable, match=r"Kafka does not show topics that it has created: \['missing'\]"):
+        topics.await_visible(["t", "missing"])
+    kafka.brokers = 0
+    with pytest.raises(Unavailable, match="Kafka does not answer"):
+        topics.partitions()
+    kafka.fail("admin", KafkaError._INVALID_ARG)
+    with pytest.raises(Unavailable, match="no client to look at topics"):
+        Topics(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda topics: topics.config("t"),
+        lambda topics: topics.id("t"),
+        lambda topics: topics.facts(["t"]),
+        lambda topics: topics.check_writable("t"),
+        lambda topics: topics.create("new", 1, {}),
+    ],
+    ids=["config", "id", "facts", "check_writable", "create"],
+)
+def test_client_that_met_a_cluster_without_live_nodes_waits_until_one_is_back(
+    kafka: KafkaInMemory, ask: Callable[[Topics], object]
+) -> None:
+    kafka.create("t")
+    kafka.brokers = 0
+    topics = Topics(SETTINGS)
+    asked = in_background(lambda: ask(topics), "asked")
+    with pytest.raises(TimeoutError):
+        asked.result(0.1)
+    kafka.brokers = 1
+    asked.result(10)
+
+
+def test_own_topics_are_created_and_an_unsafe_one_is_refused(kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture) -> None:
+    names = JournalTopics("x")
+    prepare(SETTINGS, {names.store: DECISIONS})
+    assert kafka.topics[names.store].config["cleanup.policy"] == "compact"
+    kafka.brokers = 3
+    prepare(SETTINGS, {names.store: DECISIONS})
+    assert "all is lost with one disk" in caplog.text
+    guards.ensure(SETTINGS, "log", TopicRole.LOG, 2, {"retention.ms": "-1"}, record_bytes=1000)
+    assert len(kafka.topics["log"].partitions) == 2
+    guards.ensure(SETTINGS, "waiting", TopicRole.WAITING, 1, {"retention.ms": "-1"}, record_bytes=1000)
+    kafka.create("waiting", 5, retention_ms="1000")
+    guards.ensure(SETTINGS, "waiting", TopicRole.WAITING, 1, {}, record_bytes=1000)
+    assert "retention.ms=1000" in caplog.text
+    with pytest.raises(UnsafeTopic, match="partitions=2"):
+        guards.ensure(SETTINGS, "log", TopicRole.LOG, 1, {}, record_bytes=1000)
+
+
+def test_why_no_transaction_can_be_started_is_found_in_topic_of_the_coordinator(kafka: KafkaInMemory) -> None:
+    assert "transaction.state.log.replication.factor" in str(no_transaction(SETTINGS, "why"))
+    topic = kafka.create(guards.TRANSACTION_STATE, 2, cleanup_policy="compact", min_insync_replicas="2")
+    topic.replicas, topic.in_sync = 3, 1
+    assert "has min.insync.replicas=2, and in 2 of its 2 partitions no more than 1 in sync" in str(no_transaction(SETTINGS, "why"))
+    topic.in_sync = 3
+    assert str(no_transaction(SETTINGS, "why")) == "no transaction can be started: why"
+    kafka.fail("describe_topics", KafkaError._TRANSPORT)
+    assert str(no_transaction(SETTINGS, "why")) == "no transaction can be started: why"
+    assert guard_transactions(SETTINGS) == []
+    topic.config["cleanup.policy"] = "delete"
+    with pytest.raises(UnsafeTopic):
+        guard_transactions(SETTINGS)
+    kafka.fail("list_topics", KafkaError._TRANSPORT)
+    assert guard_transactions(SETTINGS) == []

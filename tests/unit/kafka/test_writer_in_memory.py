@@ -1,0 +1,189 @@
+"""The exactly-once writer on Kafka in memory: what it writes once, what it makes of faults, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bascule.core.errors import TooLarge
+from bascule.core.kafka_records import Outgoing, Output
+from bascule.kafka import clients, transactional
+from bascule.kafka.redrive import Redrive
+from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.position import Position, position_partition
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.system import wait_for
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]  # fixtures
+
+FIRST, SECOND, THIRD = (Position("source", "id", 0, offset) for offset in (0, 5, 9))
+
+
+@pytest.fixture
+def writers(kafka: KafkaInMemory) -> Iterator[list[TransactionalWriter]]:
+    """Two under one id."""
+    kafka.create("out")
+    kafka.create("positions", 16, cleanup_policy="compact")
+    made = [TransactionalWriter(SETTINGS, "id", "positions", "key", deadline_s=1.0) for _ in range(2)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def outputs(*values: str, topic: str = "out") -> list[Output]:
+    return [Output(topic, None, value.encode(), [("h", b"1")]) for value in values]
+
+
+def position(kafka: KafkaInMemory) -> Position:
+    partition = kafka.partition("positions", position_partition("key"))
+    (*_, value) = [
+        each.value for _, each in sorted(partition.records.items()) if each.key == b"key" and each.transaction not in partition.aborted
+    ]
+    assert value is not None
+    return Position.decode(value)
+
+
+def test_output_and_position_are_written_together_one_transaction_after_another(
+    kafka: KafkaInMemory, writers: list[TransactionalWriter]
+) -> None:
+    writer = writers[0]
+    assert writer.current() is None
+    writer.write(outputs("1", "2"), None, FIRST)
+    assert writer.current() == FIRST
+    writer.prepare()
+    writer.write(outputs("3"), FIRST, SECOND, {"other": THIRD})
+    assert kafka.values("out") == [b"1", b"2", b"3"]
+    assert position(kafka) == SECOND
+    assert kafka.partition("out").records[0].headers == [("h", b"1")]
+    writer.write([], SECOND, None)
+    assert kafka.values("positions", position_partition("key"))[-1] is None
+
+
+def test_output_written_ahead_is_committed_once_and_abandoned_output_never(
+    kafka: KafkaInMemory, writers: list[TransactionalWriter]
+) -> None:
+    writer = writers[0]
+    writer.write([], None, FIRST)
+    writer.ahead(outputs("1"), FIRST)
+    writer.write(outputs("1", "2"), FIRST, SECOND)
+    writer.ahead(outputs("lost"), SECOND)
+    writer.abandon()
+    assert kafka.values("out") == [b"1", b"2"]
+    assert position(kafka) == SECOND
+
+
+def test_writer_whose_twin_has_moved_the_position_writes_nothing(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+    writer, twin = writers
+    writer.write([], None, FIRST)
+    twin.current()
+    twin.write(outputs("twin"), FIRST, SECOND)
+    with pytest.raises(PositionMoved) as moved:
+        writer.write(outputs("doubled"), FIRST, SECOND)
+    assert moved.value.found == SECOND
+    assert kafka.values("out") == [b"twin"]
+
+
+@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "after_commit"])
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._FENCED])
+def test_call_that_fails_once_doubles_and_loses_nothing(
+    kafka: KafkaInMemory, writers: list[TransactionalWriter], call: str, code: int
+) -> None:
+    """After ``after_commit`` the transaction is committed, and the writer does not know it."""
+    writer = writers[0]
+    writer.write([], None, FIRST)
+    kafka.fail(call, code)
+    writer.write(outputs("1", "2"), FIRST, SECOND)
+    assert kafka.values("out") == [b"1", b"2"]
+    assert position(kafka) == SECOND
+
+
+def test_commit_that_takes_long_is_waited_for_while_records_are_taken(
+    kafka: KafkaInMemory, writers: list[TransactionalWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "PROGRESS_S", 0.01)
+    writer = writers[0]
+    writer.write([], None, FIRST)
+    kafka.fail("commit_transaction", KafkaError._TIMED_OUT, times=3, retriable=True)
+    writer.write(outputs("1"), FIRST, SECOND)
+    assert kafka.values("out") == [b"1"]
+    assert kafka.transactional["id"].epoch == 1  # one incarnation for each transaction, and none for the three answers
+
+
+def test_record_that_is_refused_is_named_and_nothing_is_written(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+    writer = writers[0]
+    writer.write([], None, FIRST)
+    kafka.topics["out"].config["max.message.bytes"] = "3"
+    with pytest.raises(Unwritable) as refused:
+        writer.write(outputs("1", "large", "2"), FIRST, SECOND)
+    assert list(refused.value.faults) == [1]
+    assert kafka.values("out") == []
+    assert position(kafka) == FIRST
+
+
+def test_record_that_client_refuses_is_named(kafka: KafkaInMemory) -> None:
+    kafka.create("out")
+    kafka.create("positions", 16, cleanup_policy="compact")
+    with closing(TransactionalWriter({**SETTINGS, "message.max.bytes": 200}, "id", "positions", "key", deadline_s=1.0)) as writer:
+        refuse = pytest.raises(Unwritable)
+        with refuse as refused:
+            writer.write(outputs("1", "x" * 300), None, FIRST)
+    assert list(refused.value.faults) == [1]
+
+
+def test_topic_that_may_not_be_written_is_said(kafka: KafkaInMemory, writers: list[TransactionalWriter]) -> None:
+    kafka.denied.add("out")
+    with pytest.raises(WriteDenied):
+        writers[0].write(outputs("1"), None, FIRST)
+
+
+def test_what_an_earlier_writer_left_open_is_ended(kafka: KafkaInMemory) -> None:
+    kafka.create("out")
+    gone = clients.producer({**SETTINGS, "transactional.id": "id"})
+    gone.init_transactions()
+    gone.begin_transaction()
+    gone.produce("out", b"open")
+    assert kafka.partition("out").open
+    kafka.fail("list_topics", KafkaError._TRANSPORT)
+    end_open_transactions(SETTINGS, ["other"])
+    assert kafka.partition("out").open
+    end_open_transactions(SETTINGS, ["id", "other"])
+    assert not kafka.partition("out").open
+    assert kafka.values("out") == []
+
+
+def test_writer_that_is_closed_leaves_no_client(kafka: KafkaInMemory) -> None:
+    kafka.create("out")
+    kafka.create("positions", 16, cleanup_policy="compact")
+    with closing(TransactionalWriter(SETTINGS, "id", "positions", "key")) as writer:
+        writer.write(outputs("1"), None, FIRST)
+        assert kafka.open_clients()
+    del writer
+    wait_for(lambda: kafka.open_clients() == [], "all clients to be gone")
+
+
+def test_letters_are_moved_with_their_offsets_in_one_transaction(kafka: KafkaInMemory) -> None:
+    kafka.create("dead", 2)
+    kafka.create("retry")
+    for number in range(4):
+        kafka.put("dead", str(number).encode(), partition=number % 2)
+    letters = Redrive(SETTINGS, "dead", "g")
+    assert letters.count() == len(letters.waiting()) == 4
+    assert letters.move(lambda record: Outgoing("retry", None, record.value), 1) == 1
+    assert letters.move(lambda record: None if record.value == b"1" else Outgoing("retry", None, record.value)) == 2
+    assert kafka.values("retry") == [b"0", b"2", b"3"]
+    assert letters.count() == 0
+    assert letters.move(lambda record: Outgoing("retry", None, record.value)) == 0
+    kafka.put("dead", b"large")
+    kafka.topics["retry"].config["max.message.bytes"] = "2"
+    with pytest.raises(TooLarge, match=r"dead-0, offset 2, of 5 bytes, is too large for retry.*; nothing is moved"):
+        letters.move(lambda record: Outgoing("retry", None, record.value))
+    assert letters.count() == 1
+    kafka.create("dead", 2)
+    kafka.offsets.clear()
+    kafka.put("dead", b"new")
+    assert letters.count() == 1
