@@ -9,6 +9,8 @@ from contextlib import closing
 
 import pytest
 
+from bascule.broker.duplicates import Segment
+from bascule.broker.snapshot import EncodedSnapshot
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
@@ -72,7 +74,7 @@ def test_read_behind_barrier_finds_the_same_snapshots_and_messages(kafka: Embedd
     for topic in ("snapshots", "store"):
         Topics(client).create(f"{topic_prefix}.{topic}", 1, {"cleanup.policy": "compact"})
     snapshots, store = SnapshotStore(client, f"{topic_prefix}.snapshots"), StoredMessages(client, f"{topic_prefix}.store")
-    snapshots.write("9-7", b"snapshot")
+    snapshots.write("9-7", EncodedSnapshot(b"snapshot", []))
     store.write({1: b"message"})
     for read in range(2):
         assert snapshots.read(behind_barrier=True) == snapshots.read() == {"9-7": b"snapshot"}
@@ -86,15 +88,17 @@ def test_a_snapshot_takes_all_older_ones_away_whoever_wrote_them_and_no_newer_on
     client = {"bootstrap.servers": kafka.bootstrap}
     Topics(client).create(topic_prefix, 1, {"cleanup.policy": "compact"})
     before, now = SnapshotStore(client, topic_prefix), SnapshotStore(client, topic_prefix)
-    large = random.Random(1).randbytes(3 * CHUNK_BYTES)
+    large = EncodedSnapshot(random.Random(1).randbytes(3 * CHUNK_BYTES), [Segment.of(b"ids")])
     before.write("0-5", large)
     before.write("0-6", large)
     before._send({b"0-7/1": b"left by a broker that was killed"})
     now.write("9-7", large)
     now.delete_older("9-7")
     before.delete_older("0-6")
-    assert SnapshotStore(client, topic_prefix).read() == {"9-7": large}
+    assert SnapshotStore(client, topic_prefix).read() == {"9-7": large.joined()}
     with closing(PartitionReader(client, topic_prefix, 0)) as reader:
         reader.seek()
         newest = {message.key(): message.value() for message in reader.to_end()}
-    assert {key for key, value in newest.items() if value is not None} == {b"9-7/0", b"9-7/1", b"9-7/2", b"9-7/head"}
+    assert {key for key, value in newest.items() if value is not None} == {
+        b"9-7/0", b"9-7/1", b"9-7/2", b"9-7/3", b"9-7/head", f"9/{large.segments[0].name.hex()}".encode()
+    }  # fmt: skip

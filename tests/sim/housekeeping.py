@@ -14,9 +14,10 @@ from bascule.broker.following import FollowingProtocol
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.loading import Loader
 from bascule.broker.retention import Keeper, RetentionHold, RetentionViolation
+from bascule.broker.snapshot import EncodedSnapshot
 from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
-from bascule.kafka.snapshots import BARRIER_KEY, by_snapshot, joined, older_than, parted
+from bascule.kafka.snapshots import BARRIER_KEY, SnapshotKeys, joined
 from bascule.server.housekeeping import BARRIER_KEY as STORE_BARRIER_KEY
 from bascule.writer.position import Position, position_key
 from tests.sim.effects import ProcessEffects, answered
@@ -153,7 +154,8 @@ class Housekeeping(ProcessEffects):
         self._violations = process.world.violations
         self.protocol = HousekeepingProtocol(self, limits, engine, offsets, violations=self._violations)
         self._on_step = on_step
-        self._keys: dict[str, list[bytes]] | None = None  # of each snapshot
+        self._keys = SnapshotKeys()
+        self._keys_read = False
 
     # -- effects: see bascule.broker.housekeeping.HousekeepingEffects -------------------------------------------------------
 
@@ -172,21 +174,20 @@ class Housekeeping(ProcessEffects):
         batch = [ToWrite(str(mid).encode(), value) for mid, value in records.items()]
         await self._request("Produce store", lambda: partition.produce(producer, 0, 0, batch, None))
 
-    async def write(self, snapshot_id: str, data: bytes) -> None:
+    async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
         """In pieces."""
-        records = parted(snapshot_id, data, CHUNK_BYTES)
-        if self._keys is not None:
-            self._keys[snapshot_id] = list(records)
+        records = self._keys.to_write(snapshot_id, encoded, CHUNK_BYTES)
         await self._send(records)
+        self._keys.written(records)
 
     async def delete_older(self, snapshot_id: str) -> None:
         """One piece after another."""
-        if self._keys is None:
-            self._keys = by_snapshot(await newest(self._kafka, self.process, SNAPSHOTS))
-        older = older_than(snapshot_id, self._keys)
-        await self._send({key: None for each in older for key in self._keys[each]})
-        for each in older:
-            del self._keys[each]
+        if not self._keys_read:
+            self._keys.add(await newest(self._kafka, self.process, SNAPSHOTS))
+            self._keys_read = True
+        older = self._keys.to_delete(snapshot_id)
+        await self._send(dict.fromkeys(older))
+        self._keys.deleted(older)
 
     async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
         """Where the diverts stand."""

@@ -50,7 +50,7 @@ class Engine:
         self.branches = Branches(violations=violations)
         self.deliveries = deliveries = Deliveries(journaling, bodies, clock, self)
         self.destinations = destinations = Destinations(deliveries, policy)
-        self.windows = DuplicateWindows(destinations.window_limits, violations=violations)
+        self.windows = DuplicateWindows(destinations.window_limits, deliveries.schedule, clock, violations=violations)
         self.sending = sending = Sending(deliveries, destinations, self.windows, self._gather)
         self.local_transactions = local = LocalTransactions(deliveries, sending, policy, violations)
         self.intake = intake = Intake(deliveries, destinations, sending)

@@ -16,7 +16,7 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.retention import Keeper, RetentionHold, holds_of, needed_from
 from bascule.broker.rounds import Rounds
-from bascule.broker.snapshot import Snapshot
+from bascule.broker.snapshot import EncodedSnapshot, Snapshot
 from bascule.core import crash
 from bascule.core.effects import Severity, Waiter
 from bascule.core.errors import BasculeError
@@ -85,7 +85,7 @@ class HousekeepingEffects(Protocol):
         """Keep messages in the store, forget those that are None."""
         ...
 
-    async def write(self, snapshot_id: str, data: bytes) -> None:
+    async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
         """Store a snapshot."""
         ...
 

@@ -91,10 +91,8 @@ class Loader:
             self._take_stored(mid, stored.get(mid), snapshot)
         for op, start, end in entries(snapshot.branches, 0):
             self._apply(op, snapshot.branches, start, end)
-        for address, pairs in snapshot.windows.items():
-            window = engine.windows.window(address)
-            for digest, time_ms in pairs:
-                window.add(digest, time_ms)
+        for address, remembered in snapshot.windows.items():
+            engine.windows.window(address).restore(remembered)
 
     def _take_stored(self, mid: int, value: bytes | None, snapshot: Snapshot) -> None:
         if value is None:

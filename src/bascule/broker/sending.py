@@ -30,7 +30,7 @@ from bascule.jms.annotate import (
     annotated,
 )
 from bascule.jms.sections import MalformedMessage, Scan, application_property
-from bascule.journal.records import EncodedRoute, SendFlag, encode_diverts, routed_send_entry
+from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_diverts, routed_send_entry
 
 #: What a SEND entry takes at most beside body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
@@ -173,7 +173,8 @@ class Sending:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
         message, address, routing = draft.message, draft.address, draft.routing
         message.durable = draft.durable
-        if draft.duplicate_ids and not self.windows.window(address).admit(draft.duplicate_ids, now_ms):
+        window = self.windows.window(address) if draft.duplicate_ids else None
+        if window is not None and not window.admit(draft.duplicate_ids, now_ms):
             self.counters.duplicates += 1
             return None
         if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
@@ -191,6 +192,8 @@ class Sending:
             if queues is not route.queues or not durable:
                 target = EncodedRoute.of(address, durable_ids(queues) if durable else ())
             mid = self._journal_send(draft, target, taken, now_ms)
+            if window is not None:
+                window.sequence = mid >> INDEX_BITS
             if durable:
                 message.mid = mid
         for queue in queues:

@@ -1,8 +1,8 @@
 """A snapshot: the broker's state at one confirmed sequence, small, without message bodies (those are in the journal).
 
-Layout of the joined chunks: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed
-integers, then for each duplicate window its digests and times, then the mids of messages in the store, then journal entries of the
-transaction branches. All big endian.
+Layout: u32 length of a JSON head, the head, then for each queue of the head its mids and counts as packed integers, then for each
+duplicate window the digests and times that are in no segment, then the mids of messages in the store, then journal entries of the
+transaction branches, then the segments of the windows. All big endian. In version 1 a window has no segments.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import struct
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.broker.engine import Engine
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import DIGEST_SIZE, INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
+from bascule.journal.records import INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 _LENGTH = struct.Struct(">I")
-_DIGEST = struct.Struct(f">{DIGEST_SIZE}sq")
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Snapshot:
     ingress: dict[int, int]
     mids: list[list[int]] = field(default_factory=list)  # by queue, ascending
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
-    windows: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
+    windows: dict[str, RememberedIds] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)  # mids, ascending, whose messages are in the store: below all others
     ingress_topic_id: str = ""  # not known to older ones
     branches: bytes = b""  # PREPARED and ENDED entries; the former whole, so that they keep nothing of the journal
@@ -72,12 +72,14 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         uncommitted.setdefault(queue, []).append(message)
     sequence = journaling.confirmed_sequence
     queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
-    unconfirmed = list(journaling.unconfirmed_digests())
+    unconfirmed = set(journaling.unconfirmed_digests())
     snapshot = Snapshot(
         journaling.epoch, sequence, offsets.offset_of(sequence) + 1 if sequence else 0, engine.next_queue_id, offsets.copy(),
         [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
         dict(engine.confirmed_ingress),
-        windows={address: window.snapshot(unconfirmed) for address, window in engine.windows.by_address.items()},
+        windows={
+            address: window.remembered(sequence, unconfirmed) for address, window in engine.windows.by_address.items() if window.digests
+        },
         ingress_topic_id=engine.ingress_topic_id, branches=engine.branches.entries(engine.clock()),
     )  # fmt: skip
     for queue in queues:
@@ -141,7 +143,18 @@ def stored_record(engine: Engine, message: BrokerMessage, queue: BrokerQueue) ->
     return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))
 
 
-def encode(snapshot: Snapshot) -> bytes:
+class EncodedSnapshot(NamedTuple):
+    """The bytes of a snapshot: ``own``, and behind it segments that other snapshots of the same epoch have, too."""
+
+    own: bytes
+    segments: list[Segment]
+
+    def joined(self) -> bytes:
+        """All bytes."""
+        return b"".join([self.own, *(segment.packed for segment in self.segments)])
+
+
+def encode(snapshot: Snapshot) -> EncodedSnapshot:
     """The bytes of a snapshot."""
     head = {
         "version": SNAPSHOT_VERSION, "epoch": snapshot.epoch, "sequence": snapshot.sequence, "next_offset": snapshot.next_offset,
@@ -150,18 +163,19 @@ def encode(snapshot: Snapshot) -> bytes:
         "ingress_topic_id": snapshot.ingress_topic_id,
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
         "stored": len(snapshot.stored), "branches": len(snapshot.branches),
-        "windows": [[address, len(pairs)] for address, pairs in snapshot.windows.items()],
+        "windows": [
+            [address, len(window.last), window.forgotten_bytes, len(window.segments)] for address, window in snapshot.windows.items()
+        ],
     }  # fmt: skip
     encoded = json.dumps(head, separators=(",", ":")).encode()
     parts = [_LENGTH.pack(len(encoded)), encoded]
     for mids, counts in zip(snapshot.mids, snapshot.counts, strict=True):
         parts.append(struct.pack(f">{len(mids)}Q", *mids))
         parts.append(struct.pack(f">{2 * len(counts)}Q", *(number for pair in counts for number in pair)))
-    for pairs in snapshot.windows.values():
-        parts.extend(_DIGEST.pack(digest, time_ms) for digest, time_ms in pairs)
+    parts.extend(window.last for window in snapshot.windows.values())
     parts.append(struct.pack(f">{len(snapshot.stored)}Q", *snapshot.stored))
     parts.append(snapshot.branches)
-    return b"".join(parts)
+    return EncodedSnapshot(b"".join(parts), [segment for window in snapshot.windows.values() for segment in window.segments])
 
 
 def decode(data: bytes) -> Snapshot:
@@ -183,14 +197,18 @@ def decode(data: bytes) -> Snapshot:
             numbers = struct.unpack_from(f">{2 * count_count}Q", data, position)
             snapshot.counts.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
             position += 16 * count_count
-        for address, pair_count in head["windows"]:
-            end = position + _DIGEST.size * pair_count
-            snapshot.windows[address] = list(_DIGEST.iter_unpack(data[position:end]))
-            position = end
+        windows = head["windows"] if head["version"] > 1 else [[address, count * ID_SIZE_BYTES, 0, 0] for address, count in head["windows"]]
+        for address, last_bytes, forgotten_bytes, _ in windows:
+            snapshot.windows[address] = RememberedIds([], data[position : position + last_bytes], forgotten_bytes)
+            position += last_bytes
         snapshot.stored = list(struct.unpack_from(f">{head['stored']}Q", data, position))
         position += 8 * head["stored"]
         snapshot.branches = data[position : position + head.get("branches", 0)]
         position += len(snapshot.branches)
+        for address, _, _, segment_count in windows:
+            for _ in range(segment_count):
+                snapshot.windows[address].segments.append(Segment.of(data[position : position + SEGMENT_BYTES]))
+                position += SEGMENT_BYTES
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise DamagedRecord(f"snapshot: {error}") from error
     if position != len(data):

@@ -1,8 +1,13 @@
-"""Snapshots in their compacted topic: chunks under a snapshot's id; old ones are deleted by key."""
+"""Snapshots in their compacted topic: chunks under a snapshot's id, and segments that the snapshots of one epoch share.
+
+Old records are deleted by key. A broker uses the segments of its own epoch only, and deletes nothing of a later epoch: a broker that was
+replaced takes away nothing that its successor's snapshots need.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -10,19 +15,24 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
+from bascule.broker.duplicates import segment_name
+from bascule.broker.snapshot import EncodedSnapshot
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
+from bascule.journal.records import DIGEST_SIZE
 from bascule.kafka import clients
 from bascule.kafka.compacted import stored_barrier
-from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader
+from bascule.kafka.log import ANSWER_TIMEOUT_S, APPEND_SETTINGS, PartitionReader, patient
 
 log = get_log(__name__)
 
 CHUNK_BYTES = 900_000
 #: Beside the snapshots: the id of the journal's topic.
 JOURNAL_KEY = b"journal"
-#: Epoch and sequence of a snapshot, and which chunk of it.
-_CHUNK_KEY = re.compile(rb"\d+-\d+/(\d+|head)")
+#: Epoch and sequence of a snapshot, and which chunk of it; or an epoch, and the name of a segment.
+_KEY = re.compile(rb"\d+-\d+/(\d+|head)|\d+/[0-9a-f]{%d}" % (2 * DIGEST_SIZE))
+#: What waits in the client at most: a record that waits there for longer than ``ANSWER_TIMEOUT_S`` fails.
+_CLIENT_KBYTES = 32 * 1024
 #: Of barrier records: readers, also those of earlier releases, find the deletion of a snapshot that never was.
 BARRIER_KEY = b"0-0/head"
 
@@ -33,7 +43,8 @@ class SnapshotStore:
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
         self._kafka = kafka
         self._topic = topic
-        self._keys: dict[str, list[bytes]] | None = None  # of each snapshot, whole or not; None before the first read
+        self._keys = SnapshotKeys()
+        self._keys_read = False  # those that others have written
         self._journal_id = ""
 
     def read(self, *, behind_barrier: bool = False) -> dict[str, bytes]:
@@ -42,8 +53,12 @@ class SnapshotStore:
         No decision may rest on a read without a barrier, for a former leader may answer.
         """
         chunks = self._chunks(stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1)
-        self._keys = by_snapshot(chunks)
+        self._note(chunks)
         return joined(chunks)
+
+    def _note(self, keys: Iterable[bytes]) -> None:
+        self._keys.add(keys)
+        self._keys_read = True
 
     def _chunks(self, barrier: int = -1) -> dict[bytes, bytes]:
         """The records of all snapshots, whole or not, by key; and the journal's id, which is kept."""
@@ -53,7 +68,7 @@ class SnapshotStore:
             reader.seek(reader.range()[0])
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
-                if key != JOURNAL_KEY and not _CHUNK_KEY.fullmatch(key):
+                if key != JOURNAL_KEY and not _KEY.fullmatch(key):
                     log.error("foreign record passed over", topic=self._topic, offset=message.offset())
                 elif value is None:
                     chunks.pop(key, None)
@@ -73,75 +88,127 @@ class SnapshotStore:
             self._journal_id = now
         return self._journal_id
 
-    def write(self, snapshot_id: str, data: bytes) -> None:
+    def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
         """Store a snapshot; when this returns, Kafka has it. Raises Unavailable."""
-        records = parted(snapshot_id, data)
-        if self._keys is not None:
-            self._keys[snapshot_id] = list(records)
+        records = self._keys.to_write(snapshot_id, encoded)
         self._send(records)
+        self._keys.written(records)
 
     def delete_older(self, snapshot_id: str) -> None:
-        """Forget all that this one replaces, whoever wrote them, and what somebody left half-written. Raises Unavailable."""
-        keys = self._keys
-        if keys is None:
-            keys = self._keys = by_snapshot(self._chunks())
-        older = older_than(snapshot_id, keys)
-        self._send({key: None for each in older for key in keys[each]})
-        for each in older:
-            del keys[each]
+        """Delete all that this one replaces, whoever wrote it, and what a broker left half-written. Raises Unavailable."""
+        if not self._keys_read:
+            self._note(self._chunks())
+        older = self._keys.to_delete(snapshot_id)
+        self._send(dict.fromkeys(older))
+        self._keys.deleted(older)
 
     def _send(self, records: Mapping[bytes, bytes | None]) -> None:
         failures: list[str] = []
         # A record stored twice harms nothing here, and an idempotent client takes half a second for its first: a hand-over waits for it.
-        settings = {**APPEND_SETTINGS, "enable.idempotence": False, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000)}
+        settings = {
+            **APPEND_SETTINGS, "enable.idempotence": False, "message.timeout.ms": int(ANSWER_TIMEOUT_S * 1000),
+            "queue.buffering.max.kbytes": _CLIENT_KBYTES,
+        }  # fmt: skip
         producer = clients.producer({**self._kafka, **settings})
+        produce = patient(producer)
         try:
             for key, value in records.items():
-                producer.produce(
-                    self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None
-                )
+                if failures:
+                    break
+                produce(self._topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None)
             left = producer.flush(ANSWER_TIMEOUT_S)
-        except (BufferError, KafkaException) as error:
-            raise Unavailable(f"snapshot not stored: {error}") from error
+        except KafkaException as error:
+            raise Unavailable(f"snapshot not stored in topic {self._topic}: {error}") from error
         if left or failures:
-            raise Unavailable(f"snapshot not stored: {failures or 'no answer'}")
+            raise Unavailable(f"snapshot not stored in topic {self._topic}: {failures[0] if failures else 'Kafka does not answer'}")
 
 
-def parted(snapshot_id: str, data: bytes, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
-    """A snapshot as records, by key. The head comes last."""
+class SnapshotKeys:
+    """The keys that one broker knows in the topic of snapshots; it says which records a new snapshot needs, and which ones may go.
+
+    An owner of keys is a snapshot, or the epoch whose snapshots share segments.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, set[bytes]] = {}
+        self._stored: set[bytes] = set()  # segments that this broker has written and not deleted
+        self._needed: set[bytes] = set()  # segments of the newest snapshot
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """Note keys that are in the topic."""
+        for key in keys:
+            self._by_owner.setdefault(_owner(key), set()).add(key)
+
+    def to_write(self, snapshot_id: str, encoded: EncodedSnapshot, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
+        """The records of a new snapshot, save segments that are stored. The head comes last: without it none of them counts."""
+        epoch = snapshot_id.partition("-")[0]
+        segments = {_segment_key(epoch, segment.name): segment.packed for segment in encoded.segments}
+        self._needed = set(segments)
+        new = {key: packed for key, packed in segments.items() if key not in self._stored}
+        records = {**new, **parted(snapshot_id, encoded, chunk_bytes)}
+        self.add(records)
+        return records
+
+    def written(self, records: Iterable[bytes]) -> None:
+        """The records are stored."""
+        self._stored.update(self._needed.intersection(records))
+
+    def to_delete(self, snapshot_id: str) -> list[bytes]:
+        """The keys that nobody needs once the newest snapshot counts. Those of an epoch that came later are left alone."""
+        older = [key for owner, keys in self._by_owner.items() if _age(owner) < _age(snapshot_id) for key in keys]
+        unused = self._by_owner.get(snapshot_id.partition("-")[0], set()) - self._needed
+        self._stored -= unused
+        return [*older, *unused]
+
+    def deleted(self, keys: Iterable[bytes]) -> None:
+        """The deletions are stored."""
+        for key in keys:
+            owner = _owner(key)
+            self._by_owner[owner].discard(key)
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+
+def _owner(key: bytes) -> str:
+    return key.decode().rpartition("/")[0]
+
+
+def _segment_key(epoch: str, name: bytes) -> bytes:
+    return f"{epoch}/{name.hex()}".encode()
+
+
+def _age(owner: str) -> tuple[int, float]:
+    """By epoch and sequence: a broker whose epoch is over deletes nothing of its successor's. Segments last as long as their epoch."""
+    epoch, _, sequence = owner.partition("-")
+    return int(epoch), int(sequence) if sequence else math.inf
+
+
+def parted(snapshot_id: str, encoded: EncodedSnapshot, chunk_bytes: int = CHUNK_BYTES) -> dict[bytes, bytes]:
+    """A snapshot as records, by key: the names of its segments and its own bytes in chunks, and the head, which comes last."""
+    data = b"".join([*(segment.name for segment in encoded.segments), encoded.own])
     pieces = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
     records = {f"{snapshot_id}/{number}".encode(): piece for number, piece in enumerate(pieces)}
-    records[f"{snapshot_id}/head".encode()] = json.dumps({"chunks": len(pieces), "crc": zlib.crc32(data)}).encode()
+    head = {"chunks": len(pieces), "crc": zlib.crc32(data), "segments": len(encoded.segments)}
+    records[f"{snapshot_id}/head".encode()] = json.dumps(head).encode()
     return records
 
 
-def by_snapshot(keys: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """The keys of records, by the id of the snapshot that they belong to."""
-    found: dict[str, list[bytes]] = {}
-    for key in keys:
-        found.setdefault(key.decode().rpartition("/")[0], []).append(key)
-    return found
-
-
-def older_than(snapshot_id: str, ids: Iterable[str]) -> list[str]:
-    """By epoch and sequence: a broker whose epoch is over deletes nothing of its successor's."""
-    return [each for each in ids if _age(each) < _age(snapshot_id)]
-
-
-def _age(snapshot_id: str) -> list[int]:
-    return [int(number) for number in snapshot_id.split("-")]
-
-
-def joined(chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:
+def joined(records: Mapping[bytes, bytes]) -> dict[str, bytes]:
     """Every complete, undamaged snapshot by its id."""
     found: dict[str, bytes] = {}
-    for key, value in chunks.items():
+    for key, value in records.items():
         snapshot_id, _, name = key.decode().rpartition("/")
         if name != "head":
             continue
         head = json.loads(value)
-        pieces = [chunks.get(f"{snapshot_id}/{number}".encode()) for number in range(head["chunks"])]
+        pieces = [records.get(f"{snapshot_id}/{number}".encode()) for number in range(head["chunks"])]
         data = b"".join(piece for piece in pieces if piece is not None)
-        if None not in pieces and zlib.crc32(data) == head["crc"]:
-            found[snapshot_id] = data
+        if None in pieces or zlib.crc32(data) != head["crc"]:
+            continue
+        names_end = head.get("segments", 0) * DIGEST_SIZE
+        names = [data[start : start + DIGEST_SIZE] for start in range(0, names_end, DIGEST_SIZE)]
+        epoch = snapshot_id.partition("-")[0]
+        segments = [records.get(_segment_key(epoch, name)) for name in names]
+        if all(packed is not None and segment_name(packed) == name for name, packed in zip(names, segments, strict=True)):
+            found[snapshot_id] = b"".join([data[names_end:], *(packed for packed in segments if packed is not None)])
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import RetentionHold
+from bascule.broker.snapshot import EncodedSnapshot
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -127,9 +128,9 @@ class _Effects(LoopEffects):
         """Raises Unavailable."""
         await self.off_loop(self._store.write, records)
 
-    async def write(self, snapshot_id: str, data: bytes) -> None:
+    async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
         """Raises Unavailable."""
-        await self.off_loop(self._snapshots.write, snapshot_id, data)
+        await self.off_loop(self._snapshots.write, snapshot_id, encoded)
 
     async def delete_older(self, snapshot_id: str) -> None:
         """Raises Unavailable."""

@@ -161,7 +161,7 @@ class BrokerInMemory:
         """A snapshot of what is confirmed, and its announcement; the next load begins from it once that is stored."""
         taken = snapshots.take(self.engine, self.offsets)
         self.snapshots.pop(taken.id, None)
-        self.snapshots[taken.id] = snapshots.encode(taken)
+        self.snapshots[taken.id] = snapshots.encode(taken).joined()
         self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
 
     def flush(self) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
@@ -86,35 +88,69 @@ def test_a_rolled_back_send_leaves_its_id_free(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == ["kept"]
 
 
+def an_id(name: object) -> bytes:
+    """A digest of the size that windows take."""
+    return str(name).encode().ljust(16, b".")
+
+
 def test_ids_are_forgotten_by_count() -> None:
     window = DuplicateWindow(count_max=2)
-    for name in (b"a", b"b", b"c"):
-        window.add(name, 0)
-    assert [name in window for name in (b"a", b"b", b"c")] == [False, True, True]
+    for name in "abc":
+        window.add(an_id(name), 0)
+    assert [an_id(name) in window for name in "abc"] == [False, True, True]
 
 
 def test_ids_are_forgotten_by_time() -> None:
     window = DuplicateWindow(period_ms=100)
-    assert window.admit((b"a",), 0)
-    assert not window.admit((b"a",), 100)
-    assert window.admit((b"a",), 101)
+    assert window.admit((an_id("a"),), 0)
+    assert not window.admit((an_id("a"),), 100)
+    assert window.admit((an_id("a"),), 101)
+
+
+def test_id_is_new_after_its_time_though_more_have_expired_than_one_send_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.duplicates.SWEEP_STEPS", 3)
+    window = DuplicateWindow(period_ms=100)
+    for number in range(10):
+        window.add(an_id(number), 0)
+    window.add(an_id("young"), 90)
+    assert window.admit((an_id("x"),), 150)
+    assert len(window.digests) == 9
+    assert window.admit((an_id(9),), 150)
+    assert window.digests == {an_id("young"), an_id("x"), an_id(9)}
+    assert not window.admit((an_id("young"),), 150)
 
 
 def test_a_refused_repeat_leaves_none_of_its_ids_behind() -> None:
     window = DuplicateWindow()
-    assert window.admit((b"a",), 0)
-    assert not window.admit((b"new", b"a"), 0)
-    assert window.admit((b"new",), 0)
+    assert window.admit((an_id("a"),), 0)
+    assert not window.admit((an_id("new"), an_id("a")), 0)
+    assert window.admit((an_id("new"),), 0)
 
 
 def test_addresses_that_were_used_last_keep_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.duplicates.WINDOWS_MAX", 4)
     windows = DuplicateWindows()
     for now_ms, address in enumerate(("old", "older", "busy", "new")):
-        windows.window(address).admit((b"a",), now_ms)
-    windows.window("old").admit((b"b",), 10)
-    windows.window("one more").admit((b"a",), 11)
+        windows.window(address).admit((an_id("a"),), now_ms)
+    windows.window("old").admit((an_id("b"),), 10)
+    windows.window("one more").admit((an_id("a"),), 11)
     assert set(windows.by_address) == {"old", "new", "one more"}
+
+
+def test_ids_expire_where_nothing_is_sent_in_turns_of_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.broker.duplicates.SWEEP_STEPS", 10)
+    bench = Bench(Policy(AddressPolicy(duplicate_ms=90_000)))
+    for number in range(30):
+        bench.fill(number, to=f"q{number % 3}", message_id=f"id {number}")
+    bench.now_ms += 50_000
+    bench.fill("young", to="q0", message_id="young")
+    bench.now_ms += 50_000
+    schedule, windows, left = bench.engine.schedule, bench.engine.windows, []
+    while schedule.next_ms is not None and schedule.next_ms <= bench.now_ms:
+        bench.engine.tick()
+        left.append(sum(len(window.digests) for window in windows.by_address.values()))
+    assert all(before - after <= 10 for before, after in pairwise([31, *left]))
+    assert {address: len(window.digests) for address, window in windows.by_address.items()} == {"q0": 1}
 
 
 def test_ids_are_not_confused_by_where_their_parts_end() -> None:

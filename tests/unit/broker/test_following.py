@@ -105,7 +105,7 @@ class Topics:
     def snapshot(self, *, announced: bool = True) -> str:
         engine = self.broker.engine
         taken = snapshots.take(engine, self.broker.offsets)
-        self.kept[taken.id] = snapshots.encode(taken)
+        self.kept[taken.id] = snapshots.encode(taken).joined()
         if announced:
             engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
             self.broker.settle()
@@ -300,7 +300,7 @@ def test_former_leader_of_the_store_is_not_believed(topics: Topics) -> None:
     taken = snapshots.decode(topics.kept[name])
     mid = taken.mids[0][0]
     taken.stored = [mid]
-    topics.kept[name] = snapshots.encode(taken)
+    topics.kept[name] = snapshots.encode(taken).joined()
     topics.store, topics.former_store = {mid: topics.broker.log.records[topics.first][1]}, {}
     topics.first = taken.next_offset
     assert waiting(topics.ends().load()) == bodies("c")
@@ -355,7 +355,7 @@ def test_snapshot_whose_stored_message_is_gone_is_not_used(topics: Topics) -> No
     name = topics.snapshot()
     taken = snapshots.decode(topics.kept[name])
     taken.stored = taken.mids[0]
-    topics.kept[name] = snapshots.encode(taken)
+    topics.kept[name] = snapshots.encode(taken).joined()
     assert waiting(topics.ends().load()) == bodies("a")  # from the whole journal
     assert any(note.startswith("outdated snapshot: snapshot cannot be used: message") for note in topics.notes)
 

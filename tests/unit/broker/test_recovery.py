@@ -228,7 +228,7 @@ def test_reading_begins_at_the_oldest_message_that_waits(bench: Bench) -> None:
 
 def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: Bench) -> None:
     bench.fill(1)
-    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
+    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets)).joined()
     bench.broker.log.records[1] = (b"", encode_record(Kind.DATA, 0, 1, b""))
     with pytest.raises(DamagedRecord, match="1 messages of snapshot 0-1 are not in the journal"):
         bench.broker.replay(data)
@@ -237,7 +237,7 @@ def test_a_message_whose_body_is_missing_stops_the_load_from_a_snapshot(bench: B
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:3], lambda data: b"\0\0\0\1{"])
 def test_a_damaged_snapshot_is_refused(bench: Bench, damage: Callable[[bytes], bytes]) -> None:
     bench.fill(1, message_id="a")
-    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets))
+    data = snapshots.encode(snapshots.take(bench.engine, bench.broker.offsets)).joined()
     assert snapshots.decode(data).id == "0-1"
     with pytest.raises(DamagedRecord, match="snapshot"):
         snapshots.decode(damage(data))
@@ -325,5 +325,5 @@ def test_a_snapshot_knows_the_offsets_of_its_moment_whenever_it_is_written(bench
     bench.fill(2)
     bench.broker.log.append(b"", b"somebody else's")
     bench.fill(3)
-    loader = bench.broker.replay(snapshots.encode(taken))
+    loader = bench.broker.replay(snapshots.encode(taken).joined())
     assert loader.offsets == bench.broker.replay(None).offsets

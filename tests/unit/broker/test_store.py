@@ -36,7 +36,7 @@ def moved(bench: Bench) -> tuple[Snapshot, dict[int, bytes]]:
 
 def load(bench: Bench, taken: Snapshot, stored: dict[int, bytes]) -> Loader:
     engine = Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms, Policy())
-    loader = Loader(engine, snapshots.decode(snapshots.encode(taken)), stored)
+    loader = Loader(engine, snapshots.decode(snapshots.encode(taken).joined()), stored)
     for offset in range(loader.first_offset, len(bench.broker.log.records)):
         loader.apply(offset, bench.broker.log.records[offset][1])
     loader.finish()

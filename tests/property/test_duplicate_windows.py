@@ -1,0 +1,78 @@
+"""Duplicate windows against a plain list of ids, over snapshots and restarts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bascule.broker import duplicates
+from bascule.broker.duplicates import DuplicateWindow
+
+COUNT_MAX = 10
+PERIOD_MS = 100
+
+
+class PlainWindow:
+    """The same rules in the plainest form."""
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[bytes, int]] = []
+
+    def admit(self, digest: bytes, now_ms: int) -> bool:
+        while self.ids and self.ids[0][1] < now_ms - PERIOD_MS:
+            del self.ids[0]
+        if digest in dict(self.ids):
+            return False
+        self.ids.append((digest, now_ms))
+        del self.ids[:-COUNT_MAX]
+        return True
+
+
+def restarted(window: DuplicateWindow, unconfirmed: set[bytes]) -> DuplicateWindow:
+    """The window that a snapshot of ``window`` gives to the next epoch."""
+    loaded = DuplicateWindow(COUNT_MAX, PERIOD_MS)
+    loaded.restore(window.remembered(0, unconfirmed))
+    return loaded
+
+
+steps = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 30), st.integers(0, 30)),
+    st.tuples(st.just("restart"), st.sets(st.integers(0, 30), max_size=4), st.just(0)),
+)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "SEGMENT_BYTES", 3 * duplicates.ID_SIZE_BYTES)
+
+
+@given(st.lists(steps, max_size=60))
+def test_window_admits_what_a_plain_list_of_ids_admits(work: list[tuple[str, object, int]]) -> None:
+    window, plain, now_ms = DuplicateWindow(COUNT_MAX, PERIOD_MS), PlainWindow(), 0
+    for kind, what, pause_ms in work:
+        if kind == "send":
+            now_ms += pause_ms
+            digest = str(what).encode().ljust(16)
+            assert window.admit((digest,), now_ms) == plain.admit(digest, now_ms)
+        else:
+            assert isinstance(what, set)
+            unconfirmed = {str(number).encode().ljust(16) for number in what}
+            window.sequence = 1
+            window = restarted(window, unconfirmed)
+            plain.ids = [each for each in plain.ids if each[0] not in unconfirmed]
+    ids = window.remembered(0, set()).ids()
+    assert list(ids) == plain.ids[len(plain.ids) - len(window.digests) :]
+
+
+@given(st.integers(1, 12), st.integers(0, 12))
+def test_ids_that_come_after_a_snapshot_leave_its_full_segments_as_they_are(before: int, after: int) -> None:
+    window = DuplicateWindow(1000, PERIOD_MS)
+    for number in range(before):
+        window.add(str(number).encode().ljust(16), 0)
+    first = window.remembered(0, set())
+    for number in range(before, before + after):
+        window.add(str(number).encode().ljust(16), 0)
+    second = window.remembered(0, set())
+    assert second.segments[: len(first.segments)] == first.segments
+    assert len(second.segments) == (before + after) // 3
