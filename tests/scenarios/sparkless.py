@@ -120,6 +120,7 @@ def workers_end() -> None:
         writer.close()
     carry._kept.idle.clear()
     carry._kept.targets = None
+    carry._kept.lineages = None
     if gc.get_threshold() != COLLECT_AFTER:  # a worker collects seldom: clients that a cycle holds would stay for the rest of the run
         gc.set_threshold(*COLLECT_AFTER)
         gc.collect()

@@ -19,6 +19,7 @@ from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, PipelinesSpec, StartPosition
 from bascule.writer.errors import PositionMoved
+from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position, PositionLost, position_key
 from tests.scenarios.test_positions import delete, delete_records
 from tests.support.system import wait_for
@@ -118,7 +119,7 @@ def test_a_task_that_has_begun_goes_on_though_its_source_was_taken_for_idle(sour
         assert source.pass_over(position) == source.end()
         source.put()
         for offset in range(RECORDS + 1, 2 * RECORDS + 1):
-            task.reach(offset + 1)
+            task.reach(SeenRecord(offset, None, b""))
         task.commit()
     assert source.positions.stored()[source.key].offset == 2 * RECORDS + 1
 
@@ -131,8 +132,8 @@ def test_a_task_ends_where_the_position_is_not_between_what_it_knew_and_its_firs
     claim = source.positions.claim(source.key, position)
     with Carrier(source.pipelines, claim, held_position(source.pipelines, claim)) as task:
         source.carry(position, offset)
-        task.reach(RECORDS + 2)
-        task.reach(RECORDS + 3)
+        task.reach(SeenRecord(RECORDS + 1, None, b""))
+        task.reach(SeenRecord(RECORDS + 2, None, b""))
         with pytest.raises(PositionMoved):
             task.commit()
     assert source.positions.stored()[source.key].offset == offset

@@ -8,11 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
 from bascule.threads.background import in_background
+from bascule.writer.lineage import LogEnd
+from bascule.writer.position import UNKNOWN_EPOCH
 
 #: How long the end of a program waits for what only monitors look at.
 CLOSE_TIMEOUT_S = 2.0
@@ -51,16 +53,23 @@ _PASSING = frozenset(
 class PartitionOffsets:
     """Asks for offsets of partitions of one topic, whatever transactions are open. Raises Unavailable where no client can be made."""
 
-    def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition]) -> None:
-        try:
-            self._admin = clients.admin({**PROMPT, **kafka})
-        except KafkaException as error:
-            raise Unavailable(f"no client to ask for offsets: {error}") from error
+    def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition], admin: AdminClient | None = None) -> None:
+        """``admin`` is a client that several share."""
+        self._admin = admin or offsets_client(kafka)
         self._at = list(at)
         self._looked = False
 
     def ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> dict[int, int]:
         """One of each partition. Raises Unavailable when Kafka does not answer."""
+        return {partition: int(found.offset) for partition, found in self._ask(spec, timeout_s, isolation).items()}
+
+    def end(self, timeout_s: float, *, again: bool = False) -> LogEnd:
+        """The high watermark of the first partition. ``again`` looks for its leader first. Raises Unavailable."""
+        self._looked = self._looked and not again
+        found = self._ask(OffsetSpec.latest(), timeout_s, IsolationLevel.READ_UNCOMMITTED)[self._at[0].partition]
+        return LogEnd(int(found.offset), UNKNOWN_EPOCH if found.leader_epoch is None else int(found.leader_epoch))
+
+    def _ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
         deadline = time.monotonic() + timeout_s
         topic = self._at[0].topic
         while True:
@@ -71,17 +80,25 @@ class PartitionOffsets:
                     self._admin.list_topics(topic, timeout=max(_RETRY_S, deadline - time.monotonic()))
                     self._looked = True
                 asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=timeout_s)
-                offsets = {each.partition: int(future.result().offset) for each, future in asked.items()}
+                found = {each.partition: future.result() for each, future in asked.items()}
                 # What the client says, as if it were an answer, when the connection broke before there was one.
-                if OFFSET_INVALID in offsets.values():
+                if any(each.offset == OFFSET_INVALID for each in found.values()):
                     raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-                return offsets
+                return found
             except KafkaException as error:
                 # A topic just created, or a leader that moves, refuses for a moment.
                 self._looked = False
                 if not passing(error.args[0]) or time.monotonic() > deadline:
                     raise Unavailable(f"{topic} does not tell its offsets: {error.args[0].str()}") from error
                 time.sleep(_RETRY_S)
+
+
+def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
+    """A client that asks for offsets. Raises Unavailable."""
+    try:
+        return clients.admin({**PROMPT, **kafka})
+    except KafkaException as error:
+        raise Unavailable(f"no client to ask for offsets: {error}") from error
 
 
 def passing(error: KafkaError) -> bool:

@@ -12,10 +12,12 @@ from bascule.core import crash
 from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
+from bascule.kafka.lineage import Lineages, PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 
 #: Containers made and not freed between two looks of the garbage collector: those of several transactions.
@@ -69,6 +71,7 @@ class _Tools:
 
     idle: dict[str, TransactionalWriter] = field(default_factory=dict)
     targets: Targets | None = None
+    lineages: Lineages | None = None
 
 
 _kept = _Tools()
@@ -98,6 +101,13 @@ def targets_for(pipelines: PipelinesSpec) -> Targets:
     return _kept.targets
 
 
+def lineage_of(pipelines: PipelinesSpec, topic: str, partition: int) -> PartitionLineage:
+    """This process's view of a source partition's leaders. Raises Unavailable."""
+    if _kept.lineages is None:
+        _kept.lineages = Lineages(pipelines.kafka)
+    return _kept.lineages.of(topic, partition)
+
+
 def held_position(pipelines: PipelinesSpec, claim: Claim) -> Position:
     """The position to go on from, read after the transactional id was taken. Raises PositionLost or PositionTaken."""
     writer = writer_for(pipelines, claim.key)
@@ -119,6 +129,7 @@ class Carrier:
         self._state = state
         self._limits: TransactionLimits = pipelines.limits
         self._targets = targets_for(pipelines)
+        self._lineage = lineage_of(pipelines, claim.topic, claim.partition)
         self._writer = writer_for(pipelines, claim.key)
         self._outputs: list[Output] = []
         self._fallbacks: list[Fallback] = []
@@ -128,6 +139,7 @@ class Carrier:
         self.begun_at = position.offset
         self._reached = self.position.offset
         self._first = -1
+        self._last: SeenRecord | None = None
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -146,11 +158,12 @@ class Carrier:
         self._fallbacks.append(fallback)
         self._size_bytes += output.size_bytes
 
-    def reach(self, offset: int) -> None:
-        """A source record is complete and ``offset`` is the next one to take; commits when the transaction is full."""
+    def reach(self, record: SeenRecord) -> None:
+        """A source record is complete and the next one is to be taken; commits when the transaction is full."""
         if self._reached == self.position.offset:
-            self._first = offset - 1
-        self._reached = offset
+            self._first = record.offset
+        self._last = record
+        self._reached = record.offset + 1
         count = len(self._outputs)
         if (
             count >= self._limits.records
@@ -163,11 +176,15 @@ class Carrier:
             self._writer.ahead(self._outputs, self.position)
 
     def commit(self) -> None:
-        """Writes what has been added and the position reached. Records that Kafka refuses are replaced by their fallback."""
+        """Writes what has been added and the position reached. Records that Kafka refuses are replaced by their fallback.
+
+        Raises Unavailable where the source has other records by now than were read.
+        """
         self._since_s = time.monotonic()
-        if self._reached == self.position.offset:
+        if self._last is None or self._reached == self.position.offset:
             return
-        after = replace(self.position, offset=self._reached, **self._state())
+        leader_epoch = self._lineage.check_read(self.position.leader_epoch, self._last, self._reached)
+        after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         while True:
             try:
                 self._writer.write(self._outputs, self.position, after)
@@ -191,7 +208,7 @@ class Carrier:
         """
         found: Position | None = moved.found
         known = self.position
-        if found is None or not known.offset < found.offset <= self._first or replace(known, offset=found.offset) != found:
+        if found is None or not known.offset < found.offset <= self._first or _moved(known, found) != found:
             raise moved
         return found
 
@@ -222,3 +239,7 @@ class Carrier:
                     raise Unwritable(refused.faults, f"{what}: raise its max.message.bytes") from refused
             self._targets.ensure(substitute.topic)
             self._outputs[place] = substitute
+
+
+def _moved(position: Position, found: Position) -> Position:
+    return replace(position, offset=found.offset, leader_epoch=found.leader_epoch)

@@ -19,8 +19,10 @@ from bascule.kafka.compacted import TableReader
 from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
+from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.positions import PositionReader
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.pipelines.losses import LEAVE_OUT, loss_of
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 from bascule.writer.claims import Claim, Claims
@@ -52,10 +54,6 @@ IDLE_TIMEOUT_S = 5.0
 PASSED_WITHIN_S = 5.0
 
 
-#: What an operator may do who knows what is lost.
-LEAVE_OUT = "To begin anew with what the topic has, start the pipelines once with an ingress that does not name it, or without the ingress"
-
-
 @dataclass(frozen=True, slots=True)
 class _Journal:
     """The journal as it is when a driver starts."""
@@ -64,12 +62,15 @@ class _Journal:
     partition: int
     topic_id: str
     history: TopicHistory
+    lineage: PartitionLineage
     first: int
     end: int
+    leader_epoch: int
 
     def position(self, offset: int) -> Position:
         """Of a reader that begins there."""
-        return journal_position(self.topic, self.topic_id, self.partition, offset, self.history)
+        found = journal_position(self.topic, self.topic_id, self.partition, offset, self.history)
+        return replace(found, leader_epoch=self.leader_epoch)
 
     def taken_since(self, position: Position | None) -> dict[str, int]:
         """Where what exclusive diverts took begins, behind a position: one in an earlier journal says nothing of this one.
@@ -87,7 +88,8 @@ class _Journal:
 
         One that is not configured any more answers for what is left of the journal: what it took in it nobody knows.
         """
-        losses = {name: loss for name, at in own.items() if (loss := _loss(f"{DIVERT}{name}", at, self.topic_id, self.first)) is not None}
+        found = {name: loss_of(f"{DIVERT}{name}", at, self.topic_id, self.first, self.lineage) for name, at in own.items()}
+        losses = {name: loss for name, loss in found.items() if loss is not None}
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
             log.error("what a removed divert had not read is deleted", divert=name, reason=str(losses[name]))
@@ -161,9 +163,9 @@ class Positions:
         to do: no divert, and nothing left of earlier ones. Raises PositionLost, of the common position alone, and PositionMoved.
         """
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
-        history = TopicHistory(self.pipelines.kafka, topic, partition)
+        history, lineage = self._looks(topic, partition)
         # First of all: what a broker takes that begins while this looks around lies behind it.
-        end = history.latest()
+        end = run_blocking(lineage.end())
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)
             keys = self._seen_keys()
@@ -171,8 +173,10 @@ class Positions:
                 {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (DIVERT, BEGUN)
             )
             own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
-            self._check(COMMON, topic, partition, topic_id, common, history)
-            journal = _Journal(topic, partition, topic_id, history, history.earliest(), end)
+            self._check(COMMON, topic, partition, topic_id, common, history, lineage)
+            if common is not None and not common.vacant and end.offset < common.offset:
+                raise Unavailable(f"a node that is cut off has named {end.offset} as the end of the journal {topic!r}")
+            journal = _Journal(topic, partition, topic_id, history, lineage, history.earliest(), *end)
 
             def has_begun(name: str) -> bool:
                 return name in begun and self._stored(begun[name]) is not None
@@ -301,8 +305,7 @@ class Positions:
         topic_id = self.topics.ids([topic]).get(topic)
         if topic_id is None:
             raise Unavailable(f"there is no topic {topic!r} any more")
-        history = TopicHistory(self.pipelines.kafka, topic, partition)
-        self._check(key.partition("/")[0], topic, partition, topic_id, found, history)
+        self._check(key.partition("/")[0], topic, partition, topic_id, found, *self._looks(topic, partition))
         return found
 
     @property
@@ -331,14 +334,14 @@ class Positions:
 
     def _take_source(self, pipeline: str, source: Source, topic_id: str) -> Position | None:
         found = self._taken(position_key(pipeline, *source), pipeline)
-        history = TopicHistory(self.pipelines.kafka, *source)
+        history, lineage = self._looks(*source)
         if found is not None and found.vacant:
-            loss = _loss(pipeline, replace(found, owner=self.owner), topic_id, history.earliest())
+            loss = loss_of(pipeline, replace(found, owner=self.owner), topic_id, history.earliest(), lineage)
             if loss is not None:
                 log.warning("what was left out begins anew", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
                 found = None
         else:
-            self._check(pipeline, *source, topic_id, found, history, f". {LEAVE_OUT}")
+            self._check(pipeline, *source, topic_id, found, history, lineage, f". {LEAVE_OUT}")
         crash.point("driver.source.after")
         return found
 
@@ -354,16 +357,26 @@ class Positions:
 
     def _beginning(self, source: Source, topic_id: str, start: StartPosition) -> Position:
         topic, partition = source
-        return Position(topic, topic_id, partition, offset_of(start, TopicHistory(self.pipelines.kafka, topic, partition)))
+        history, lineage = self._looks(topic, partition)
+        position = Position(topic, topic_id, partition, offset_of(start, history))
+        return replace(position, leader_epoch=lineage.check_tail(position))
+
+    def _looks(self, topic: str, partition: int) -> tuple[TopicHistory, PartitionLineage]:
+        kafka = self.pipelines.kafka
+        return TopicHistory(kafka, topic, partition), PartitionLineage(kafka, topic, partition)
 
     def _pass_over(self, deadline: float, claim: Claim, at: Position) -> bool:
         if time.monotonic() > deadline:
             return False
         try:
-            if (record := self._next_record(at)) > at.offset:
+            lineage = PartitionLineage(self.pipelines.kafka, at.topic, at.partition)
+            leader_epoch = lineage.check_tail(at, IDLE_TIMEOUT_S)
+            record = self._next_record(at)
+            after = replace(at, offset=record, leader_epoch=leader_epoch)
+            if record > at.offset and lineage.check_tail(after, IDLE_TIMEOUT_S) == leader_epoch:
                 with suppress(PositionMoved), closing(self.writer(claim.key, IDLE_TIMEOUT_S)) as writer:  # moved: then it is not idle
-                    writer.write([], at, replace(at, offset=record))
-        except Unavailable as error:
+                    writer.write([], at, after)
+        except (Unavailable, PositionLost) as error:  # of what is lost the next start of the query tells
             log.warning("the position of an idle source stays behind the ends of transactions this time", key=claim.key, error=str(error))
             return False
         return True
@@ -395,9 +408,10 @@ class Positions:
             return reader.read_behind_barrier().get(key)
 
     def _check(
-        self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory, remedy: str = ""
-    ) -> None:
-        loss = _loss(pipeline, found, topic_id, history.earliest()) if found is not None else None
+        self, pipeline: str, topic: str, partition: int, topic_id: str, found: Position | None, history: TopicHistory,
+        lineage: PartitionLineage, remedy: str = "",
+    ) -> None:  # fmt: skip
+        loss = loss_of(pipeline, found, topic_id, history.earliest(), lineage) if found is not None else None
         if found is not None and loss is None:
             return
         seen = committed_offset(self.pipelines.kafka, self.group(pipeline), topic, partition)
@@ -416,17 +430,3 @@ class Positions:
 def _tell(findings: list[Finding]) -> None:
     for finding in findings:
         log.warning("a topic is not as it should be", finding=str(finding))
-
-
-def _loss(pipeline: str, at: Position, topic_id: str, first: int) -> PositionLost | None:
-    """Why a pipeline cannot go on from where it stands; None when it can, and where nobody wants to."""
-    if at.vacant:
-        return None
-    if at.topic_id != topic_id:
-        return PositionLost(f"topic {at.topic!r} was deleted and created again since pipeline {pipeline!r} last ran")
-    if at.offset < first:
-        return PositionLost(
-            f"pipeline {pipeline!r} stands at offset {at.offset} of {at.topic}-{at.partition}, whose records begin at {first}:"
-            " those between were deleted before they were taken"
-        )
-    return None

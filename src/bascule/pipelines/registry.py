@@ -90,7 +90,8 @@ def joined(common: Position, other: Position) -> Position:
 def _best_informed(base: Position, others: Sequence[Position]) -> Position:
     # At one offset all fences agree, save that one which has just begun in the middle knows no sequence yet.
     known = max([base, *others], key=lambda position: position.sequence)
-    return replace(base, epoch=known.epoch, sequence=known.sequence, exclusive=known.exclusive)
+    leader_epoch = max(each.leader_epoch for each in [base, *others])
+    return replace(base, epoch=known.epoch, sequence=known.sequence, exclusive=known.exclusive, leader_epoch=leader_epoch)
 
 
 def offset_of(start: StartPosition, history: TopicHistory) -> int:

@@ -13,20 +13,23 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from bascule.core.defaults import MAX_OFFSETS_PER_TRIGGER
+from bascule.core.effects import run_blocking
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, content_of, known_offset
+from bascule.kafka.lineage import PartitionLineage
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
-from bascule.writer.position import Position, PositionLost
+from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 _KAFKA = "kafka."
-_ANOTHER = "it was deleted and created again. To read the new one give the query a new checkpoint"
+_ANEW = "To read what there is give the query a new checkpoint"
+_ANOTHER = f"it was deleted and created again. {_ANEW}"
 
 #: What becomes of a message that is no JMS message, in the words of Spark's own sources.
 PERMISSIVE, DROPMALFORMED, FAILFAST = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -70,8 +73,10 @@ class BasculeDataSource(DataSource):
         return DestinationWriter(dict(self.options), kafka_settings(self.options), schema)
 
 
-#: In the stream's offsets, beside ``offset``: the id of the journal's topic. One of an earlier version has none.
+#: In the stream's offsets, beside ``offset``: the id of the journal's topic, and a leader epoch as of which the journal reached the offset.
+#: One of an earlier version has none.
 _JOURNAL_ID = "journal_id"
+_LEADER_EPOCH = "leader_epoch"
 
 
 class JournalRange(InputPartition):
@@ -102,21 +107,36 @@ class JournalStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the option ``startingOffsets`` says; asked once in the life of a checkpoint."""
-        return {"offset": offset_of(self._start, self._history()), _JOURNAL_ID: self._journal_id()}
+        offset = offset_of(self._start, self._history())
+        return {"offset": offset, _JOURNAL_ID: self._journal_id(), _LEADER_EPOCH: self._leader_epoch(self._lineage(), offset)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option ``maxOffsetsPerTrigger``."""
         return ReadMaxRows(self._max_records)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The journal's end, or as far as the limit goes. Raises PositionLost when it ends before the stream's offset."""
-        begin, end = start["offset"], self._history().latest()
+        """The journal's end, or as far as the limit goes. Raises PositionLost when it has lost its tail before the stream's offset."""
+        begin, lineage = start["offset"], self._lineage()
+        end = run_blocking(lineage.end()).offset
         if end < begin:
-            raise PositionLost(f"{self._topic} ends at {end}, before offset {begin} of this stream: {_ANOTHER}")
+            self._check_journal(start.get(_JOURNAL_ID), begin)
+        leader_epoch = self._leader_epoch(lineage, begin, start.get(_LEADER_EPOCH, UNKNOWN_EPOCH))
+        if end < begin:
+            raise Unavailable(f"a node that is cut off has named {end} as the end of the journal {self._topic!r}")
         if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable):
             end = min(end, begin + limit.max_rows)
         # The id goes along: which journal it is is looked at where it is read, not at every look for its end.
-        return {"offset": end, _JOURNAL_ID: start.get(_JOURNAL_ID) or self._journal_id()}
+        return {"offset": end, _JOURNAL_ID: start.get(_JOURNAL_ID) or self._journal_id(), _LEADER_EPOCH: leader_epoch}
+
+    def _lineage(self) -> PartitionLineage:
+        return PartitionLineage(self._kafka, self._topic, self._partition)
+
+    def _leader_epoch(self, lineage: PartitionLineage, offset: int, leader_epoch: int = UNKNOWN_EPOCH) -> int:
+        """A leader epoch as of which the journal has all before ``offset``. Raises PositionLost, Unavailable."""
+        try:
+            return lineage.check_tail(Position(self._topic, "", self._partition, offset, leader_epoch=leader_epoch))
+        except PositionLost as error:
+            raise PositionLost(f"{error}. {_ANEW}") from None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
         """One: the journal is read in order."""
@@ -129,8 +149,7 @@ class JournalStreamReader(DataSourceStreamReader):
         """
         if not isinstance(partition, JournalRange):
             raise InvalidInput(f"{partition!r} is no range of the journal: Spark gave the reader another source's partition")
-        if partition.journal_id not in (None, self._journal_id()):
-            raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {partition.start}: {_ANOTHER}")
+        self._check_journal(partition.journal_id, partition.start)
         history = self._history()
         if partition.start < history.earliest():
             raise PositionLost(f"{self._topic} begins at {history.earliest()}: records from offset {partition.start} on were trimmed")
@@ -155,6 +174,10 @@ class JournalStreamReader(DataSourceStreamReader):
                 _log.warning("message left out", reason=what)
                 return []
             raise BadRecord(f"{what}. Option mode {PERMISSIVE} gives it a row as it was sent, {DROPMALFORMED} leaves it out") from None
+
+    def _check_journal(self, journal_id: str | None, offset: int) -> None:
+        if journal_id not in (None, self._journal_id()):
+            raise PositionLost(f"{self._topic} is not the journal of which this stream stands at offset {offset}: {_ANOTHER}")
 
     def _journal_id(self) -> str:
         found = Topics(self._kafka).ids([self._topic]).get(self._topic)

@@ -29,6 +29,7 @@ from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.rows import arrow_batches, message_row
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
+from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON
 
 #: A message's place in the journal: the offset of its record, and its index there.
@@ -150,7 +151,7 @@ class DivertTask:
             for taken in reader.take(offset, key, value):
                 for divert, output in engine.outputs(taken, transformed):
                     carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
-            carrier.reach(offset + 1)
+            carrier.reach(SeenRecord(offset, key, value))
 
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.answers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
@@ -248,7 +249,7 @@ class IngressTask:
                     output = engine.output(record)
                     if output is not None:
                         carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
-                    carrier.reach(record.offset + 1)
+                    carrier.reach(SeenRecord(offset, key, value, timestamp_ms))
             for carrier in carriers.values():
                 carrier.commit()
         crash.point("task.ingress.end")

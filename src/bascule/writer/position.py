@@ -13,8 +13,11 @@ from typing import Any
 
 from bascule.core.errors import BasculeError, Scope
 
-#: The version of the stored format. A record of version 1 has no field ``version``: releases before it had a version read it as well.
-VERSION = 1
+#: The version of the stored format. Version 2 has the leader epoch. Version 1 has no field ``version``.
+VERSION = 2
+VERSIONS_READ = (1, VERSION)
+#: The leader epoch where none is known: of a position of version 1, and where Kafka says none.
+UNKNOWN_EPOCH = -1
 #: The pipeline of all diverts that stand at one place; one that stands elsewhere has a position under this and its name.
 COMMON = "diverts"
 DIVERT = "divert:"
@@ -48,7 +51,8 @@ class Position:
 
     ``offset`` is the next one to take. ``epoch``, ``sequence`` and ``exclusive`` are where the journal's fence stands; a Spark
     job's writer, which counts batches, keeps with ``sequence`` how many messages the last one had (-1: not known).
-    ``members`` are the diverts that share the position, ``owner`` is the driver run that holds it.
+    ``members`` are the diverts that share the position, ``owner`` is the driver run that holds it. ``leader_epoch`` is a leader epoch of
+    the source partition as of which its log reached ``offset`` (``bascule.writer.lineage``).
     """
 
     topic: str
@@ -60,6 +64,7 @@ class Position:
     exclusive: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     owner: str = ""
+    leader_epoch: int = UNKNOWN_EPOCH
 
     @property
     def vacant(self) -> bool:
@@ -68,7 +73,7 @@ class Position:
 
     def encode(self) -> bytes:
         """The record's value."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Position:
@@ -76,8 +81,10 @@ class Position:
         try:
             fields: dict[str, Any] = json.loads(value)
             version = fields.pop("version", 1)
-            if version != VERSION:
-                raise PositionLost(f"position format {version!r}; this Bascule reads {VERSION}. Upgrade, or restore the positions")
+            if version not in VERSIONS_READ or isinstance(version, bool):
+                raise PositionLost(
+                    f"position format {version!r}; this Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade, or restore the positions"
+                )
             position = cls(**fields)
         except (ValueError, TypeError, AttributeError) as error:
             raise PositionLost(f"unreadable position {value[:200]!r}: {error}") from error

@@ -46,11 +46,13 @@ class MemoryAdmin(MemoryClient):
     def _offset(self, at: TopicPartition, wanted: int, stable: bool) -> Any:
         partition = self.kafka.there(at)
         if wanted == -2:
-            return SimpleNamespace(offset=partition.first)
+            return SimpleNamespace(offset=partition.first, leader_epoch=partition.leader_epoch)
+        if wanted == -1 and self.kafka.former.get((at.topic, at.partition)):
+            return SimpleNamespace(**self.kafka.former[at.topic, at.partition].popleft())
         if wanted == -1:
-            return SimpleNamespace(offset=partition.stable if stable else partition.end)
+            return SimpleNamespace(offset=partition.stable if stable else partition.end, leader_epoch=partition.leader_epoch)
         later = [offset for offset, record in sorted(partition.records.items()) if record.timestamp_ms >= wanted]
-        return SimpleNamespace(offset=later[0] if later else -1)
+        return SimpleNamespace(offset=later[0] if later else -1, leader_epoch=partition.leader_epoch)
 
     def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[None]]:
         return {each.topic: self._answer_of_controller("create_topics", partial(self._create, each)) for each in topics}

@@ -36,6 +36,8 @@ class KafkaInMemory:
         self.faults: dict[str, deque[KafkaException]] = defaultdict(deque)
         #: A call that has a place here waits before it is done, for as long as the event is not set.
         self.held: dict[str, threading.Event] = {}
+        #: What a former leader, which is cut off, says of the end of a partition, each once.
+        self.former: dict[At, deque[dict[str, int]]] = defaultdict(deque)
         #: A topic with a name here may not be written.
         self.denied: set[str] = set()
         self.made: list[tuple[str, weakref.ref[Any]]] = []

@@ -44,6 +44,7 @@ class MemoryConsumer(MemoryClient):
         with self.kafka.turn:
             for each in partitions:
                 self._at[each.topic, each.partition] = self._start(each)
+                self._validate(each)
 
     def _start(self, at: TopicPartition) -> int:
         partition = self.kafka.there(at)
@@ -57,6 +58,12 @@ class MemoryConsumer(MemoryClient):
         if committed is not None:
             return committed[0]
         return partition.end if self.settings.get("auto.offset.reset") == "latest" else partition.first
+
+    def _validate(self, at: TopicPartition) -> None:
+        """Say what librdkafka says of a log that does not reach an offset within the leader epoch that is given with it."""
+        if at.leader_epoch is not None and (end := self.kafka.there(at).end_of(at.leader_epoch)) < at.offset:
+            text = f"Partition log truncation detected at offset {at.offset}: broker end offset is {end} (offset leader epoch 0)"
+            self._says.append(KafkaError(KafkaError._AUTO_OFFSET_RESET, text))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         self.kafka.meet("incremental_unassign")

@@ -38,13 +38,32 @@ class Stored:
 
 @dataclass
 class Partition:
-    """A log. A transaction is open from its first record to its marker."""
+    """A log. A transaction is open from its first record to its marker. ``epochs`` says where each leader began, by its epoch."""
 
     first: int = 0
     end: int = 0
     records: dict[int, Stored] = field(default_factory=dict)
     open: dict[object, int] = field(default_factory=dict)
     aborted: set[object] = field(default_factory=set)
+    epochs: dict[int, int] = field(default_factory=lambda: {0: 0})
+
+    @property
+    def leader_epoch(self) -> int:
+        return max(self.epochs)
+
+    def new_leader(self, end: int | None = None) -> None:
+        """Another replica leads from now on; one that lagged has nothing behind ``end``."""
+        if end is not None and end < self.end:
+            self.end = end
+            self.records = {offset: record for offset, record in self.records.items() if offset < end}
+            self.epochs = {epoch: min(start, end) for epoch, start in self.epochs.items()}
+        self.epochs[self.leader_epoch + 1] = self.end
+
+    def end_of(self, leader_epoch: int) -> int:
+        """As Kafka answers OffsetForLeaderEpoch; -1 for an epoch that is not known."""
+        if leader_epoch > self.leader_epoch:
+            return -1
+        return min((start for epoch, start in self.epochs.items() if epoch > leader_epoch), default=self.end)
 
     @property
     def stable(self) -> int:

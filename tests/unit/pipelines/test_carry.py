@@ -21,6 +21,7 @@ from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, TransactionLimits
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position
 from tests.support.journal import text_message
 
@@ -61,6 +62,13 @@ class Writer:
     abandon = prepare
 
 
+class Lineage:
+    """No leader ever changes."""
+
+    def check_read(self, leader_epoch: int, *_: object) -> int:
+        return leader_epoch
+
+
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
     writer = Writer()
@@ -68,6 +76,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
     monkeypatch.setattr(carry, "targets_for", carry.Targets)
     monkeypatch.setattr(carry, "writer_for", lambda *_: writer)
     monkeypatch.setattr(carry, "_kept", carry._Tools())
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: Lineage())
     return writer
 
 
@@ -83,7 +92,7 @@ def carry_messages(divert: DivertSpec, *addresses: str, dead_letter_topic: str |
             taken = WantedMessage(offset, 0, offset + 1, 0, send, [divert], {})
             for _, output in engine.outputs(taken):
                 carrying.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
-            carrying.reach(offset + 1)
+            carrying.reach(SeenRecord(offset, None, b""))
         carrying.commit()
 
 
@@ -125,8 +134,8 @@ def test_a_task_goes_on_where_its_position_was_moved_up_to_its_first_record_and_
 
     monkeypatch.setattr(writer, "write", write)
     with Carrier(PipelinesSpec("bridge", {}), Claim("ingress:in/t/0", "journal", "id", 0, "me"), known) as carrying:
-        carrying.reach(7)
-        carrying.reach(8)
+        carrying.reach(SeenRecord(6, None, b""))
+        carrying.reach(SeenRecord(7, None, b""))
         if goes_on:
             carrying.commit()
         else:
@@ -161,7 +170,7 @@ def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(
     with Carrier(pipelines, Claim("diverts/journal/0", "journal", "id", 0, "me"), START) as carrying:
         for offset in range(3):
             carrying.add(Output("open", None, b"", [])._replace(**large), lambda error: pytest.fail(str(error)))
-            carrying.reach(offset + 1)
+            carrying.reach(SeenRecord(offset, None, b""))
         assert len(writer.topics) == 2
 
 

@@ -22,6 +22,7 @@ from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, KnownDiverts, RowsTask, UnknownDivert
 from bascule.writer.claims import Claim
+from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON, Position, PositionLost, PositionTaken, position_key
 from tests.scenarios.sparkless import Bridge, workers_end
 from tests.support.mock_cluster import MockCluster
@@ -249,7 +250,7 @@ def test_what_a_denied_topic_does_not_take_any_more_goes_to_its_fallback(worker:
         for topic in ("open", "closed"):
             carrier.add(Output(topic, None, topic.encode(), []), lambda error: Output("dead", None, str(error).encode(), []))
         denied.append("closed")
-        carrier.reach(3)
+        carrier.reach(SeenRecord(2, None, b""))
         carrier.commit()
     assert [record.value() for record in worker.records("open")] == [b"open"]
     assert b"may not be written" in bytes(worker.records("dead")[0].value() or b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ def test_the_format_bascule_reads_the_journal_and_writes_to_destinations(bridge:
 def test_a_stream_begins_where_its_option_says(bridge: Sparkless, options: dict[str, str], offset: int) -> None:
     bridge.trim(1)
     found = reader(bridge, **options).initialOffset()
-    assert found == {"offset": offset, "journal_id": bridge.topics.id(bridge.pipelines.topics.journal)}
+    assert found == {"offset": offset, "journal_id": bridge.topics.id(bridge.pipelines.topics.journal), "leader_epoch": -1}
 
 
 def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(bridge: Sparkless) -> None:
@@ -101,8 +102,8 @@ def test_a_batch_ends_where_the_limit_says_and_at_the_end_where_there_is_none(br
     assert isinstance(limit, ReadMaxRows)
     assert limit.max_rows == 2
     start = {"offset": 0, "journal_id": "as it was"}
-    assert found.latestOffset(start, limit) == {"offset": 2, "journal_id": "as it was"}
-    assert found.latestOffset(start, ReadMaxRows(7)) == {"offset": 3, "journal_id": "as it was"}
+    assert found.latestOffset(start, limit) == {"offset": 2, "journal_id": "as it was", "leader_epoch": -1}
+    assert found.latestOffset(start, ReadMaxRows(7)) == {"offset": 3, "journal_id": "as it was", "leader_epoch": -1}
     assert found.latestOffset({"offset": 3, "journal_id": "as it was"}, limit)["offset"] == 3
     assert found.latestOffset(start, ReadAllAvailable())["offset"] == 3
 
@@ -114,9 +115,12 @@ def test_a_range_whose_first_record_is_trimmed_is_refused(bridge: Sparkless) -> 
     assert texts(reader(bridge), 2, 3) == ["2"]
 
 
-def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless) -> None:
-    with pytest.raises(PositionLost, match="ends at 3, before offset 4 of this stream: it was deleted and created again"):
+def test_a_stream_stops_where_the_journal_ends_before_it(bridge: Sparkless, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.PartitionLineage, "check_tail", partialmethod(module.PartitionLineage.check_tail, timeout_s=0.0))
+    with pytest.raises(PositionLost, match=r"has lost its tail: it was read up to offset 4 .* give the query a new checkpoint"):
         reader(bridge).latestOffset({"offset": 4}, ReadAllAvailable())
+    with pytest.raises(PositionLost, match="is not the journal of which this stream stands at offset 4: it was deleted and created again"):
+        reader(bridge).latestOffset({"offset": 4, "journal_id": "another"}, ReadAllAvailable())
 
 
 def test_a_stream_stops_at_another_journal_of_the_same_name(bridge: Sparkless, kafka: MockCluster) -> None:

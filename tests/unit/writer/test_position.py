@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bascule.writer.position import POSITION_PARTITIONS, Position, PositionLost, lag_group, position_key, position_partition
+from bascule.writer.position import POSITION_PARTITIONS, UNKNOWN_EPOCH, Position, PositionLost, lag_group, position_key, position_partition
 
-POSITION = Position("topic", "id", 2, 17, 3, 4, ("x",), ("d", "e"), "driver.1.1")
-
-
-def test_position_is_read_as_it_was_written() -> None:
-    assert Position.decode(POSITION.encode()) == POSITION
+POSITION = Position("topic", "id", 2, 17, 3, 4, ("x",), ("d", "e"), "driver.1.1", 5)
+#: What was written once must be readable by every later version.
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def test_position_of_the_first_release_has_no_version() -> None:
-    assert "version" not in json.loads(POSITION.encode())
-    assert Position.decode(json.dumps({**json.loads(POSITION.encode()), "version": 1}).encode()) == POSITION
+def test_position_is_written_as_version_2_always_was() -> None:
+    golden = (GOLDEN / "position-v2.bin").read_bytes()
+    assert POSITION.encode() == golden
+    assert Position.decode(golden) == POSITION
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None])
+def test_position_of_version_1_is_read_and_knows_no_leader_epoch() -> None:
+    golden = (GOLDEN / "position-v1.bin").read_bytes()
+    assert "version" not in json.loads(golden)
+    assert Position.decode(golden) == replace(POSITION, leader_epoch=UNKNOWN_EPOCH)
+    assert Position.decode(json.dumps({**json.loads(golden), "version": 1}).encode()) == replace(POSITION, leader_epoch=UNKNOWN_EPOCH)
+
+
+@pytest.mark.parametrize("version", [3, 0, "1", None, True])
 def test_position_of_another_version_is_refused_by_name(version: object) -> None:
-    with pytest.raises(PositionLost, match=r"position format .*this Bascule reads 1"):
+    with pytest.raises(PositionLost, match=r"position format .*this Bascule reads 1 to 2"):
         Position.decode(json.dumps({**json.loads(POSITION.encode()), "version": version}).encode())
 
 

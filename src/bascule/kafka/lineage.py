@@ -1,0 +1,124 @@
+"""What Kafka says of a partition's tail: performs the effects of :mod:`bascule.writer.lineage`, in the caller's thread.
+
+Whether a log reaches an offset within a leader epoch is what OffsetForLeaderEpoch answers. librdkafka asks it when a consumer is assigned
+an offset with a leader epoch (KIP-320), and reports a log that does not.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import Unavailable
+from bascule.kafka import clients
+from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, offsets_client, passing
+from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail
+from bascule.writer.position import Position
+
+#: How long Kafka may take for one answer.
+ANSWER_S: Final = 10.0
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "group.id": "bascule.lineage.unused",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 10,
+}
+#: What librdkafka says of a log that does not reach the offset. The code of the error is that of any offset that cannot be read.
+_TRUNCATED: Final = re.compile(r"truncation detected.*broker end offset is (-?\d+)")
+
+
+class PartitionLineage:
+    """One partition, as ``bascule.writer.lineage.LineageEffects``. For one thread."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, admin: AdminClient | None = None) -> None:
+        """``admin`` is a client that several share. Raises Unavailable where no client can be made."""
+        self.place = f"{topic}-{partition}"
+        self.now_s = time.monotonic
+        self._kafka = dict(kafka)
+        self._topic, self._partition = topic, partition
+        self._offsets = PartitionOffsets(kafka, [TopicPartition(topic, partition)], admin)
+
+    def check_tail(self, position: Position, timeout_s: float = STALE_TIMEOUT_S) -> int:
+        """Return a leader epoch as of which the log has all before a position. Raises PositionLost, Unavailable."""
+        return run_blocking(check_tail(self, position.offset, position.leader_epoch, timeout_s=timeout_s))
+
+    def check_read(self, leader_epoch: int, last: SeenRecord, offset: int) -> int:
+        """See ``bascule.writer.lineage.check_read``. Raises Unavailable."""
+        return run_blocking(check_read(self, leader_epoch, last, offset))
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)
+
+    async def end(self, *, again: bool = False) -> LogEnd:
+        """The high watermark. Raises Unavailable."""
+        return self._offsets.end(ANSWER_S, again=again)
+
+    async def reached(self, offset: int, leader_epoch: int) -> bool | None:
+        """Let a consumer look. Raises Unavailable."""
+        settings, at = {**self._kafka, **_SETTINGS}, TopicPartition(self._topic, self._partition, offset, leader_epoch=leader_epoch)
+        try:
+            with closing(clients.consumer(settings)) as consumer:
+                consumer.assign([at])
+                return _reached(_first_word(consumer))
+        except KafkaException as error:
+            raise Unavailable(f"{self.place} does not tell its leader epochs: {error.args[0].str()}") from error
+
+    async def has(self, record: SeenRecord) -> bool:
+        """Read it again. Raises Unavailable."""
+        history = TopicHistory(self._kafka, self._topic, self._partition, ANSWER_S)
+        return any(_same(message, record) for message in history.records(record.offset, record.offset + 1))
+
+
+def _first_word(consumer: Consumer) -> KafkaError | None:
+    """What a consumer says first that will not pass: an error, or None for a record. Raises KafkaException when it says nothing in time."""
+    until_s = time.monotonic() + ANSWER_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        if (message := consumer.poll(left_s)) is not None:
+            error = message.error()
+            if error is None or not passing(error):
+                return error
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def _reached(error: KafkaError | None) -> bool | None:
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    if error.code() != KafkaError._AUTO_OFFSET_RESET:
+        raise KafkaException(error)
+    found = _TRUNCATED.search(error.str())
+    # A node that has not heard of the epoch has no end of it, either.
+    return None if found is None or int(found[1]) < 0 else False
+
+
+class Lineages:
+    """The partitions that a process looks at; they share a client. For one thread."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        """Raises Unavailable where no client can be made."""
+        self._kafka = kafka
+        self._admin = offsets_client(kafka)
+        self._known: dict[tuple[str, int], PartitionLineage] = {}
+
+    def of(self, topic: str, partition: int) -> PartitionLineage:
+        """Return one of them."""
+        if (topic, partition) not in self._known:
+            self._known[topic, partition] = PartitionLineage(self._kafka, topic, partition, self._admin)
+        return self._known[topic, partition]
+
+
+def _same(message: Message, record: SeenRecord) -> bool:
+    key, value = content_of(message)
+    if message.offset() != record.offset or key != record.key:
+        return False
+    if record.timestamp_ms is None:
+        return (value or b"").startswith(record.value or b"")
+    return (value, message.timestamp()[1]) == (record.value, record.timestamp_ms)

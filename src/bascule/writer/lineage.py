@@ -1,0 +1,136 @@
+"""Whether a partition still has what was read of it: a position against the end and the leader epochs of the log, without IO.
+
+A position keeps a leader epoch: that of a leader whose log reached the position. The log of a leader grows only, so an end below the
+position that the leader of this epoch, or of an earlier one, names is old: the node is cut off from its peers, or does not know the high
+watermark yet. A later leader whose log has less of that epoch has lost the tail, however long its log is by now.
+
+:mod:`bascule.kafka.lineage` performs the effects with Kafka's client.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from typing import Final, NamedTuple, Protocol
+
+from bascule.core.errors import Unavailable
+from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
+
+#: A node that has just become the leader knows the high watermark within milliseconds, and a client learns of another leader within a
+#: second. Whoever waits for longer is answered by a node that is cut off: its pipeline starts again, with a pause.
+STALE_TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 0.2
+
+
+class LineageViolation(enum.StrEnum):
+    """Rules of the lineage that a test may break."""
+
+    STALE_END_BELIEVED = "an end below the position is a lost tail, whichever leader names it"
+    GROWTH_NOT_CHECKED = "a log that is as long as the position is the log that was read"
+
+
+class LogEnd(NamedTuple):
+    """The end of a partition as a node names it, and the leader epoch in which the node answers."""
+
+    offset: int
+    leader_epoch: int = UNKNOWN_EPOCH
+
+
+class SeenRecord(NamedTuple):
+    """A record as it was read. Without a timestamp the value is no more than the beginning of the record's value."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int | None = None
+
+
+class LineageEffects(Protocol):
+    """What is asked of a partition, which ``place`` names for people. What is awaited may raise Unavailable."""
+
+    place: str
+
+    def now_s(self) -> float:
+        """Time of a monotonic clock."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after some time."""
+        ...
+
+    async def end(self, *, again: bool = False) -> LogEnd:
+        """The high watermark. ``again``: look for the leader first, for the last answer was an old one."""
+        ...
+
+    async def reached(self, offset: int, leader_epoch: int) -> bool | None:
+        """Whether the leader's log reaches ``offset`` within leader epochs up to ``leader_epoch``; None where the node does not know."""
+        ...
+
+    async def has(self, record: SeenRecord) -> bool:
+        """Whether the log has this record."""
+        ...
+
+
+async def check_tail(
+    effects: LineageEffects, offset: int, leader_epoch: int, *, timeout_s: float = STALE_TIMEOUT_S,
+    violations: Collection[enum.StrEnum] = frozenset(),
+) -> int:  # fmt: skip
+    """Return a leader epoch as of which the log has everything before ``offset``, which was read as of ``leader_epoch``.
+
+    Raises PositionLost when the log has lost its tail, and Unavailable when no node that knows answers in time. A position of an earlier
+    version has no leader epoch: if the end stays below it for all of the time, the tail counts as lost.
+    """
+    until_s = effects.now_s() + timeout_s
+    end = await effects.end()
+    while True:
+        if end.offset < offset and LineageViolation.STALE_END_BELIEVED in violations:
+            raise _lost(effects, offset, leader_epoch, end)
+        known = UNKNOWN_EPOCH not in (leader_epoch, end.leader_epoch)
+        if known and end.leader_epoch > leader_epoch and LineageViolation.GROWTH_NOT_CHECKED not in violations:
+            reached = await effects.reached(offset, leader_epoch)
+            if reached is False:
+                raise _lost(effects, offset, leader_epoch, end)
+            if reached and end.offset >= offset:
+                return end.leader_epoch
+        elif end.offset >= offset and (not known or end.leader_epoch >= leader_epoch):
+            return end.leader_epoch
+        if not known and effects.now_s() >= until_s:
+            raise _lost(effects, offset, leader_epoch, end)
+        end = await _ask_again(effects, offset, end, until_s)
+
+
+async def check_read(
+    effects: LineageEffects, leader_epoch: int, last: SeenRecord, offset: int, *, timeout_s: float = STALE_TIMEOUT_S
+) -> int:
+    """Return a leader epoch as of which the log has what was read up to ``offset``; ``last`` is the last record of it.
+
+    Everything before was read as of ``leader_epoch``. If no other leader came, neither is anything lost since. Otherwise the present leader
+    must have the last record: with it a log has all before it. Raises Unavailable when it has another one, which is to be read instead.
+    """
+    until_s = effects.now_s() + timeout_s
+    end = await effects.end()
+    while end.leader_epoch != UNKNOWN_EPOCH and (end.offset < offset or end.leader_epoch < leader_epoch):
+        end = await _ask_again(effects, offset, end, until_s)
+    if UNKNOWN_EPOCH in (leader_epoch, end.leader_epoch) or end.leader_epoch == leader_epoch or await effects.has(last):
+        return end.leader_epoch
+    raise Unavailable(
+        f"{effects.place} has another record at offset {last.offset} than was read: a new leader (leader epoch {end.leader_epoch}) has lost"
+        " the one that was read. The records are read again"
+    )
+
+
+async def _ask_again(effects: LineageEffects, offset: int, end: LogEnd, until_s: float) -> LogEnd:
+    if effects.now_s() >= until_s:
+        raise Unavailable(
+            f"a node names {end.offset} as the end of {effects.place} (leader epoch {end.leader_epoch}), and offset {offset} was reached"
+            " before: that node is cut off from the others, or has just become the leader"
+        )
+    await effects.sleep(RETRY_S)
+    return await effects.end(again=True)
+
+
+def _lost(effects: LineageEffects, offset: int, leader_epoch: int, end: LogEnd) -> PositionLost:
+    return PositionLost(
+        f"{effects.place} has lost its tail: it was read up to offset {offset} (leader epoch {leader_epoch}), and its leader of epoch"
+        f" {end.leader_epoch} does not have all of that. It ends at offset {end.offset}"
+    )

@@ -1,0 +1,129 @@
+"""Source topics that lose their tail to another leader, on Kafka in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bascule.core.errors import Unavailable
+from bascule.core.topics import JournalTopics
+from bascule.kafka.lineage import PartitionLineage
+from bascule.pipelines import carry
+from bascule.pipelines.carry import Carrier, held_position
+from bascule.pipelines.positions import Positions
+from bascule.pipelines.spec import EARLIEST, PipelinesSpec, StartPosition
+from bascule.writer.lineage import SeenRecord
+from bascule.writer.position import INGRESS, Position, PositionLost, position_key
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]  # fixtures
+
+TOPIC = "orders"
+PIPELINE = f"{INGRESS}in"
+KEY = position_key(PIPELINE, TOPIC, 0)
+
+
+class Source:
+    """A topic with ten records, and an ingress that has read some of them."""
+
+    def __init__(self, kafka: KafkaInMemory) -> None:
+        self.kafka = kafka
+        kafka.create("__transaction_state", 1)
+        self.pipelines = PipelinesSpec("b1", SETTINGS, topics=JournalTopics("bascule"))
+        kafka.create(TOPIC)
+        Positions(self.pipelines, "").prepare_topics()
+        self.put(10)
+
+    def put(self, count: int) -> None:
+        for number in range(count):
+            self.kafka.put(TOPIC, b"%d" % number)
+
+    def take(self) -> Position:
+        positions = Positions(self.pipelines, "driver")
+        (taken,) = positions.take_sources(PIPELINE, {(TOPIC, 0): positions.topics.id(TOPIC)}, StartPosition(EARLIEST))
+        return taken
+
+    def carry(self, position: Position, count: int, *, meanwhile: int | None = None) -> None:
+        """Read so many records and move the position behind them; ``meanwhile`` another replica leads, which ends there."""
+        claim = Positions(self.pipelines, "").claim(KEY, position)
+        at = self.kafka.partition(TOPIC)
+        with Carrier(self.pipelines, claim, held_position(self.pipelines, claim)) as carrier:
+            for offset in range(position.offset, position.offset + count):
+                record = at.records[offset]
+                carrier.reach(SeenRecord(offset, record.key, record.value, record.timestamp_ms))
+            if meanwhile is not None:
+                at.new_leader(meanwhile)
+                self.put(10)
+            carrier.commit()
+
+    def stored(self) -> Position:
+        return Positions(self.pipelines, "").stored()[KEY]
+
+
+@pytest.fixture
+def source(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
+    monkeypatch.setattr(carry, "_kept", carry._Tools())
+    yield Source(kafka)
+    for writer in carry._kept.idle.values():
+        writer.close()
+
+
+@pytest.mark.parametrize("grown", [0, 1, 20])
+def test_a_topic_that_has_lost_its_tail_is_named_and_not_passed_over_once_it_has_grown_again(source: Source, grown: int) -> None:
+    source.carry(source.take(), 8)
+    source.kafka.partition(TOPIC).new_leader(5)
+    source.put(grown)
+    with pytest.raises(PositionLost, match=rf"'{PIPELINE}' cannot go on: {TOPIC}-0 has lost its tail: it was read up to offset 8"):
+        source.take()
+
+
+def test_an_end_that_a_former_leader_names_is_asked_again(source: Source) -> None:
+    source.carry(source.take(), 8)
+    source.kafka.partition(TOPIC).new_leader()
+    source.kafka.former[TOPIC, 0].extend([{"offset": 5, "leader_epoch": 0}] * 2)
+    assert source.take().offset == 8
+
+
+def test_new_leaders_that_have_everything_are_kept_in_the_position(source: Source) -> None:
+    source.carry(source.take(), 4)
+    assert source.stored().leader_epoch == 0
+    source.kafka.partition(TOPIC).new_leader()
+    source.carry(source.take(), 4)
+    assert (source.stored().offset, source.stored().leader_epoch) == (8, 1)
+    source.carry(source.take(), 2, meanwhile=10)
+    assert (source.stored().offset, source.stored().leader_epoch) == (10, 2)
+
+
+def test_records_that_are_lost_while_they_are_carried_are_read_again(source: Source) -> None:
+    position = source.take()
+    with pytest.raises(Unavailable, match=f"{TOPIC}-0 has another record at offset 7 than was read"):
+        source.carry(position, 8, meanwhile=5)
+    assert source.stored().offset == 0
+    again = source.take()
+    source.carry(again, 15)
+    assert (source.stored().offset, source.stored().leader_epoch) == (15, 1)
+
+
+def test_an_idle_position_is_not_moved_in_a_log_that_has_lost_its_tail(source: Source) -> None:
+    source.carry(source.take(), 10)
+    transaction = object()
+    source.kafka.put(TOPIC, b"rolled back", transaction=transaction)
+    source.kafka.partition(TOPIC).mark(transaction, committed=False)
+    position = source.stored()
+    positions = Positions(source.pipelines, "driver")
+    claim = positions.claim(KEY, position)
+    assert positions.pass_over({claim: None}) == [claim]
+    assert source.stored().offset == 12
+    source.kafka.partition(TOPIC).new_leader(6)
+    source.put(9)
+    assert positions.pass_over({claim: None}) == []
+    assert source.stored().offset == 12
+
+
+def test_a_position_of_an_earlier_version_is_kept_where_the_topic_reaches_it(source: Source) -> None:
+    lineage = PartitionLineage(SETTINGS, TOPIC, 0)
+    assert lineage.check_tail(Position(TOPIC, "id", 0, 10)) == 0
+    with pytest.raises(PositionLost):
+        lineage.check_tail(Position(TOPIC, "id", 0, 11), timeout_s=0.0)

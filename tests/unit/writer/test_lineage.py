@@ -1,0 +1,119 @@
+"""The tail of a log against a position: leaders that come, lag, are cut off, or have lost records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from bascule.core.effects import run_blocking
+from bascule.core.errors import Unavailable
+from bascule.writer.lineage import LineageViolation, LogEnd, SeenRecord, check_read, check_tail
+from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
+
+LAST = SeenRecord(9, b"k", b"v", 1)
+
+
+@dataclass
+class Partition:
+    """Says these ends one after another, the last one again and again."""
+
+    ends: list[LogEnd]
+    kept: bool | None = True  # does the leader's log reach the offset within the epoch?
+    same: bool = True  # does it have the record that was read?
+    place: str = "orders-3"
+    time_s: float = 0.0
+    looked_again: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+    async def end(self, *, again: bool = False) -> LogEnd:
+        self.looked_again += again
+        return self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+
+    async def reached(self, offset: int, leader_epoch: int) -> bool | None:
+        self.asked.append(f"{offset} in {leader_epoch}")
+        return self.kept
+
+    async def has(self, record: SeenRecord) -> bool:
+        self.asked.append(f"record {record.offset}")
+        return self.same
+
+
+def tail(partition: Partition, leader_epoch: int = 4, *violations: LineageViolation) -> int:
+    return run_blocking(check_tail(partition, 10, leader_epoch, violations=violations))
+
+
+def read(partition: Partition, leader_epoch: int = 4) -> int:
+    return run_blocking(check_read(partition, leader_epoch, LAST, 10))
+
+
+def test_without_another_leader_nothing_more_is_asked() -> None:
+    partition = Partition([LogEnd(10, 4)])
+    assert (tail(partition), read(partition)) == (4, 4)
+    assert partition.asked == []
+    assert partition.time_s == 0
+
+
+@pytest.mark.parametrize("end", [5, 10, 99])
+def test_later_leader_without_what_was_read_has_lost_the_tail_however_long_its_log_is(end: int) -> None:
+    with pytest.raises(PositionLost, match=rf"^orders-3 has lost its tail: it was read up to offset 10 .* ends at offset {end}"):
+        tail(Partition([LogEnd(end, 6)], kept=False))
+
+
+def test_later_leader_with_all_that_was_read_goes_on() -> None:
+    partition = Partition([LogEnd(99, 6)])
+    assert tail(partition) == 6
+    assert partition.asked == ["10 in 4"]
+
+
+@pytest.mark.parametrize("old", [LogEnd(5, 4), LogEnd(5, 3), LogEnd(99, 3)])
+def test_end_of_a_leader_that_is_cut_off_is_asked_again_and_loses_nothing(old: LogEnd) -> None:
+    partition = Partition([old, old, LogEnd(12, 6)])
+    assert tail(partition) == 6
+    assert partition.looked_again == 2
+    assert read(Partition([old, LogEnd(12, 4)])) == 4
+
+
+@pytest.mark.parametrize("kept", [True, None])
+def test_leader_that_does_not_know_the_high_watermark_yet_is_asked_again(kept: bool | None) -> None:
+    assert tail(Partition([LogEnd(5, 5), LogEnd(12, 5)], kept=True)) == 5
+    with pytest.raises(Unavailable, match="is cut off from the others, or has just become the leader"):
+        tail(Partition([LogEnd(5, 5)], kept=kept))
+
+
+@pytest.mark.parametrize("end", [LogEnd(5, 4), LogEnd(5, 3), LogEnd(99, 3)])
+def test_if_only_a_leader_that_is_cut_off_answers_the_position_is_not_lost(end: LogEnd) -> None:
+    partition = Partition([end])
+    with pytest.raises(Unavailable, match=f"a node names {end.offset} as the end of orders-3") as raised:
+        tail(partition)
+    assert raised.value.retriable
+    with pytest.raises(Unavailable):
+        read(partition)
+
+
+def test_position_of_an_earlier_version_knows_the_end_alone() -> None:
+    assert tail(Partition([LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
+    assert tail(Partition([LogEnd(5, 6), LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
+    with pytest.raises(PositionLost):
+        tail(Partition([LogEnd(5, 6)]), UNKNOWN_EPOCH)
+    assert read(Partition([LogEnd(10, 6)]), UNKNOWN_EPOCH) == 6
+
+
+def test_what_was_read_while_a_leader_came_counts_if_the_new_one_has_the_last_record() -> None:
+    partition = Partition([LogEnd(12, 6)])
+    assert read(partition) == 6
+    assert partition.asked == ["record 9"]
+    with pytest.raises(Unavailable, match=r"orders-3 has another record at offset 9 than was read: a new leader \(leader epoch 6\)"):
+        read(Partition([LogEnd(12, 6)], same=False))
+
+
+def test_each_rule_that_is_broken_shows() -> None:
+    with pytest.raises(PositionLost):
+        tail(Partition([LogEnd(5, 4), LogEnd(12, 4)]), 4, LineageViolation.STALE_END_BELIEVED)
+    assert tail(Partition([LogEnd(99, 6)], kept=False), 4, LineageViolation.GROWTH_NOT_CHECKED) == 6
