@@ -33,7 +33,10 @@ TESTS = Path(__file__).parent
 IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
-SERVICE_TIMEOUT_S = 300
+#: With the grace that a test has to end by itself (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes.
+TIMEOUT_MAX_S = 280
+#: Tests in these directories work for longer than that, and bound each of their steps themselves.
+LASTING_DIRECTORIES = ("chaos", "simulation", "property")
 #: In lines of libraries that no test may print: librdkafka's log but for what ends a client (its level 0, which
 #: no setting turns off), and asyncio's of an error that nobody was told.
 NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never retrieved")
@@ -75,11 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
-            marker = item.get_closest_marker("timeout")
-            # One that hangs ends within five minutes. The slow ones and the soak take longer than that.
-            lasting = _directory(item) == "chaos" or item.get_closest_marker("slow") is not None
-            if marker is None or (marker.args[0] > SERVICE_TIMEOUT_S and not lasting):
-                item.add_marker(pytest.mark.timeout(SERVICE_TIMEOUT_S), append=False)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_MAX_S))
+        marker = item.get_closest_marker("timeout")
+        lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
+        if marker is not None and marker.args[0] > TIMEOUT_MAX_S and not lasting:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_MAX_S), append=False)
 
 
 @cache

@@ -37,6 +37,8 @@ def ran(block: Block, names: dict[str, object]) -> str:
 def test_the_blocks_of_the_guide_do_what_they_show(system: System) -> None:
     names: dict[str, object] = {}
     said = ""
+    assert blocks(GUIDE, "run")
+    assert blocks(GUIDE, "shows")
     for block in blocks(GUIDE):
         if block.language == "python" and block.purpose == "run":
             said = ran(Block(block.language, block.purpose, block.text.replace(SHOWN_URL, system.url), block.line), names)

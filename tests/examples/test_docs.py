@@ -80,6 +80,8 @@ class Reader:
 def test_the_first_steps_do_what_they_say(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     (serve,) = blocks(START, "serve")
+    assert blocks(START, "run")
+    assert blocks(START, "shows")
     with reader.serving(serve) as output:
         for block in blocks(START):
             if block.purpose == "run":

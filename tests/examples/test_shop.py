@@ -73,6 +73,7 @@ def test_each_payment_is_charged_once_and_confirmed_once_though_the_shop_is_kill
     produce(kafka.bootstrap, "payments", [json.dumps({"payment": "last", "customer": "c", "amount": 1})])
     wait_for(lambda: "last" in shop.charged(), "the last charge", 120)
     receipts.wait(PAYMENTS + 1)
+    assert Counter(shop.charged()) == wanted + Counter(["last"])
     assert Counter(record.key().decode() for record in receipts.records) == wanted + Counter(["last"])
     receipts.close()
     letters.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Final
 
 from bascule.core.states import TABLES
@@ -17,6 +20,8 @@ from tests.sim.world import TROUBLE
 #: Seeds that a process takes at once.
 CHUNK: Final = 25
 PROCESSES: Final = 2
+#: A run takes a tenth of a second: one that takes so long does not end.
+RUN_LIMIT_S: Final = 60.0
 #: Troubles of the inbound adapter and of branches in Kafka, which have simulations of their own (``tests.sim.adapter``, ``branches``).
 APART: Final = frozenset(
     {
@@ -87,11 +92,28 @@ def run(seed: int) -> Report:
     return report
 
 
+@contextmanager
+def _limited(seed: int) -> Iterator[None]:
+    """Raise TimeoutError, whose traceback says where the run is, in a run that does not end."""
+
+    def late(*_: int | FrameType | None) -> None:
+        raise TimeoutError(f"seed {seed} does not end within {RUN_LIMIT_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, RUN_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def run_chunk(seeds: range) -> Report:
-    """Run seeds one after another."""
+    """Run seeds one after another, in a process that has nothing else to do."""
     report = Report()
     for seed in seeds:
-        report.add(run(seed))
+        with _limited(seed):
+            report.add(run(seed))
     return report
 
 

@@ -50,6 +50,21 @@ def test_the_runs_see_trouble_of_every_kind(report: Report) -> None:
     assert report.unseen <= {STALL}
 
 
+def test_run_that_does_not_end_is_ended_with_its_seed_and_where_it_is() -> None:
+    program = """
+from tests.sim import runs
+class Endless:
+    def __init__(self, seed): pass
+    def run(self):
+        while True: pass
+runs.Simulation, runs.RUN_LIMIT_S = Endless, 0.2
+runs.run_chunk(range(7, 9))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "TimeoutError: seed 7 does not end within 0.2 s" in done.stderr
+    assert "in run\n" in done.stderr
+
+
 def no_answers(run: Simulation) -> None:
     """Arrange that Kafka gets no request for longer than an append may take."""
     weather = run.kafka.weather

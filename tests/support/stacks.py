@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,10 @@ from bascule.threads.stacks import STACKS_SIGNAL, STACKS_VARIABLE
 ANSWER_S = 5.0
 LOOK_S = 0.05
 JSTACK_TIMEOUT_S = 15.0
+#: At once: each is a JVM of its own.
+JSTACKS_MAX = 4
+#: Of a process that got SIGSTOP, in its status.
+STOPPED = "T"
 #: After its time a test has so long to end by itself: a thread in C code takes no signal.
 GRACE_S = 20.0
 #: With which a process of the run ends whose test does not.
@@ -33,18 +38,29 @@ EXIT_CODE = 75
 def of_processes(pids: Mapping[int, str]) -> str:
     """The stacks of this process and of others, given with their command lines."""
     parts = [f"===== {os.getpid()} (this process)\n{_own()}"]
-    parts += [f"===== {pid} {command}\n{of_process(pid)}" for pid, command in sorted(pids.items())]
+    java = [pid for pid in pids if _is_java(pid)]
+    # Processes forked from one another write to one file, so they are asked one after another; jstack takes seconds.
+    with ThreadPoolExecutor(JSTACKS_MAX) as pool:
+        shown = dict(zip(java, pool.map(of_process, java), strict=True))
+    for pid, command in sorted(pids.items()):
+        parts.append(f"===== {pid} {command}\n{shown.get(pid) or of_process(pid)}")
     return "\n".join(parts)
 
 
 def of_process(pid: int) -> str:
     """The stacks of a process, or why there are none."""
     try:
-        if Path(f"/proc/{pid}/exe").resolve().name == "java":
+        if _status(pid, "State") == STOPPED:
+            return "(it is stopped by a signal)"
+        if _is_java(pid):
             return _of_java(pid)
         return _of_python(pid) if _catches(pid, STACKS_SIGNAL) else "(it shows no stacks)"
     except (OSError, ValueError, subprocess.SubprocessError, BasculeError) as error:
         return f"(no stacks: {error!r})"
+
+
+def _is_java(pid: int) -> bool:
+    return Path(f"/proc/{pid}/exe").resolve().name == "java"
 
 
 def _own() -> str:
@@ -97,9 +113,10 @@ class Watchdog:
 
     def __init__(self, limit_s: float, processes: Callable[[], dict[int, str]], say: Callable[[str], None]) -> None:
         """``processes`` gives those of the run but for this one; ``say`` gets what must be said though this process ends."""
-        self.stacks = ""
+        self._stacks = ""
         self._processes = processes
         self._say = say
+        self._taking = threading.Event()
         early_s = min(GRACE_S, limit_s / 2)
         self._timers = [threading.Timer(limit_s - early_s, self._take), threading.Timer(limit_s + GRACE_S, self._end)]
 
@@ -115,11 +132,19 @@ class Watchdog:
         for timer in self._timers:
             timer.cancel()
 
+    @property
+    def stacks(self) -> str:
+        """The stacks that were taken, "" where the test ended in time. Waits for stacks that are being taken."""
+        if self._taking.is_set():
+            self._timers[0].join(JSTACK_TIMEOUT_S)
+        return self._stacks
+
     def _take(self) -> None:
-        self.stacks = of_processes(self._processes())
+        self._taking.set()
+        self._stacks = of_processes(self._processes())
 
     def _end(self) -> None:
-        self._say(f"the test does not end after its timeout; stacks of the run:\n{self.stacks}\n")
+        self._say(f"the test does not end after its timeout; stacks of the run:\n{self._stacks}\n")
         for pid in self._processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

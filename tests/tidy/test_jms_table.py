@@ -40,7 +40,9 @@ def test_every_test_that_the_table_names_is_there() -> None:
 
 @pytest.mark.parametrize("section", rows())
 def test_a_statement_has_its_section_and_what_keeps_it(section: str) -> None:
-    for each in re.findall(r"\d+(?:\.\d+)*", section):
+    numbers = re.findall(r"\d+(?:\.\d+)*", section)
+    assert numbers
+    for each in numbers:
         chapter, _, rest = each.partition(".")
         assert 0 < int(rest.partition(".")[0] or 1) <= SECTIONS[int(chapter)], each
     for cells in rows()[section]:

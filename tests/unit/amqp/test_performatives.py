@@ -42,12 +42,16 @@ def test_the_symbolic_descriptor_does_as_well(cls: type[Composite]) -> None:
     assert load(Described(Symbol(cls.SYMBOL), numeric.value)) == load(numeric)
 
 
-@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
-def test_a_field_of_another_type_is_a_decode_error(cls: type[Composite]) -> None:
-    for position, row in enumerate(cls.FIELDS):
-        if row.wire.name != "any type":
-            with pytest.raises(DecodeError, match=f"{row.name} must be {row.wire.name}"):
-                load(Described(ULong(cls.CODE), [None] * position + [1.5]))
+TYPED_FIELDS = {
+    f"{cls.__name__}.{row.name}": (cls, position) for cls in TYPES for position, row in enumerate(cls.FIELDS) if row.wire.name != "any type"
+}
+
+
+@pytest.mark.parametrize(("cls", "position"), TYPED_FIELDS.values(), ids=TYPED_FIELDS)
+def test_a_field_of_another_type_is_a_decode_error(cls: type[Composite], position: int) -> None:
+    row = cls.FIELDS[position]
+    with pytest.raises(DecodeError, match=f"{row.name} must be {row.wire.name}"):
+        load(Described(ULong(cls.CODE), [None] * position + [1.5]))
 
 
 @pytest.mark.parametrize("cls", [cls for cls in TYPES if any(row.mandatory for row in cls.FIELDS)], ids=lambda cls: cls.__name__)

@@ -13,7 +13,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing
-from bascule.jms.sections import VALUE, places
+from bascule.jms.sections import VALUE, message_annotation, places
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 
@@ -68,6 +68,11 @@ class Bench:
 
     def counts(self, receiver: Receiver) -> list[int]:
         return [count for _, count in receiver.received]
+
+    def annotation(self, queue: str, name: str) -> Any:
+        """An annotation of the only message that waits in a queue."""
+        (message,) = self.queue(queue).ready
+        return message_annotation(self.engine.bodies.read(message), name)
 
     def waiting(self, queue: BrokerQueue) -> list[Any]:
         return [self.content(message) for message in queue.ready]

@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.amqp.types import UByte, UInt
 from bascule.broker import delivery
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.journal.records import Op, decode_count, entries
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
+
+#: Annotations of a dead letter: from where, why and after how many deliveries.
+WHY_DEAD = (
+    "x-opt-ORIG-ADDRESS", "x-opt-ORIG-QUEUE", "x-opt-ORIG-ROUTING-TYPE", "x-opt-bascule-reason", "x-opt-bascule-deliveries",
+)  # fmt: skip
 
 
 def test_messages_come_in_the_order_they_were_sent(bench: Bench) -> None:
@@ -131,6 +137,8 @@ def test_after_the_last_failed_delivery_a_message_goes_to_the_dead_letters(bench
         bench.broker.settle()
     assert bench.got(consumer) == ["poison"] * policy.defaults.deliveries_max + ["good"]
     assert bench.waiting(bench.queue(policy.defaults.dead_letter_address)) == ["poison"]
+    said = {name: bench.annotation(policy.defaults.dead_letter_address, name) for name in WHY_DEAD}
+    assert list(said.values()) == ["q", "q", UByte(0), "delivery-attempts", UInt(policy.defaults.deliveries_max)]
 
 
 def test_without_a_dead_letter_address_what_fails_too_often_is_gone() -> None:
@@ -152,6 +160,7 @@ def test_a_rejected_message_goes_to_the_dead_letters_at_once(bench: Bench) -> No
     bench.crash()
     assert bench.waiting(bench.queue()) == []
     assert bench.waiting(bench.queue("DLQ")) == ["bad"]
+    assert [bench.annotation("DLQ", name) for name in WHY_DEAD] == ["q", "q", UByte(0), "rejected", UInt(0)]
 
 
 def test_the_move_to_the_dead_letters_is_one_record(bench: Bench) -> None:

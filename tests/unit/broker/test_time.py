@@ -14,7 +14,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressPolicy, Policy
-from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, message_annotation, scan, section_bytes
+from bascule.jms.sections import VALUE, MalformedMessage, header_bytes, scan, section_bytes
 from bascule.testing.broker import Receiver, message_bytes
 from tests.unit.broker.conftest import START_MS, Bench
 
@@ -29,11 +29,6 @@ def later(bench: Bench, by_ms: int) -> None:
 
 def bench_with(**settings: Any) -> Bench:
     return Bench(Policy(AddressPolicy(**settings)))
-
-
-def annotation(bench: Bench, queue: str, name: str) -> Any:
-    (message,) = bench.queue(queue).ready
-    return message_annotation(bench.engine.bodies.read(message), name)
 
 
 def fail(bench: Bench, receiver: Receiver) -> None:
@@ -212,10 +207,10 @@ def test_an_expired_message_goes_to_the_expiry_address_though_nobody_consumes(be
     later(bench, 1)
     assert bench.waiting(bench.queue()) == []
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
-    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-ADDRESS") == "q"
-    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-MESSAGE-ID") == "ID:1"
-    assert annotation(bench, "ExpiryQueue", "x-opt-bascule-reason") == "expired"
-    assert annotation(bench, "ExpiryQueue", "x-opt-ORIG-EXPIRATION") == Timestamp(START_MS + 10 * SECOND)
+    assert bench.annotation("ExpiryQueue", "x-opt-ORIG-ADDRESS") == "q"
+    assert bench.annotation("ExpiryQueue", "x-opt-ORIG-MESSAGE-ID") == "ID:1"
+    assert bench.annotation("ExpiryQueue", "x-opt-bascule-reason") == "expired"
+    assert bench.annotation("ExpiryQueue", "x-opt-ORIG-EXPIRATION") == Timestamp(START_MS + 10 * SECOND)
     bench.crash()
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["x"]
 

@@ -302,6 +302,7 @@ def administered() -> Any:
 
 @pytest.mark.parametrize("place", ADMIN_PLACES, ids=[f"{place.action} {place.arguments}" for place in ADMIN_PLACES])
 def test_an_action_is_refused_without_each_of_its_permissions(place: AdminPlace) -> None:
+    assert place.needs
     for denied in place.needs:
         node, permissions = administered(), Denies(*denied)
         node.permissions = permissions

@@ -24,6 +24,7 @@ def test_one_round_that_took_too_long_breaks_the_promise_of_its_way(bench: Modul
 @pytest.mark.parametrize("bench", ["steady"], indirect=True)
 def test_what_grows_from_the_first_third_to_the_last_is_not_flat(bench: ModuleType) -> None:
     steady = dict.fromkeys(bench.FLAT, 100.0)
+    assert steady
     for name, slack in bench.FLAT.items():
         for last, flat in ((110.0 + slack, True), (111.0 + slack, False)):
             judged = bench.judge([*(6 * [steady]), *(3 * [{**steady, name: last}])])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,32 @@ def test_command_shows_stacks_of_all_threads_on_signal() -> None:
     shown = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "most recent call first" in shown.stderr
+
+
+def test_stacks_of_a_stopped_process_are_not_waited_for() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert stacks.of_process(child.pid) == "(it is stopped by a signal)"
+        child.kill()
+
+
+def test_failed_test_shows_stacks_that_are_still_being_taken_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking, ended = threading.Event(), threading.Event()
+
+    def processes() -> dict[int, str]:
+        taking.set()
+        ended.wait(WAIT_S)
+        return {}
+
+    monkeypatch.setattr(stacks, "GRACE_S", WAIT_S)
+    with stacks.Watchdog(0.02, processes, print) as watchdog:
+        assert taking.wait(WAIT_S)
+        threading.Timer(0.02, ended.set).start()
+        assert "in test_failed_test_shows_stacks" in watchdog.stacks
 
 
 def test_process_that_shows_no_stacks_is_left_alone() -> None:
