@@ -59,6 +59,8 @@ class Server(threading.Thread):
                 return
             for event in connection.receive(data, time.monotonic()):
                 self.handle(connection, event)
+            if connection.login_check is not None:
+                connection.login_checked(connection.login_check())
             for link in self.consumers:
                 while link.credit and self.queue:
                     link.send(self.queue.pop(0), context="sent")

@@ -6,6 +6,7 @@ A shell gives what it read to ``receive``, answers the events by methods of conn
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from bascule.amqp import hot
@@ -40,21 +41,10 @@ from bascule.amqp.limits import (
     HEARTBEAT_INTERVAL_S_MIN,
     PERFORMATIVE_SIZE_BYTES_MAX,
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
+    SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )
-from bascule.amqp.performatives import (
-    Attach,
-    Begin,
-    Close,
-    Detach,
-    Disposition,
-    End,
-    Error,
-    Flow,
-    Open,
-    Role,
-    Transfer,
-)
+from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
 from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import HOT_FRAMES, Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
@@ -71,7 +61,8 @@ class Connection:
     """One AMQP connection, as a server or a client.
 
     ``max_frame_size`` in bytes, ``idle_timeout_s`` is how long the peer may be silent (None: for ever). ``closed`` says that nothing
-    more will come or go, once ``data_to_send`` has been sent; ``error`` then says why, where there was a reason.
+    more will come or go, once ``data_to_send`` has been sent; ``error`` then says why, where there was a reason. ``login_check`` is
+    the check of a password that the peer waits for, or None: call it beside the event loop, and give its result to ``login_checked``.
     """
 
     def __init__(
@@ -84,8 +75,9 @@ class Connection:
         idle_timeout_s: float | None = 60.0,
         limits: ConnectionLimits | None = None,
         require_sasl: bool = False,
+        started_s: float | None = None,
     ) -> None:
-        """A client speaks first: fetch ``data_to_send``."""
+        """A client speaks first: fetch ``data_to_send``. ``started_s``: when the handshake began; None: with the first input or tick."""
         self.role = role
         self.container_id = container_id
         self.limits = limits or ConnectionLimits()
@@ -95,6 +87,7 @@ class Connection:
         self.user: str | None = None
         self.error: AmqpError | None = None
         self.context: Any = None
+        self.login_check: Callable[[], bool] | None = None
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
         self.unflushed: list[Session] = []  # sessions with dispositions to write
@@ -113,7 +106,7 @@ class Connection:
         self._buffer = FrameBuffer()
         self._needed_bytes = PROTOCOL_HEADER_SIZE
         self._pre_open_bytes = 0
-        self._started_s: float | None = None
+        self._started_s = started_s
         self._received_s = 0.0
         self._close_due_s: float | None = None
         self._heartbeat_due_s = 0.0
@@ -129,13 +122,9 @@ class Connection:
     # --- what the application does -----------------------------------------------------------------------------------------------
 
     def open(
-        self,
-        *,
-        hostname: str | None = None,
-        offered_capabilities: tuple[str, ...] = (),
-        desired_capabilities: tuple[str, ...] = (),
+        self, *, hostname: str | None = None, offered_capabilities: tuple[str, ...] = (), desired_capabilities: tuple[str, ...] = (),
         properties: dict[Any, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open, or answer Opened. A client may call it at once. Nothing happens where the peer is gone already."""
         if self.closed:
             return
@@ -154,6 +143,17 @@ class Connection:
         )
         if self.state not in SPEECHLESS:
             self._send_open(self._open)
+
+    def login_checked(self, proven: bool) -> list[Event]:
+        """Take the result of ``login_check``; returns the events of what has arrived meanwhile."""
+        self.login_check = None
+        if isinstance(self._sasl, SaslServer) and not self.closed:
+            try:
+                self._answer_sasl(self._sasl, self._sasl.checked(proven))
+                self._consume(self._buffer.take())
+            except AmqpError as fault:
+                self._fail(fault)
+        return self._take_events()
 
     def begin(self) -> Session:
         """Begin a session; SessionBegun follows. Raises IllegalUse where the peer allows no more."""
@@ -222,20 +222,33 @@ class Connection:
         self._received_s = now_s
         if self._started_s is None:
             self._started_s = now_s
-        if not self.closed and data and (data := self._buffer.join(data)):
+        if not self.closed and data:
             try:
-                self._consume(data)
+                if self.state is not _OPENED:
+                    self._receive_before_open(data)
+                elif data := self._buffer.join(data):
+                    self._consume(data)
             except AmqpError as fault:
                 self._fail(fault)
+        return self._take_events()
+
+    def _receive_before_open(self, data: bytes) -> None:
+        """Take what arrives in any state but the usual one. Raises LimitExceeded for a peer that says too much before it opens."""
+        if self.state in PEER_NOT_OPEN:
+            self._pre_open_bytes += len(data)
+        if data := self._buffer.join(data):
+            self._consume(data)
+        if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
+            raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
+
+    def _take_events(self) -> list[Event]:
         events = self._events.copy()
         self._events.clear()
         return events
 
     def _consume(self, data: bytes) -> None:
-        if self.state in PEER_NOT_OPEN:
-            self._pre_open_bytes += len(data)
         position, size = 0, len(data)
-        while not self.closed:
+        while not self.closed and self.login_check is None:
             if self.state in HEADER_DUE:
                 if not self._take_header(data[position : position + PROTOCOL_HEADER_SIZE]):
                     self._needed_bytes = PROTOCOL_HEADER_SIZE
@@ -245,10 +258,10 @@ class Connection:
                 position = self._take_frames(data, position, size)
                 if self.state not in HEADER_DUE:
                     break
-        if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
-            raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
         if position < size and not self.closed:
-            self._buffer.keep(data[position:], self._needed_bytes)
+            # What comes behind a password waits for the outcome of the login: its sender may be nobody.
+            needed_bytes = self._needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
+            self._buffer.keep(data[position:], needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
         """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
@@ -266,7 +279,9 @@ class Connection:
             self.out.append(header)
         if header == SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
-            self._say_sasl(self._sasl_layer().first())
+            self._frame_limit = SASL_FRAME_SIZE_BYTES_MAX
+            sasl = self._sasl_layer()
+            self._answer_sasl(sasl, sasl.first())
         else:
             self._move(ConnectionInput.AMQP_HEADER)
             if self._open is not None:
@@ -292,7 +307,7 @@ class Connection:
                 if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
                     continue
             self._take_frame(data[start:end], kind, channel)
-            if self.closed or self.state in HEADER_DUE:
+            if self.closed or self.state in HEADER_DUE or self.login_check is not None:
                 return position
         self._needed_bytes = FRAME_HEADER_SIZE
         return position
@@ -377,12 +392,19 @@ class Connection:
     def _take_sasl(self, body: bytes) -> None:
         sasl = self._sasl_layer()
         frame, _ = decode_composite(body)
-        self._say_sasl(sasl.receive(frame))
+        self._answer_sasl(sasl, sasl.receive(frame))
+
+    def _answer_sasl(self, sasl: SaslClient | SaslServer, answer: Composite | None) -> None:
+        if answer is not None:
+            self.out.append(performative_frame(0, answer, SASL_FRAME))
+        if isinstance(sasl, SaslServer):
+            self.login_check = sasl.check
         if not sasl.done:
             return
         if sasl.error is not None:
             raise sasl.error
         self.user = sasl.user
+        self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._move(ConnectionInput.SASL_DONE)
         if self.role is Role.CLIENT:
             self.out.append(AMQP_HEADER)
@@ -407,10 +429,6 @@ class Connection:
         for session in self.unflushed:
             session.flush_settled()
         self.unflushed.clear()
-
-    def _say_sasl(self, frame: Composite | None) -> None:
-        if frame is not None:
-            self.out.append(performative_frame(0, frame, SASL_FRAME))
 
     def _sasl_layer(self) -> SaslClient | SaslServer:
         if self._sasl is None:

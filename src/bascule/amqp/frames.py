@@ -62,6 +62,12 @@ class FrameBuffer:
         self._chunks.append(rest)
         self._missing_bytes = needed_bytes - len(rest)
 
+    def take(self) -> bytes:
+        """Return what was kept, whole or not, and forget it."""
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        return data
+
     def clear(self) -> None:
         """Forget what was kept."""
         self._chunks.clear()

@@ -16,14 +16,16 @@ SYMBOL_SIZE_BYTES_MAX: Final = 4096
 
 #: The size that every peer must take (AMQP 1.0 part 2, section 2.8.9, MIN-MAX-FRAME-SIZE).
 FRAME_SIZE_BYTES_MIN: Final = 512
-#: Before the open: SASL and the open frame itself. The standard says 512, but tokens and open frames with many properties are larger.
+#: A SASL frame. The standard says 512; a long user name with a long password takes more.
+SASL_FRAME_SIZE_BYTES_MAX: Final = 4 * 1024
+#: The open frame. The standard says 512, but open frames with many properties are larger.
 PRE_OPEN_FRAME_SIZE_BYTES_MAX: Final = 16 * 1024
 #: What may arrive before the peer has opened; the whole handshake of Qpid JMS takes under 2 KiB.
-PRE_OPEN_BYTES_MAX: Final = 64 * 1024
+PRE_OPEN_BYTES_MAX: Final = 32 * 1024
 #: Challenges of one SASL exchange: SCRAM needs 2, GSSAPI 3.
 SASL_ROUNDS_MAX: Final = 8
-#: Time for SASL and open; a peer that is silent longer holds a socket for nothing.
-HANDSHAKE_TIMEOUT_S: Final = 30.0
+#: From the start of the connection to the end of the open, TLS and SASL included; Qpid JMS takes some milliseconds.
+HANDSHAKE_TIMEOUT_S: Final = 10.0
 #: Time that a peer has to answer our close.
 CLOSE_TIMEOUT_S: Final = 10.0
 #: Heartbeats go no more often than this, whatever idle timeout a peer asks for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from bascule.amqp.composite import Composite
@@ -42,10 +43,10 @@ class ServerMechanism(Protocol):
     #: What goes with the outcome (SCRAM's server signature).
     final: bytes | None
 
-    def step(self, response: bytes | None) -> bytes | None:
+    def step(self, response: bytes | None) -> bytes | Callable[[], bool] | None:
         """Take a response (None: the client sent no initial one); the next challenge, or None when the client is proven.
 
-        Raises AuthenticationFailed.
+        A function is a check that takes long: the client is proven if it returns True. Raises AuthenticationFailed.
         """
 
 
@@ -65,7 +66,10 @@ class ClientMechanism(Protocol):
 
 
 class SaslServer:
-    """The server's side: offers mechanisms in the order of the mapping, drives the one chosen."""
+    """The server's side: offers mechanisms in the order of the mapping, drives the one chosen.
+
+    While ``check`` is not None the client waits for its outcome: call it where it may take long, and give its result to ``checked``.
+    """
 
     def __init__(self, mechanisms: Mapping[str, Callable[[], ServerMechanism]]) -> None:
         self._mechanisms = mechanisms
@@ -75,13 +79,14 @@ class SaslServer:
         self.user: str | None = None
         self.mechanism = ""  # that the client has chosen
         self.error: AuthenticationFailed | None = None
+        self.check: Callable[[], bool] | None = None
 
     def first(self) -> Composite | None:
         """The frame to send unasked."""
         return SaslMechanisms(tuple(self._mechanisms))
 
     def receive(self, frame: Composite) -> Composite | None:
-        """Take the client's frame, give the answer. Raises ConnectionFault on a frame out of turn."""
+        """Take the client's frame, give the answer, None while ``check`` is due. Raises ConnectionFault on a frame out of turn."""
         if isinstance(frame, SaslInit) and self._chosen is None:
             factory = self._mechanisms.get(str(frame.mechanism))
             if factory is None:
@@ -92,16 +97,29 @@ class SaslServer:
             return self._step(self._chosen, frame.response)
         raise ConnectionFault(NOT_ALLOWED, f"{frame.SYMBOL} out of turn")
 
-    def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite:
+    def checked(self, proven: bool) -> Composite:
+        """Take the result of ``check``, give the outcome."""
+        mechanism, self.check = self._chosen, None
+        if not proven or mechanism is None:
+            return self._fail(AuthenticationFailed("the user is unknown, or the password is wrong"))
+        return self._proven(mechanism)
+
+    def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite | None:
         self._rounds += 1
         if self._rounds > SASL_ROUNDS_MAX:
             raise LimitExceeded(f"more than {SASL_ROUNDS_MAX} rounds of SASL")
         try:
-            challenge = mechanism.step(response)
+            following = mechanism.step(response)
         except AuthenticationFailed as error:
             return self._fail(error)
-        if challenge is not None:
-            return SaslChallenge(challenge)
+        if isinstance(following, bytes):
+            return SaslChallenge(following)
+        if following is None:
+            return self._proven(mechanism)
+        self.check = following
+        return None
+
+    def _proven(self, mechanism: ServerMechanism) -> Composite:
         self.done, self.user = True, mechanism.user
         return SaslOutcome(SaslCode.OK, mechanism.final)
 
@@ -185,11 +203,12 @@ class PlainServer:
     final: bytes | None = None
 
     def __init__(self, authenticate: Authenticate) -> None:
+        """``authenticate`` may take long: it is what the last step returns."""
         self._authenticate = authenticate
         self.user = ""
 
-    def step(self, response: bytes | None) -> bytes | None:
-        """Check the password; acting for somebody else is refused."""
+    def step(self, response: bytes | None) -> bytes | Callable[[], bool]:
+        """Take user and password, and return their check; acting for somebody else is refused."""
         if response is None:
             return b""
         try:
@@ -198,10 +217,8 @@ class PlainServer:
             raise AuthenticationFailed("no PLAIN response") from None
         if authorization not in ("", user):
             raise AuthenticationFailed(f"user {user!r:.60} may not act for {authorization!r:.60}")
-        if not self._authenticate(user, password):
-            raise AuthenticationFailed(f"user {user!r:.60} is unknown, or the password is wrong")
         self.user = user
-        return None
+        return partial(self._authenticate, user, password)
 
 
 class AnonymousClient:

@@ -109,6 +109,16 @@ class Broker(AddressSettings):
     max_message_bytes: ByteSize = Field(
         default=ByteSize(MESSAGE_BYTES_MAX), gt=0, le=MESSAGE_BYTES_MAX, description="Largest message taken, at most 64 MiB"
     )
+    handshake_timeout_s: float = Field(
+        default=10, gt=0, description="A connection that has not logged in and opened after so long, TLS included, is closed"
+    )
+    max_handshakes: int = Field(
+        default=2000,
+        ge=0,
+        description="Connections that have not logged in, at once. More wait; one that takes longer than a second is closed for them;"
+        " 0 = no limit",
+    )
+    max_handshakes_per_address: int = Field(default=1000, ge=0, description="The same of one remote address; 0 = no limit")
     idle_timeout_s: float = Field(
         default=60, gt=0, description="A connection silent for so long is closed; clients are told to send heartbeats"
     )

@@ -31,6 +31,7 @@ from bascule.server import management
 from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
+from bascule.server.handshakes import Handshake
 from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink
 from bascule.server.tls import certified_name
 
@@ -57,29 +58,30 @@ def check_answerable(error: BasculeError) -> None:
 class ClientConnection(asyncio.Protocol):
     """Turns AMQP events into broker commands; what the broker answers goes out once per turn of the loop."""
 
-    def __init__(self, server: Node) -> None:
+    def __init__(self, server: Node, handshake: Handshake) -> None:
         self.server = server
+        self._handshake = handshake
         self._sasl: SaslServer
         self.amqp: Connection  # once there is a transport: it may say who the client is
-        self.peer = ""
+        self.peer = handshake.peer
         self.client = Client(server, self)
         self._unread_answers_bytes = 0  # written while the client does not read
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._login: asyncio.Task[None] | None = None  # whose outcome the client waits for
 
     # -- the socket --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
-        self._transport = cast(asyncio.Transport, transport)  # of a stream, TLS or not, as asyncio says for Protocol
+        self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # of a stream, as asyncio says for Protocol
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.peer = ":".join(map(str, transport.get_extra_info("peername")[:2]))
         server = self.server
         self._sasl = server.sasl(certified_name(transport))
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=self._sasl,
-            idle_timeout_s=server.idle_timeout_s, require_sasl=True,
+            idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
         )  # fmt: skip
         server.connections[self] = None
         self._ticking()
@@ -88,17 +90,36 @@ class ClientConnection(asyncio.Protocol):
         """Take frames in."""
         if not self.server.awake():
             return
+        self._handle(self.amqp.receive, data, time.monotonic())
+        if self.amqp.login_check is not None:
+            self._check_login(self.amqp.login_check)
+        if self.server.congested and self._transport is not None and not self.client.lost:
+            self._transport.pause_reading()
+            self.server.held_back[self] = None
+
+    def _handle(self, take: Callable[..., list[events.Event]], *arguments: Any) -> None:
+        """Give something to the AMQP engine, and carry out what it makes of that."""
         try:
-            for event in self.amqp.receive(data, time.monotonic()):
+            for event in take(*arguments):
                 if not self.client.ended:
                     HANDLERS[type(event)](self, event)
         except Exception as error:
             self._failed(error)
         self.touch()
         self.server.dispatch()
-        if self.server.congested and self._transport is not None and not self.client.lost:
+
+    def _check_login(self, check: Callable[[], bool]) -> None:
+        """Check a password beside the event loop; the client is not read from meanwhile."""
+        if self._login is None and self._transport is not None:
             self._transport.pause_reading()
-            self.server.held_back[self] = None
+            self._login = asyncio.get_running_loop().create_task(self._checked(check), name="login")
+
+    async def _checked(self, check: Callable[[], bool]) -> None:
+        proven = await self.server.logins.check(check)
+        if not self.client.lost:
+            self._login = None
+            self._handle(self.amqp.login_checked, proven)
+            self.read_on()
 
     def _failed(self, error: Exception) -> None:
         """End what the scope of the error names. A fault of ours in one connection must not reach the others."""
@@ -112,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
 
     def read_on(self) -> None:
         """The broker has room again, or the client reads again: more is read where both are so."""
-        unread = self._unread_answers_bytes > UNREAD_ANSWERS_BYTES
+        unread = self._unread_answers_bytes > UNREAD_ANSWERS_BYTES or self._login is not None
         if self._transport is not None and not self.client.lost and not unread and self not in self.server.held_back:
             self._transport.resume_reading()
 
@@ -157,6 +178,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The client is gone, with or without a word."""
         self.client.lost = True
+        self._handshake.end()
+        if self._login is not None:
+            self._login.cancel()
         if self._tick is not None:
             self._tick.cancel()
         self.server.connections.pop(self, None)
@@ -218,6 +242,7 @@ class ClientConnection(asyncio.Protocol):
         if self.server.reason:
             self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
         else:
+            self._handshake.end()
             client.opened(event.open.properties)
         self._ticking()  # the client has said how often it wants to hear of us
 

@@ -18,17 +18,16 @@ from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.admin import AdminServer
 from bascule.server.administrator import Administrator
-from bascule.server.connection import ClientConnection
+from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
+from bascule.server.listener import Listener, bind
 from bascule.server.tls import server_context
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
 
 log = get_log(__name__)
-
-BACKLOG = 1024
 
 
 class BrokerLife(LoopEffects):
@@ -48,7 +47,7 @@ class BrokerLife(LoopEffects):
         self._port = self._settings.broker.port
         self._election: Election | None = None
         # Of the present epoch:
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._epoch: Epoch | None = None
         self._ended: asyncio.Future[BasculeError] = self._loop.create_future()
         self._room: topics.JournalCapacity | None = None
@@ -137,18 +136,19 @@ class BrokerLife(LoopEffects):
         """Raises PortInUse."""
         host = self._settings.broker.host
         try:
-            self._listener = await self._loop.create_server(
-                partial(ClientConnection, self._node), host, self._port, ssl=self._node.tls, backlog=BACKLOG, start_serving=False
-            )
+            sockets = await self._loop.run_in_executor(None, bind, host, self._port)
         except OSError as error:
             port, why = self._port, error.strerror
             raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({why}); choose another by --amqp-port") from error
-        self._port = self._listener.sockets[0].getsockname()[1]
+        self._listener = Listener(sockets, self._node.handshakes.take, name="amqp", reserved=RESERVED + RESERVED_FOR_ADMIN)
+        self._node.handshakes.on_room = self._listener.room
+        self._port = self._listener.port
 
     def stop_listening(self) -> None:
         """Take no more clients."""
         if self._listener is not None:
             self._listener.close()
+        self._node.handshakes.abort_all()
 
     def begin_epoch(self) -> None:
         """Make the next epoch."""
@@ -219,7 +219,7 @@ class BrokerLife(LoopEffects):
         """Take clients."""
         self._node.interruptions.serving()
         if self._listener is not None:
-            await self._listener.start_serving()
+            self._listener.start()
 
     async def epoch_end(self) -> BasculeError | None:
         """Return why the epoch has ended, or None when told to stop."""

@@ -1,18 +1,43 @@
-"""How clients may say who they are: the mechanisms that the settings allow, the safest first."""
+"""How clients may say who they are: the mechanisms that the settings allow, the safest first; and the checks of their passwords."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
+from typing import Final
 
 from bascule.amqp.sasl import AnonymousServer, PlainServer, ServerMechanism
 from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import SALT_BYTES, ScramServer, Verifier, Verifiers
 from bascule.config.settings import Broker, is_hash
+from bascule.core.log import get_log
+from bascule.threads.background import in_background
 
 #: For a password that stands in the settings: whoever could guess it from its hash has to be in this process, and can read it there.
 ITERATIONS = 4096
 NONCE_BYTES = 18
+#: Passwords checked at once. A check takes milliseconds of a processor, or more where hashes have many iterations, and anybody can ask for
+#: one: those who are logged in keep the other processors.
+CHECKS_AT_ONCE: Final = 1
+
+log = get_log(__name__)
+
+
+class LoginChecks:
+    """Checks of passwords beside the event loop, one after the other."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore(CHECKS_AT_ONCE)
+
+    async def check(self, check: Callable[[], bool]) -> bool:
+        """Return the result of a check; False where it cannot be made."""
+        async with self._turn:
+            try:
+                return await asyncio.wrap_future(in_background(check, "login"))
+            except Exception as error:
+                log.exception("login not checked", error=repr(error))
+                return False
 
 
 def verifiers(passwords: dict[str, str]) -> Verifiers:

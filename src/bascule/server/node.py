@@ -17,21 +17,25 @@ from typing import Any
 import uvloop
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
+from bascule.config.settings import Broker as BrokerSettings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.server import topics
 from bascule.server.connection import GOING_DOWN, ClientConnection
+from bascule.server.descriptors import raise_limit
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
+from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
-from bascule.server.logins import sasl_mechanisms
+from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
@@ -74,6 +78,9 @@ class Node:
         self.tls = amqp_tls(settings.broker.tls)
         self._spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
+        self.logins = LoginChecks()
+        self.amqp_limits = ConnectionLimits(handshake_timeout_s=settings.broker.handshake_timeout_s)
+        self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None
         self._earlier = Counters()  # of epochs that have ended
@@ -234,6 +241,11 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def handshake_limits(broker: BrokerSettings) -> HandshakeLimits:
+    """What holds for connections before their login."""
+    return HandshakeLimits(broker.max_handshakes, broker.max_handshakes_per_address, broker.handshake_timeout_s)
+
+
 def _failover_list(addresses: Iterable[str], scheme: str) -> list[dict[Any, Any]]:
     found = []
     for address in addresses:
@@ -258,5 +270,6 @@ def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_s
     """Run a broker until it is told to stop; tells its AMQP and admin port when it serves, and when it stands by. Raises BasculeError."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
         runner.run(Node(settings).run(on_ready, on_standby))

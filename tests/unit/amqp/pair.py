@@ -41,6 +41,8 @@ class Pair:
             if not up and not down:
                 return self
             heard = self.server.receive(up, self.now_s)
+            if self.server.login_check is not None:
+                heard += self.server.login_checked(self.server.login_check())
             for event in heard:
                 if isinstance(event, Opened):
                     self.server.open()

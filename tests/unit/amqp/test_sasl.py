@@ -81,6 +81,8 @@ class Raw:
 
     def say(self, performative: Composite) -> list[Composite]:
         self.events = self.server.receive(frame(0, encode_composite(performative), SASL_FRAME), 0.0)
+        if self.server.login_check is not None:
+            self.events += self.server.login_checked(self.server.login_check())
         return self._frames()
 
     def _frames(self) -> list[Composite]:

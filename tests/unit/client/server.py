@@ -107,6 +107,8 @@ def server(*reactions: React, tls: ssl.SSLContext | None = None) -> Iterator[str
                         while not connection.closed and (data := peer.recv(65536)):
                             for event in connection.receive(data, time.monotonic()):
                                 react(connection, event)
+                            if connection.login_check is not None:
+                                connection.login_checked(connection.login_check())
                             peer.sendall(connection.data_to_send())
                     except OSError:
                         pass

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Event, Transferred
-from bascule.amqp.limits import ConnectionLimits
+from bascule.amqp.limits import HANDSHAKE_TIMEOUT_S, ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
@@ -20,7 +20,9 @@ from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.server.connection import ClientConnection
+from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
+from bascule.server.logins import LoginChecks
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 E = TypeVar("E", bound=Event)
@@ -51,6 +53,9 @@ class Served:
         self.up = True
         self.epoch_errors: list[BasculeError] = []
         self.interruptions = Interruptions()
+        self.amqp_limits = ConnectionLimits()
+        self.logins = LoginChecks()
+        self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
         self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
@@ -83,7 +88,9 @@ class Served:
     def connection(self) -> ClientConnection:
         """For a socket, or a Wire."""
         node: Any = self
-        return ClientConnection(node)
+        peer = ("127.0.0.1", 5672)
+        sock: Any = None
+        return ClientConnection(node, Handshake(self.handshakes, sock, peer))
 
     def fill(self, address: str, count: int, body: Any = "x", **options: Any) -> None:
         """Messages that are stored."""

@@ -1,0 +1,38 @@
+"""File descriptors of the broker process: clients get what is left after the broker's own."""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+#: Kept for Kafka's clients (a socket for each Kafka broker and client), spill files, the log and lookups of names.
+RESERVED: Final = 128
+#: Kept for the admin server, beside those: an administrator must get in when clients have taken their whole share.
+RESERVED_FOR_ADMIN: Final = 32
+#: Of a small limit the broker keeps at most this part, so that clients get something.
+_RESERVED_PART_MAX: Final = 2
+#: More than any broker can serve; where the hard limit is higher, the kernel would only make its table larger.
+_LIMIT_MAX: Final = 1 << 20
+
+
+def raise_limit() -> None:
+    """Raise this process's soft limit to its hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _LIMIT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limit() -> int:
+    """Return how many descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _LIMIT_MAX if soft == resource.RLIM_INFINITY else soft
+
+
+def left_by(reserved: int) -> int:
+    """Return the number of the first descriptor that must stay free so that ``reserved`` ones are.
+
+    The kernel gives each new descriptor the lowest free number: one below this number leaves the reserve untouched.
+    """
+    most = limit()
+    return most - min(reserved, most // _RESERVED_PART_MAX)
