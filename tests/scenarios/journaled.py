@@ -7,6 +7,7 @@ from contextlib import closing
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.policy import Policy
+from bascule.broker.retention import OwnersRetention
 from bascule.config.settings import Journal
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
@@ -31,7 +32,7 @@ class Journaled:
         topics.ensure(self.kafka, names, Journal())
         self.place = JournalPlace(
             self.kafka, names, "sequences", append_timeout_s=15, snapshot_records=1000,
-            session_timeout_s=60, retention_s=0, pinned_bytes_max=0,
+            session_timeout_s=60, retention=OwnersRetention(0), pinned_bytes_max=0,
         )  # fmt: skip
         self.sender = Sender()
         self.ends: list[BasculeError] = []

@@ -13,8 +13,8 @@ from bascule.broker.engine import Engine
 from bascule.broker.following import FollowingProtocol
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.loading import Loader
-from bascule.broker.retention import Keeper, RetentionHold, RetentionViolation
-from bascule.broker.snapshot import EncodedSnapshot
+from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, RetentionViolation
+from bascule.broker.snapshot import EncodedSnapshot, Snapshot
 from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
 from bascule.kafka.snapshots import BARRIER_KEY, SnapshotKeys, joined
@@ -150,7 +150,7 @@ class Housekeeping(ProcessEffects):
         super().__init__(process)
         self._kafka = kafka
         self.going_on = going_on
-        limits = HousekeepingLimits(snapshot_records=records, announce_timeout_s=ANNOUNCE_S, retention_s=0.0)
+        limits = HousekeepingLimits(snapshot_records=records, announce_timeout_s=ANNOUNCE_S, retention=OwnersRetention(0.0))
         self._violations = process.world.violations
         self.protocol = HousekeepingProtocol(self, limits, engine, offsets, violations=self._violations)
         self._on_step = on_step
@@ -189,11 +189,11 @@ class Housekeeping(ProcessEffects):
         await self._send(dict.fromkeys(older))
         self._keys.deleted(older)
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
+    async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
         """Where the diverts stand."""
         key = position_key(DIVERTS, JOURNAL, 0)
         found = (await self._positions(key)).get(key)
-        return [RetentionHold.up_to(end, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, mean_bytes, "")]
+        return [RetentionHold.up_to(taken, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, "")]
 
     async def _positions(self, key: str) -> Mapping[str, Position]:
         partition = position_partition(self._kafka, key)

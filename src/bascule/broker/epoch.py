@@ -330,7 +330,7 @@ class EpochProtocol:
     def _confirm(self, offset: int) -> None:
         oldest = self.engine.journaling.in_flight[0]
         self.next_offset = offset + 1
-        self.offsets.note(oldest.sequence, offset)
+        self.offsets.note(oldest.sequence, offset, oldest.size_bytes)
         self._effects.stored(oldest.size_bytes)
         crash.point("journal.confirm.before")
         self.engine.confirm()

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
-from bascule.broker.retention import Keeper, RetentionHold, holds_of, needed_from
+from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, holds_of, needed_from
 from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import EncodedSnapshot, Snapshot
 from bascule.core import crash
@@ -49,7 +49,7 @@ class HousekeepingLimits:
 
     snapshot_records: int  # a snapshot is due after so many
     announce_timeout_s: float
-    retention_s: float
+    retention: OwnersRetention
     partition: int = 0  # of the journal
     snapshot_bytes: int = SNAPSHOT_BYTES
 
@@ -93,12 +93,12 @@ class HousekeepingEffects(Protocol):
         """Forget the snapshots that this one replaces."""
         ...
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
+    async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
         """Where pipelines stand by their committed positions: one that is not committed yet may never be."""
         ...
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
-        """The offset where the owner's retention begins."""
+        """The offset where the time of the owner's retention begins."""
         ...
 
     async def first_offset(self, log: TrimmedLog, partition: int) -> int:
@@ -124,6 +124,7 @@ class HousekeepingProtocol:
         self._effects = effects
         self._limits = limits
         self._engine = engine
+        self._offsets = offsets
         self._violations = violations
         self._rounds = Rounds(self, engine, offsets, violations=violations)
         self._records = 0  # stored in this epoch
@@ -220,12 +221,12 @@ class HousekeepingProtocol:
     async def trim(self, taken: Snapshot, held: Mapping[int, str]) -> None:
         """The journal before what the snapshot, the pipelines and the owner's retention need; and what of the ingress is journaled."""
         effects, partition = self._effects, self._limits.partition
-        mean_bytes = self._size_bytes / self._records if self._records else 0.0
         retained = await effects.retained_from(TrimmedLog.JOURNAL, partition)
-        pipelines = await effects.pipelines(taken.next_offset, mean_bytes)
-        retention_s = self._limits.retention_s
-        self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, retention_s, held, mean_bytes))
-        await self._trim_to(TrimmedLog.JOURNAL, partition, needed_from(taken, self._found, self._violations))
+        pipelines = await effects.pipelines(taken)
+        self._found = await effects.computed(partial(holds_of, taken, pipelines, retained, self._limits.retention, held))
+        needed = needed_from(taken, self._found, self._violations)
+        await self._trim_to(TrimmedLog.JOURNAL, partition, needed)
+        self._offsets.sizes.forget_before(needed)
         if not taken.ingress or await effects.ingress_topic_id() != taken.ingress_topic_id:
             return  # nothing has been taken of one that was created again
         for ingress, next_offset in taken.ingress.items():

@@ -113,6 +113,7 @@ class Loader:
     def apply(self, offset: int, value: bytes | None) -> None:
         """The record at ``offset``. Raises RecordError when it cannot be used (ForeignRecord: pass it over, with an alarm)."""
         header, value = decode_header(value), value or b""
+        self.offsets.sizes.note(offset, len(value))
         if self.snapshot is not None and offset < self.snapshot.next_offset:
             if header.kind is Kind.EPOCH and offset > self.snapshot.epoch:  # the snapshot was made in the last epoch before its offset
                 raise DamagedRecord(f"epoch {offset} begins before the end of snapshot {self.snapshot.id}: the journal has lost records")
@@ -124,7 +125,7 @@ class Loader:
         if header.kind is Kind.EPOCH:
             self._end_deliveries()
             return
-        self.offsets.note(header.sequence, offset)
+        self.offsets.note(header.sequence, offset, len(value))
         index = 0
         for op, start, end in entries(value):
             if op == Op.SEND:

@@ -32,7 +32,7 @@ class Keeper(enum.StrEnum):
 class RetentionHold:
     """One for whom the journal is kept from ``offset`` on. The farthest back decides.
 
-    ``records`` and ``bytes`` (by the mean size of a record) lie from there up to the last snapshot; of the snapshot itself, behind it.
+    ``records`` and ``bytes`` lie from there up to the last snapshot; of the snapshot itself, behind it.
     """
 
     keeper: Keeper
@@ -44,37 +44,52 @@ class RetentionHold:
     released: bool = False  # of a pipeline beyond the owner's quota: the journal is trimmed all the same
 
     @classmethod
-    def up_to(cls, end: int, keeper: Keeper, name: str, offset: int, mean_bytes: float, reason: str, quota_bytes: int = 0) -> RetentionHold:
-        """A hold up to a snapshot at ``end``. With a quota (0: none) it is released where more bytes lie behind it."""
-        records = max(0, end - offset)
-        size_bytes = int(records * mean_bytes)
-        return cls(keeper, name, offset, records, size_bytes, reason, bool(quota_bytes and size_bytes > quota_bytes))
+    def up_to(cls, taken: Snapshot, keeper: Keeper, name: str, offset: int, reason: str, quota_bytes: int = 0) -> RetentionHold:
+        """A hold up to a snapshot. With a quota (0: none) it is released where more bytes lie behind it."""
+        end = taken.next_offset
+        size_bytes = taken.offsets.sizes.between(offset, end)
+        return cls(keeper, name, offset, max(0, end - offset), size_bytes, reason, bool(quota_bytes and size_bytes > quota_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersRetention:
+    """How much of the journal its owner keeps for diverts to come: what is younger than a time, and no more than so many bytes."""
+
+    period_s: float
+    size_bytes: int = 0  # 0 for no bound
+
+    def start(self, begins: int, taken: Snapshot) -> tuple[int, str]:
+        """The offset from which on the journal is kept, and the setting that decides; ``begins`` is that of the time."""
+        bounded = taken.offsets.sizes.start_of_last(self.size_bytes) if self.size_bytes else begins
+        if bounded > begins:
+            return bounded, f"the last journal.retention_bytes = {self.size_bytes}"
+        return begins, f"younger than journal.retention_s = {self.period_s:g}"
 
 
 def holds_of(
-    taken: Snapshot, pipelines: Sequence[RetentionHold], retained: int, retention_s: float, held: Mapping[int, str], mean_bytes: float
+    taken: Snapshot, pipelines: Sequence[RetentionHold], begins: int, retention: OwnersRetention, held: Mapping[int, str]
 ) -> list[RetentionHold]:
     """What the journal is kept for beside the snapshot itself.
 
-    ``retained`` is the offset where the owner's retention begins, ``held`` names the branches that have received a mid.
+    ``begins`` is the offset where the time of the owner's retention begins, ``held`` names the branches that have received a mid.
     """
-    return [*pipelines, *_of_messages(taken, held, mean_bytes), *_of_retention(taken, retained, retention_s, mean_bytes)]
+    return [*pipelines, *_of_messages(taken, held), *_of_retention(taken, begins, retention)]
 
 
-def _of_messages(taken: Snapshot, held: Mapping[int, str], mean_bytes: float) -> Iterator[RetentionHold]:
+def _of_messages(taken: Snapshot, held: Mapping[int, str]) -> Iterator[RetentionHold]:
     oldest = taken.oldest()
     if oldest is not None:
         mid, queue = oldest
         keeper, name, reason = Keeper.QUEUE, str(queue["name"]), "its oldest message has not been taken"
         if mid in held:
             keeper, name, reason = Keeper.BRANCH, held[mid], f"prepared, and has received a message of {name!r}"
-        yield RetentionHold.up_to(taken.next_offset, keeper, name, taken.first_offset(), mean_bytes, reason)
+        yield RetentionHold.up_to(taken, keeper, name, taken.first_offset(), reason)
 
 
-def _of_retention(taken: Snapshot, retained: int, retention_s: float, mean_bytes: float) -> Iterator[RetentionHold]:
-    if retained < taken.next_offset:
-        reason = f"younger than journal.retention_s = {retention_s:g}"
-        yield RetentionHold.up_to(taken.next_offset, Keeper.RETENTION, "", retained, mean_bytes, reason)
+def _of_retention(taken: Snapshot, begins: int, retention: OwnersRetention) -> Iterator[RetentionHold]:
+    start, reason = retention.start(begins, taken)
+    if start < taken.next_offset:
+        yield RetentionHold.up_to(taken, Keeper.RETENTION, "", start, reason)
 
 
 def needed_from(taken: Snapshot, holds: Sequence[RetentionHold], violations: Collection[enum.StrEnum] = frozenset()) -> int:

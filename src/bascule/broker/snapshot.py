@@ -20,6 +20,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
+from bascule.journal.sizes import JournalSizes
 
 SNAPSHOT_VERSION = 2
 _LENGTH = struct.Struct(">I")
@@ -159,6 +160,7 @@ def encode(snapshot: Snapshot) -> EncodedSnapshot:
     head = {
         "version": SNAPSHOT_VERSION, "epoch": snapshot.epoch, "sequence": snapshot.sequence, "next_offset": snapshot.next_offset,
         "next_queue_id": snapshot.next_queue_id, "starts": snapshot.offsets.starts, "deltas": snapshot.offsets.deltas,
+        "sizes": [snapshot.offsets.sizes.offsets, snapshot.offsets.sizes.totals],
         "queues": snapshot.queues, "ingress": sorted(snapshot.ingress.items()),
         "ingress_topic_id": snapshot.ingress_topic_id,
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
@@ -188,7 +190,7 @@ def decode(data: bytes) -> Snapshot:
         position = 4 + length
         snapshot = Snapshot(
             head["epoch"], head["sequence"], head["next_offset"], head["next_queue_id"],
-            OffsetMap(head["starts"], head["deltas"]), head["queues"], dict(head["ingress"]),
+            OffsetMap(head["starts"], head["deltas"], JournalSizes(*head.get("sizes", ([], [])))), head["queues"], dict(head["ingress"]),
             ingress_topic_id=head.get("ingress_topic_id", ""),
         )  # fmt: skip
         for mid_count, count_count in zip(head["mids"], head["counts"], strict=True):

@@ -206,6 +206,10 @@ class Journal(Section):
         ge=0,
         description="The journal is kept for so long, for diverts to come that start in the past; 0 = only what queues and pipelines need",
     )
+    retention_bytes: ByteSize = Field(
+        default=ByteSize(0),
+        description="Of what retention_s keeps, the journal keeps the last so many bytes; 0 = no limit",
+    )
     pinned_bytes: ByteSize = Field(
         default=ByteSize(0),
         description="Journal that a pipeline which stands still may keep from being deleted; beyond it the pipeline loses what it has not"

@@ -1,10 +1,15 @@
-"""Which Kafka offset a sequence has: a single writer's records lie one behind the other, but for the rare gap."""
+"""Which Kafka offset a sequence has, and how many bytes lie between two offsets.
+
+The records of a single writer lie one behind the other, but for the rare gap.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final
+
+from bascule.journal.sizes import JournalSizes
 
 #: Kafka has stored the record, and its client cannot say where: Kafka answers so to a retry after a leader change.
 UNKNOWN_OFFSET: Final = -1001
@@ -16,9 +21,11 @@ class OffsetMap:
 
     starts: list[int] = field(default_factory=list)  # first sequence of each run
     deltas: list[int] = field(default_factory=list)  # offset - sequence in that run
+    sizes: JournalSizes = field(default_factory=JournalSizes)
 
-    def note(self, sequence: int, offset: int) -> None:
+    def note(self, sequence: int, offset: int, size_bytes: int) -> None:
         """The record of ``sequence`` lies at ``offset``. To be told in order."""
+        self.sizes.note(offset, size_bytes)
         if not self.deltas or self.deltas[-1] != offset - sequence:
             self.starts.append(sequence)
             self.deltas.append(offset - sequence)
@@ -32,4 +39,4 @@ class OffsetMap:
 
     def copy(self) -> OffsetMap:
         """The map as it is now."""
-        return OffsetMap(list(self.starts), list(self.deltas))
+        return OffsetMap(list(self.starts), list(self.deltas), self.sizes.copy())

@@ -22,6 +22,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
+from bascule.broker.retention import OwnersRetention
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
@@ -50,7 +51,7 @@ class JournalPlace:
     append_timeout_s: float
     snapshot_records: int
     session_timeout_s: float
-    retention_s: float
+    retention: OwnersRetention
     pinned_bytes_max: int  # 0 for no quota
 
     @property
@@ -64,7 +65,7 @@ class JournalPlace:
         return HousekeepingLimits(
             snapshot_records=self.snapshot_records,
             announce_timeout_s=self.append_timeout_s,
-            retention_s=self.retention_s,
+            retention=self.retention,
             partition=self.topics.partition,
         )
 

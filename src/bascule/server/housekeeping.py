@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import RetentionHold
-from bascule.broker.snapshot import EncodedSnapshot
+from bascule.broker.snapshot import EncodedSnapshot, Snapshot
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -136,16 +136,16 @@ class _Effects(LoopEffects):
         """Raises Unavailable."""
         await self.off_loop(self._snapshots.delete_older, snapshot_id)
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
+    async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
         """Raises Unavailable."""
-        return await self.off_loop(self._pipelines.found, end, mean_bytes)
+        return await self.off_loop(self._pipelines.found, taken)
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         """Raises Unavailable."""
         return await self.off_loop(self._retained_from, log, partition)
 
     def _retained_from(self, log: TrimmedLog, partition: int) -> int:
-        begins_ms = int((time.time() - self._place.retention_s) * 1000)
+        begins_ms = int((time.time() - self._place.retention.period_s) * 1000)
         return TopicHistory(self._place.kafka, self._topic(log), partition).at_time(begins_ms)
 
     async def first_offset(self, log: TrimmedLog, partition: int) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bascule.broker.node import ElectionOutcome, NodeProtocol
+from bascule.broker.retention import OwnersRetention
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
@@ -160,7 +161,7 @@ class BrokerLife(LoopEffects):
             append_timeout_s=journal.append_timeout_s,
             snapshot_records=journal.snapshot_records,
             session_timeout_s=self._settings.broker.session_timeout_s,
-            retention_s=journal.retention_s,
+            retention=OwnersRetention(journal.retention_s, journal.retention_bytes),
             pinned_bytes_max=int(journal.pinned_bytes),
         )
         self._ended, self._room, self._epoch = ended, None, None

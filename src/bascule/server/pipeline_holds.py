@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from bascule.broker.retention import Keeper, RetentionHold
+from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -34,13 +35,13 @@ class PipelineHolds:
         self._stood: dict[str, tuple[int, float]] = {}  # offset of a pipeline, and when it was first seen there
         self._taken: dict[Position | None, dict[str, int]] = {}
 
-    def found(self, end: int, mean_bytes: float) -> list[RetentionHold]:
+    def found(self, taken: Snapshot) -> list[RetentionHold]:
         """Of committed positions only: one that is not committed yet may never be."""
-        holds = []
+        holds, end = [], taken.next_offset
         for name, position in self._positions(end):
             reason = self._reason(name, position, end)
             quota_bytes = self._place.pinned_bytes_max
-            hold = RetentionHold.up_to(end, Keeper.PIPELINE, name, position.offset, mean_bytes, reason, quota_bytes)
+            hold = RetentionHold.up_to(taken, Keeper.PIPELINE, name, position.offset, reason, quota_bytes)
             if hold.released:
                 log.error(
                     "pipeline lags more than journal.pinned_bytes, unread records are deleted",

@@ -173,7 +173,7 @@ class BrokerInMemory:
         """Kafka stores the oldest ``count`` records in flight."""
         for record in self.in_flight[:count]:
             offset = self.log.append(*record)
-            self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset)
+            self.offsets.note(self.engine.journaling.in_flight[0].sequence, offset, len(record[1]))
             self.engine.confirm()
         del self.in_flight[:count]
 

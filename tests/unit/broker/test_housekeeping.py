@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
-from bascule.broker.retention import Keeper, RetentionHold
+from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold
+from bascule.broker.snapshot import Snapshot
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
 from bascule.server.effects import FutureWaiter
@@ -72,7 +73,7 @@ class Topics:
     async def delete_older(self, snapshot_id: str) -> None:
         self.written = {snapshot_id: self.written[snapshot_id]}
 
-    async def pipelines(self, end: int, mean_bytes: float) -> Sequence[RetentionHold]:
+    async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
         self.rounds += 1
         if self.faults:
             raise self.faults.pop()
@@ -97,7 +98,7 @@ class Topics:
 def housekeeping(
     broker: BrokerInMemory, topics: Topics, announce_timeout_s: float = 60.0, size_bytes: int = 1 << 40
 ) -> HousekeepingProtocol:
-    limits = HousekeepingLimits(DUE, announce_timeout_s, retention_s=60.0, snapshot_bytes=size_bytes)
+    limits = HousekeepingLimits(DUE, announce_timeout_s, retention=OwnersRetention(60.0), snapshot_bytes=size_bytes)
     return HousekeepingProtocol(topics, limits, broker.engine, broker.offsets)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker import snapshot as snapshots
-from bascule.broker.retention import Keeper, RetentionHold, holds_of, needed_from
+from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, holds_of, needed_from
 from bascule.broker.snapshot import Snapshot
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
-
-RECORD_BYTES = 100.0
 
 
 @pytest.fixture
@@ -22,9 +20,10 @@ def taken() -> Snapshot:
     return snapshots.take(broker.engine, broker.offsets)
 
 
-def said(taken: Snapshot, retained: int, held: dict[int, str]) -> list[tuple[str, str, int, bool]]:
-    found = holds_of(taken, [], retained, 60.0, held, RECORD_BYTES)
-    assert all(pin.offset + pin.records == taken.next_offset and pin.bytes == RECORD_BYTES * pin.records for pin in found)
+def said(taken: Snapshot, retained: int, held: dict[int, str], retention_bytes: int = 0) -> list[tuple[str, str, int, bool]]:
+    found = holds_of(taken, [], retained, OwnersRetention(60.0, retention_bytes), held)
+    assert all(pin.offset + pin.records == taken.next_offset for pin in found)
+    assert all(pin.bytes == taken.offsets.sizes.between(pin.offset, taken.next_offset) for pin in found)
     return [(pin.keeper, pin.name, pin.offset, pin.released) for pin in found]
 
 
@@ -46,16 +45,26 @@ def test_retention_of_the_owner_keeps_the_journal(taken: Snapshot) -> None:
     assert said(taken, 1, {}) == [("retention", "", 1, False)]
 
 
+def test_retention_of_the_owner_keeps_no_more_than_its_bytes(taken: Snapshot) -> None:
+    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    last = taken.next_offset - 1
+    size_bytes = taken.offsets.sizes.between(last, taken.next_offset)
+    assert said(taken, 1, {}, 1 << 30) == [("retention", "", 1, False)]
+    assert said(taken, 1, {}, size_bytes + 1) == [("retention", "", last, False)]
+    assert said(taken, last, {}, 1 << 30) == [("retention", "", last, False)]
+    assert said(taken, 1, {}, 1) == []
+
+
 def test_farthest_pin_that_is_not_released_decides(taken: Snapshot) -> None:
-    end = taken.next_offset
+    end, sizes = taken.next_offset, taken.offsets.sizes
 
     def pipeline(offset: int, quota_bytes: int = 0) -> RetentionHold:
-        return RetentionHold.up_to(end, Keeper.PIPELINE, "p", offset, RECORD_BYTES, "", quota_bytes)
+        return RetentionHold.up_to(taken, Keeper.PIPELINE, "p", offset, "", quota_bytes)
 
     assert needed_from(taken, []) == end
     assert needed_from(taken, [pipeline(end + 5)]) == end
     assert needed_from(taken, [pipeline(2), pipeline(1)]) == 1
-    beyond_quota = pipeline(0, quota_bytes=int(RECORD_BYTES * end) - 1)
+    beyond_quota = pipeline(0, quota_bytes=sizes.between(0, end) - 1)
     assert beyond_quota.released
     assert needed_from(taken, [beyond_quota, pipeline(2)]) == 2
-    assert not pipeline(0, quota_bytes=int(RECORD_BYTES * end)).released
+    assert not pipeline(0, quota_bytes=sizes.between(0, end)).released

@@ -8,7 +8,7 @@ from bascule.journal.offsets import OffsetMap
 def test_records_one_behind_the_other_are_one_run() -> None:
     offsets = OffsetMap()
     for sequence in range(1, 1000):
-        offsets.note(sequence, sequence)
+        offsets.note(sequence, sequence, 100)
     assert offsets.starts == [1]
     assert [offsets.offset_of(sequence) for sequence in (1, 500, 999)] == [1, 500, 999]
 
@@ -16,21 +16,21 @@ def test_records_one_behind_the_other_are_one_run() -> None:
 def test_each_gap_in_the_offsets_begins_a_run() -> None:
     offsets = OffsetMap()
     for sequence, offset in ((1, 1), (2, 2), (3, 5), (4, 6), (5, 9)):
-        offsets.note(sequence, offset)
+        offsets.note(sequence, offset, 100)
     assert [offsets.offset_of(sequence) for sequence in range(1, 6)] == [1, 2, 5, 6, 9]
     assert len(offsets.starts) == 3
 
 
 def test_a_record_before_the_first_noted_has_no_place() -> None:
     offsets = OffsetMap()
-    offsets.note(5, 10)
+    offsets.note(5, 10, 100)
     with pytest.raises(IndexError):
         offsets.offset_of(4)
 
 
 def test_a_copy_stays_as_it_is() -> None:
     offsets = OffsetMap()
-    offsets.note(1, 1)
+    offsets.note(1, 1, 100)
     copy = offsets.copy()
-    offsets.note(2, 5)
+    offsets.note(2, 5, 100)
     assert (copy.starts, offsets.starts) == ([1], [1, 2])
