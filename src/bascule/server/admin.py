@@ -22,7 +22,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,7 +38,11 @@ from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.embedded.process import PortInUse
+from bascule.server import admin_http
 from bascule.server.actions import ACTIONS
+from bascule.server.descriptors import RESERVED
+from bascule.server.handshakes import Handshakes
+from bascule.server.listener import Listener, bind
 from bascule.server.status import BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
 
 #: Prometheus' own text format.
@@ -50,6 +54,8 @@ BODY_BYTES_MAX = 64 << 10
 #: Dead letters told at once: each is read and decoded on the broker's own thread.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
+#: Python refuses to read a number of thousands of digits.
+COUNT_DIGITS_MAX = 9
 
 log = get_log(__name__)
 
@@ -154,16 +160,34 @@ async def _arguments(request: Request) -> dict[str, Any]:
         if len(body) > BODY_BYTES_MAX:
             raise InvalidInput(f"more than {BODY_BYTES_MAX} bytes of arguments")
     try:
-        arguments = json.loads(body or b"{}")
-    except ValueError as error:
+        arguments = json.loads(body or b"{}", parse_constant=_no_number)
+    except RecursionError:
+        raise InvalidInput("the arguments are no JSON of an action: nested too deep") from None
+    except ValueError as error:  # also a number of more digits than Python reads
         raise InvalidInput(f"the arguments are no JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
+    for name, value in arguments.items():
+        if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
+            raise InvalidInput(f"argument {name!r:.60} must be Unicode text: it has half of a surrogate pair")
     return arguments
 
 
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be encoded."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= DEAD_LETTERS_MAX:
+    if not text.isdecimal() or len(text) > COUNT_DIGITS_MAX or not 1 <= int(text) <= DEAD_LETTERS_MAX:
         raise InvalidInput(f"count {text!r:.20} must be 1 to {DEAD_LETTERS_MAX}")
     return int(text)
 
@@ -263,7 +287,27 @@ def admin_app(broker: AdministeredBroker, token: str | None = None) -> Starlette
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to the process."""
+    """Serves what a listener of the broker accepts, and leaves the process's signals to the process."""
+
+    def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._sockets = sockets
+        self._tls = tls
+        self._handshakes: Handshakes | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Accept connections from now on."""
+        await self.lifespan.startup()
+        handshakes = self._handshakes = Handshakes(admin_http.LIMITS, self._tls, admin_http.connections(self))
+        listener = Listener(self._sockets, self._take, name="admin", reserved=RESERVED)
+        handshakes.on_room = listener.room
+        self.servers: list[Any] = [listener]
+        listener.start()
+        self.started = True
+
+    def _take(self, sock: socket.socket, peer: tuple[Any, ...]) -> bool:
+        room = len(self.server_state.connections) < admin_http.CONNECTIONS_MAX
+        return room and self._handshakes is not None and self._handshakes.take(sock, peer)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -279,32 +323,24 @@ class AdminServer:
     ) -> None:
         """Takes the port at once (0 = any free one). Raises PortInUse."""
         try:
-            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            sockets = bind(host, port)
+            for each in sockets:
+                each.listen()
         except OSError as error:
             raise PortInUse(f"port {port} for admin on {host} cannot be used ({error.strerror}); choose another by --admin-port") from error
-        self.port: int = self._socket.getsockname()[1]
-        self._server = _Server(
-            uvicorn.Config(
-                admin_app(broker, token),
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # who asks decides what they may do: only the socket is believed
-                timeout_graceful_shutdown=STOP_TIMEOUT_S,
-                ssl_context_factory=None if tls is None else lambda _config, _default: tls,
-            )
-        )
+        self.port: int = sockets[0].getsockname()[1]
+        self._sockets = sockets
+        self._server = _Server(admin_http.config(admin_app(broker, token), STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Serve from now on; call it on a running event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]), name="admin")
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(), name="admin")
 
     async def stop(self) -> None:
         """Answer nobody any more."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
-        self._socket.close()
+        for each in self._sockets:
+            each.close()

@@ -53,6 +53,11 @@ class Handshake:
         """Give the place back: the client has logged in, or its connection is lost. Again: nothing happens."""
         self._handshakes.ended(self)
 
+    def begin_again(self) -> None:
+        """Take a place again: nobody is known on this connection any more."""
+        self.begun_s = time.monotonic()
+        self._handshakes.begun(self)
+
     def abort(self) -> None:
         """End the connection, wherever its handshake stands."""
         self.end()
@@ -88,12 +93,16 @@ class Handshakes:
         if not _room(self._all, limits.connections_max) and not self._make_room(self._all):
             return False
         handshake = Handshake(self, sock, peer)
-        self._all[handshake] = None
-        self._by_address.setdefault(handshake.address, {})[handshake] = None
+        self.begun(handshake)
         task = asyncio.get_running_loop().create_task(self._connect(handshake, sock), name="handshake")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
+
+    def begun(self, handshake: Handshake) -> None:
+        """One has taken a place."""
+        self._all[handshake] = None
+        self._by_address.setdefault(handshake.address, {})[handshake] = None
 
     def ended(self, handshake: Handshake) -> None:
         """One has given its place back."""

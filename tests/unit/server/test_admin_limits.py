@@ -1,0 +1,223 @@
+"""The admin server and peers that mean harm: slow ones, many, and requests made to break what reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvloop
+
+from bascule.server import admin_http, handshakes
+from bascule.server.admin import AdminServer
+from bascule.server.handshakes import HandshakeLimits
+from tests.unit.server.test_admin import Broker, get, post, served
+
+SOON_S = 20.0
+ACTION = "/queues/purge"
+
+
+def on_its_loop(ask: Callable[[int], Awaitable[None]], broker: Broker | None = None) -> None:
+    async def run() -> None:
+        server = AdminServer(broker or Broker(), host="127.0.0.1", port=0)
+        server.start()
+        try:
+            await ask(server.port)
+        finally:
+            await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """All that the server says until it ends the connection."""
+    said = b""
+    with suppress(ConnectionError):
+        async with asyncio.timeout(SOON_S):
+            while data := await reader.read(65536):
+                said += data
+    return said
+
+
+REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /livez HT",
+        REQUEST_BEGUN,
+        REQUEST_BEGUN + b"Content-Length: 100\r\n\r\n{",
+        REQUEST_BEGUN + b"Transfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["nothing", "half-a-line", "half-a-head", "half-a-body", "no-chunk"],
+)
+def test_a_request_that_does_not_become_whole_is_cut_off_in_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        begun_s = time.monotonic()
+        assert await until_closed(reader) == b""
+        assert time.monotonic() - begun_s < 5
+        writer.close()
+
+    on_its_loop(ask)
+
+
+def test_a_peer_that_sends_a_header_now_and_then_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def dribble() -> None:
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+            while True:
+                writer.write(b"X: y\r\n")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(dribble())
+        begun_s = time.monotonic()
+        await until_closed(reader)
+        assert time.monotonic() - begun_s < 5
+        task.cancel()
+        writer.close()
+
+    on_its_loop(ask)
+
+
+def test_a_peer_that_does_not_read_its_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
+    broker = Broker()
+    broker.now |= {"reason": "x" * (32 << 20)}
+
+    async def run() -> None:
+        server = AdminServer(broker, host="127.0.0.1", port=0)
+        server.start()
+        connections = server._server.server_state.connections
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(SOON_S):
+                while not connections:
+                    await asyncio.sleep(0.01)
+                while connections:
+                    await asyncio.sleep(0.01)
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+def test_silent_peers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
+    monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
+
+    async def ask(port: int) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        assert await asyncio.to_thread(get, port, "/livez") == (200, "ok\n")
+        for _, writer in silent:
+            writer.close()
+
+    on_its_loop(ask)
+
+
+def test_connections_that_stay_open_between_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
+    monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
+
+    async def ask(port: int) -> None:
+        idle = []
+        for _ in range(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(SOON_S):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            idle.append(writer)
+        assert await asyncio.to_thread(get, port, "/livez") == (200, "ok\n")
+        for writer in idle:
+            writer.close()
+
+    on_its_loop(ask)
+
+
+BODIES = {
+    "nested-lists": "[" * 30_000,
+    "nested-lists-closed": "[" * 30_000 + "]" * 30_000,
+    "nested-objects": '{"name":' * 10_000,
+    "a-long-number": '{"name": ' + "1" * 5_000 + "}",
+    "half-a-surrogate-pair": '{"name": "\\ud800"}',
+    "half-a-surrogate-pair-as-a-name": '{"\\ud800": "q"}',
+    "no-number": '{"name": NaN}',
+    "no-utf-8": "\udcff",
+    "a-list": "[]",
+    "text": '"name"',
+    "a-lot": json.dumps({"name": "x" * 70_000}),
+    "nul": '{"name": "\\u0000"}' + "\0",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_body_that_is_no_object_of_arguments_is_the_askers_fault(body: str) -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        code, answer = raw_post(port, body.encode(errors="surrogateescape"))
+        assert code == 400, answer
+        assert answer["error"]
+
+    served(broker, ask)
+    assert broker.acted == []
+
+
+def raw_post(port: int, body: bytes) -> tuple[int, Any]:
+    with socket.create_connection(("127.0.0.1", port), SOON_S) as sock:
+        sock.sendall(REQUEST_BEGUN + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        said = b""
+        with suppress(ConnectionError):
+            while data := sock.recv(65536):
+                said += data
+    head, _, answer = said.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(answer)
+
+
+QUERIES = {
+    "count-of-many-digits": ("/dead-letters?count=" + "9" * 5_000, 400),
+    "count-in-other-digits": ("/dead-letters?count=%D9%A1", 200),
+    "count-of-none": ("/dead-letters?count=%C2%B2", 400),
+    "count-below-1": ("/dead-letters?count=0", 400),
+    "name-with-a-surrogate": ("/queues?name=%ED%A0%80", 404),
+    "name-that-is-no-percent-encoding": ("/queues?name=%zz%f", 404),
+    "name-of-nul": ("/queues?name=%00", 404),
+    "many-names": ("/queues?" + "&".join(["name=x"] * 1_000), 404),
+    "path-with-a-surrogate": ("/%ED%A0%80", 404),
+    "path-that-is-no-percent-encoding": ("/%zz", 404),
+}
+
+
+@pytest.mark.parametrize(("path", "code"), QUERIES.values(), ids=QUERIES)
+def test_a_query_that_cannot_be_read_is_the_askers_fault(path: str, code: int) -> None:
+    def ask(port: int) -> None:
+        assert get(port, path)[0] == code
+
+    served(Broker(), ask)
+
+
+def test_a_request_with_a_long_head_is_refused() -> None:
+    def ask(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), SOON_S) as sock, suppress(ConnectionError):
+            sock.sendall(b"GET /livez?" + b"x" * admin_http.HEADERS_BYTES_MAX)
+            assert sock.recv(1000).startswith(b"HTTP/1.1 400")
+        assert post(port, ACTION, '{"name": "q"}')[0] == 200
+
+    served(Broker(), ask)
