@@ -356,6 +356,16 @@ def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_m
     assert case.log.flights(PLACE).failures == {5: 2}
 
 
+@pytest.mark.parametrize("store", [InboundLog.schedule, InboundLog.advance])
+def test_member_is_told_when_kafka_has_not_stored_that_records_were_read(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
+    """The member commits the group's offsets behind these entries: without them nobody would deliver the records after a crash."""
+    case.topic.drops = 1
+    with pytest.raises(Unavailable):
+        store(case.log, [Ref(PLACE, case.ref.token, 6)])
+    flights = case.log.flights(PLACE)
+    assert (set(flights.keys), flights.read_to) == ({5}, None)
+
+
 def test_read_entries_are_deleted_when_a_later_one_was_read_and_by_their_owner_alone(case: Case) -> None:
     ends = [Ref(PLACE, case.ref.token, offset) for offset in (6, 8)]
     for end in ends:

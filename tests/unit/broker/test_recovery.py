@@ -160,6 +160,18 @@ def test_a_standby_keeps_nothing_of_failed_deliveries_and_delays_that_are_over(b
     assert not standby._delayed
 
 
+def test_load_from_a_snapshot_counts_the_messages_of_a_record_that_are_gone(bench: Bench) -> None:
+    """A message is found by its number among all messages of its record."""
+    for content in ("gone", "waits", "gone, too", "waits, too"):
+        bench.put(content)
+    bench.broker.settle()
+    bench.acknowledge(bench.consumer(), 0, 2)
+    bench.broker.settle()
+    bench.broker.take_snapshot()
+    bench.crash()
+    assert bench.got(bench.consumer()) == ["waits", "waits, too"]
+
+
 def test_a_snapshot_that_was_never_announced_is_not_used(bench: Bench) -> None:
     bench.fill(1)
     bench.broker.take_snapshot()
