@@ -289,9 +289,12 @@ class KafkaBranches:
 
     async def started(self) -> dict[Xid, float]:
         """Return the branches that send and are not prepared, by their age in seconds."""
-        now_ms = self._calls.now_ms()
-        entries = {key: entry for key, entry in (await self._table()).items() if key.endswith(STARTED) and not is_rolled_back(entry)}
-        return {self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000 for key, entry in entries.items()}
+        now_ms, table = self._calls.now_ms(), await self._table()
+        return {
+            self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000
+            for key, entry in table.items()
+            if key.endswith(STARTED) and key.removesuffix(STARTED) not in table and not is_rolled_back(entry)
+        }
 
     # -- preparing -----------------------------------------------------------------------------------------------------------
 

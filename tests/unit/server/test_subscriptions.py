@@ -34,7 +34,7 @@ PLACES = [("a", "b.c", True), ("a.b", "c", True), ("x", "a.b.c|global", True), (
           ("a.b", "c|volatile1", False), ("x", "a.b.c|global-volatile1", False), ("a\\", "b.c", True)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mine", "yours"), list(combinations(PLACES, 2)), ids=str)
+@pytest.mark.parametrize(("mine", "yours"), list(combinations(PLACES, 2)))
 @run_async
 async def test_subscriptions_of_two_clients_are_apart(mine: tuple[str, str, bool], yours: tuple[str, str, bool]) -> None:
     served = Served()

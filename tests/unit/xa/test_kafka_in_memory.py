@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Protocol
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import KafkaError
 
 from bascule.core.errors import InvalidInput, TooLarge
+from bascule.kafka import clients
 from bascule.kafka.guards import UnsafeTopic
 from bascule.xa import Vote, Xid
 from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
+from bascule.xa.kafka_protocol import LIMITS, BranchLimits, LogEntry
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
@@ -23,7 +27,12 @@ from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
 COMMIT = Decision(b"g1", Outcome.COMMIT, ("a", "b"), 1, "one", ("t", ""))
-Make = Callable[[str], KafkaResource]
+#: What was sent before counts as old at once, and is looked for by each recovery.
+OLD_AT_ONCE = BranchLimits(clean_interval_s=0.0, unprepared_kept_s=-60.0)
+
+
+class Make(Protocol):
+    def __call__(self, instance: str, limits: BranchLimits = LIMITS) -> KafkaResource: ...
 
 
 @pytest.fixture
@@ -38,8 +47,8 @@ def make(kafka: KafkaInMemory) -> Iterator[Make]:
     """Make the resource as each process would; all share the side topic and the log."""
     made: list[KafkaResource] = []
 
-    def make(instance: str) -> KafkaResource:
-        made.append(KafkaResource("kafka", SETTINGS, prefix="xa", instance=instance))
+    def make(instance: str, limits: BranchLimits = LIMITS) -> KafkaResource:
+        made.append(KafkaResource("kafka", SETTINGS, prefix="xa", instance=instance, limits=limits))
         return made[-1]
 
     yield make
@@ -170,6 +179,72 @@ def test_resource_fails_where_no_client_can_be_made_and_works_afterwards(make: M
 def test_resource_remembers_no_heuristic_outcome(make: Make) -> None:
     with pytest.raises(UnknownXid):
         make("one").forget(branch(new_gtrid("test", 0), "kafka"))
+
+
+def test_messages_that_no_prepared_branch_needs_are_deleted_when_they_are_old(make: Make, kafka: KafkaInMemory) -> None:
+    resource, dead = make("one", OLD_AT_ONCE), make("dead")
+    committed, prepared, abandoned = sent(resource, b"1"), sent(resource, b"2", b"3"), sent(dead, b"4")
+    for xid in (committed, prepared):
+        resource.prepare(xid)
+    resource.commit(committed)
+    assert resource.started().keys() == {abandoned}
+    assert list(resource.recover()) == [prepared]
+    assert resource.started() == {}
+    assert on_side(kafka) - {b"4"} == {b"2", b"3"}
+    resource.commit(prepared)
+    assert kafka.values("orders") == [b"1", b"2", b"3"]
+    assert list(resource.recover()) == []
+    assert on_side(kafka) == set()
+
+
+@pytest.mark.parametrize(
+    "limits", [BranchLimits(clean_interval_s=0.0), BranchLimits(unprepared_kept_s=OLD_AT_ONCE.unprepared_kept_s)], ids=["young", "not due"]
+)
+def test_branch_that_may_still_be_prepared_keeps_its_messages(make: Make, kafka: KafkaInMemory, limits: BranchLimits) -> None:
+    resource = make("one")
+    xid = sent(resource, b"1")
+    assert list(make("other", limits).recover()) == []
+    assert resource.started().keys() == {xid}
+    assert on_side(kafka) == {b"1"}
+
+
+def test_branches_are_listed_though_kafka_does_not_tell_what_is_old(make: Make, kafka: KafkaInMemory) -> None:
+    make("one").recover()
+    resource = make("one", OLD_AT_ONCE)
+    xid = sent(resource, b"1")
+    resource.prepare(xid)
+    read = resource._calls.table
+
+    async def table() -> Mapping[bytes, LogEntry]:
+        found = await read()
+        kafka.fail("list_offsets", KafkaError.UNKNOWN, times=100)
+        return found
+
+    with patch.object(resource._calls, "table", table):
+        assert list(resource.recover()) == [xid]
+    kafka.faults["list_offsets"].clear()
+    assert on_side(kafka) == {b"1"}
+    resource.commit(xid)
+    assert kafka.values("orders") == [b"1"]
+
+
+def on_side(kafka: KafkaInMemory) -> set[bytes | None]:
+    """The messages on the side topic."""
+    return {value for number in range(len(kafka.topics["xa.side"].partitions)) for value in kafka.values("xa.side", number)}
+
+
+def test_transaction_that_a_dead_process_has_left_open_holds_nobody_up(make: Make, kafka: KafkaInMemory) -> None:
+    """A reader would wait for its end until it times out."""
+    one, dead = make("one"), make("dead")
+    xid = sent(dead, b"1")
+    dead.prepare(xid)
+    slot = clients.producer({**SETTINGS, "transactional.id": "xa.dead.0"})
+    slot.init_transactions()
+    slot.begin_transaction()
+    for partition in range(len(kafka.topics["xa.log"].partitions)):
+        slot.produce("xa.log", b"unfinished", b"unfinished", partition=partition)
+    assert list(one.recover()) == [xid]
+    assert kafka.transactional["xa.dead.0"].open is None
 
 
 @pytest.mark.usefixtures("kafka")
