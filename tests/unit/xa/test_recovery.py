@@ -122,6 +122,17 @@ def test_commit_that_was_forgotten_since_the_branch_was_listed_is_no_heuristic_o
     assert (done.failed, log.durable.heuristics) == ({}, {})
 
 
+@pytest.mark.parametrize("at_work", [(True, False), (False, True)], ids=["ends", "begins"])
+def test_transaction_that_ends_or_begins_while_recovery_looks_is_left_alone(durable: DurableBranches, at_work: tuple[bool, bool]) -> None:
+    gtrid = new_gtrid("shop", 0)
+    durable.prepared[branch(gtrid, "db")] = ["work"]
+    before_and_after = iter(at_work)
+    log = ModelLog()
+    done = recoverer(log, ModelResource("db", durable)).run(lambda: {gtrid} if next(before_and_after) else set())
+    assert (done.steps, log.durable.decisions) == ([], {})
+    assert list(durable.prepared) == [branch(gtrid, "db")]
+
+
 def test_branch_that_a_resource_does_not_list_is_committed_before_the_decision_is_forgotten(durable: DurableBranches) -> None:
     """As of a PostgreSQL standby, which is behind its primary."""
     gtrid = new_gtrid("shop", 0)
