@@ -225,9 +225,14 @@ def test_what_a_connection_sends_in_a_transaction_is_seen_at_its_end_or_never(ka
                 connection.send("orders", b"1")
                 assert kafka.values("orders") == []
             assert kafka.values("orders") == [b"1"]
-            with pytest.raises(ValueError, match="undone"), connection.transaction():
-                connection.send("orders", b"2")
-                raise ValueError("undone")
+
+            def fail() -> None:
+                with connection.transaction():
+                    connection.send("orders", b"2")
+                    raise ValueError("undone")
+
+            with pytest.raises(ValueError, match="undone"):
+                fail()
             with pytest.raises(OutOfOrder, match="not within"):
                 connection.send("orders", b"3")
             with connection.transaction():

@@ -357,7 +357,7 @@ def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_m
 
 
 @pytest.mark.parametrize("store", [InboundLog.schedule, InboundLog.advance])
-def test_member_is_told_when_kafka_has_not_stored_that_records_were_read(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
+def test_member_is_told_when_kafka_has_not_stored_what_was_read(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
     """The member commits the group's offsets behind these entries: without them nobody would deliver the records after a crash."""
     case.topic.drops = 1
     with pytest.raises(Unavailable):
