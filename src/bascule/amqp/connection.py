@@ -44,6 +44,7 @@ from bascule.amqp.limits import (
     SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )
+from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
 from bascule.amqp.sasl import SaslClient, SaslServer
 from bascule.amqp.session import HOT_FRAMES, Session
@@ -90,6 +91,8 @@ class Connection:
         self.login_check: Callable[[], bool] | None = None
         self.out: list[bytes] = []
         self.partial_bytes = 0  # of messages whose last frame has not come
+        self.partials = PartialBudget()  # or one that connections share
+        self.queued_bytes = 0  # of messages begun, which wait for the peer's window
         self.unflushed: list[Session] = []  # sessions with dispositions to write
         self.sessions: dict[int, Session] = {}  # by the peer's channel
         self._own_channels: dict[int, Session] = {}
@@ -103,7 +106,7 @@ class Connection:
         self._held: list[bytes] = []  # frames that wait for our open, which comes before all others
         self._open: Open | None = None
         self._open_sent = False
-        self._buffer = FrameBuffer()
+        self.buffer = FrameBuffer()
         self._needed_bytes = PROTOCOL_HEADER_SIZE
         self._pre_open_bytes = 0
         self._started_s = started_s
@@ -150,7 +153,7 @@ class Connection:
         if isinstance(self._sasl, SaslServer) and not self.closed:
             try:
                 self._answer_sasl(self._sasl, self._sasl.checked(proven))
-                self._consume(self._buffer.take())
+                self._consume(self.buffer.take())
             except AmqpError as fault:
                 self._fail(fault)
         return self._take_events()
@@ -226,7 +229,7 @@ class Connection:
             try:
                 if self.state is not _OPENED:
                     self._receive_before_open(data)
-                elif data := self._buffer.join(data):
+                elif data := self.buffer.join(data):
                     self._consume(data)
             except AmqpError as fault:
                 self._fail(fault)
@@ -236,7 +239,7 @@ class Connection:
         """Take what arrives in any state but the usual one. Raises LimitExceeded for a peer that says too much before it opens."""
         if self.state in PEER_NOT_OPEN:
             self._pre_open_bytes += len(data)
-        if data := self._buffer.join(data):
+        if data := self.buffer.join(data):
             self._consume(data)
         if self._pre_open_bytes > self.limits.pre_open_bytes_max and self.state in PEER_NOT_OPEN:
             raise LimitExceeded(f"more than {self.limits.pre_open_bytes_max} bytes before the open")
@@ -261,7 +264,7 @@ class Connection:
         if position < size and not self.closed:
             # What comes behind a password waits for the outcome of the login: its sender may be nobody.
             needed_bytes = self._needed_bytes if self.login_check is None else self.limits.pre_open_bytes_max
-            self._buffer.keep(data[position:], needed_bytes)
+            self.buffer.keep(data[position:], needed_bytes)
 
     def _take_header(self, header: bytes) -> bool:
         """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
@@ -461,7 +464,7 @@ class Connection:
     def _end(self, error: AmqpError | None, by_peer: bool) -> None:
         self.state = ConnectionState.ENDED
         self.error = error
-        self._buffer.clear()
+        self.buffer.clear()
         for session in self._own_channels.values():
             session.on_connection_end()
         self.sessions.clear()
@@ -489,11 +492,7 @@ _STEPS: Final[dict[type[Composite], ConnectionInput]] = {Open: ConnectionInput.R
 _HANDLERS: Final[dict[type[Composite], Any]] = {
     Open: Connection._on_open,
     Begin: Connection._on_begin,
-    Attach: Connection._on_session_frame,
-    Flow: Connection._on_session_frame,
-    Transfer: Connection._on_session_frame,
-    Disposition: Connection._on_session_frame,
-    Detach: Connection._on_session_frame,
+    **dict.fromkeys((Attach, Flow, Transfer, Disposition, Detach), Connection._on_session_frame),
     End: Connection._on_end,
     Close: Connection._on_close,
 }

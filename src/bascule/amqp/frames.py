@@ -37,37 +37,41 @@ def performative_frame(channel: int, performative: Composite, kind: int = AMQP_F
 
 
 class FrameBuffer:
-    """Gathers the pieces of a frame that came in several reads; each byte is copied once, however many pieces there are."""
+    """Gathers the pieces of a frame that came in several reads. What it keeps costs its bytes and no more, however small the pieces are."""
 
-    __slots__ = ("_chunks", "_missing_bytes")
+    __slots__ = ("_kept", "_needed_bytes")
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._missing_bytes = 0
+        self._kept = bytearray()
+        self._needed_bytes = 0
 
     def join(self, data: bytes) -> bytes:
         """What was kept and ``data`` as one, or b"" while the frame is not whole."""
-        if not self._chunks:
+        if not self._kept:
             return data
-        self._chunks.append(data)
-        self._missing_bytes -= len(data)
-        if self._missing_bytes > 0:
+        self._kept += data
+        if len(self._kept) < self._needed_bytes:
             return b""
-        data = b"".join(self._chunks)
-        self._chunks.clear()
+        data = bytes(self._kept)
+        self._kept = bytearray()
         return data
 
     def keep(self, rest: bytes, needed_bytes: int) -> None:
         """Keep the beginning of what will be whole at ``needed_bytes``."""
-        self._chunks.append(rest)
-        self._missing_bytes = needed_bytes - len(rest)
+        self._kept += rest
+        self._needed_bytes = needed_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of a frame that is not whole."""
+        return len(self._kept)
 
     def take(self) -> bytes:
         """Return what was kept, whole or not, and forget it."""
-        data = b"".join(self._chunks)
-        self._chunks.clear()
+        data = bytes(self._kept)
+        self._kept = bytearray()
         return data
 
     def clear(self) -> None:
         """Forget what was kept."""
-        self._chunks.clear()
+        self._kept = bytearray()

@@ -359,18 +359,26 @@ class ReceiverLink(Link):
         partial.size_bytes += len(payload)
         connection = self.session.connection
         connection.partial_bytes += len(payload)
+        connection.partials.grow(self, len(payload))
         if connection.partial_bytes > connection.limits.partial_bytes_max:
             raise LimitExceeded(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
         if partial.size_bytes > self._size_bytes_max:
             self._too_large()
             return False
-        return True
+        return self._partial is not None
 
     def drop_partial(self) -> None:
         """The message whose frames were coming is complete, or will never be."""
         if self._partial is not None:
-            self.session.connection.partial_bytes -= self._partial.size_bytes
+            connection = self.session.connection
+            connection.partial_bytes -= self._partial.size_bytes
+            connection.partials.drop(self, self._partial.size_bytes)
             self._partial = None
+
+    def give_way(self, size_bytes_max: int) -> None:
+        """Others need the memory of the message whose frames were coming."""
+        text = f"messages begun and not ended take more than {size_bytes_max} bytes; send this message again"
+        self.fail(LinkFault(RESOURCE_LIMIT_EXCEEDED, text))
 
     def _aborted(self) -> None:
         """The sender gives a message up. It has used credit all the same, as the application must hear."""

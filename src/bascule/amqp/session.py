@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +27,7 @@ from bascule.amqp.errors import (
 from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Dispositioned, Flowed, SessionBegun, SessionEnded
 from bascule.amqp.frames import frame_head
 from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
+from bascule.amqp.outgoing import OutgoingFrames
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
@@ -79,7 +79,7 @@ class Session:
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the peer's incoming window, as far as we have not used it
-        self._queue: deque[tuple[Link, tuple[bytes, ...]]] = deque()  # rest of a delivery that the window holds back
+        self._queue = OutgoingFrames(connection)  # the rest of a delivery that the window holds back
         self._settled_ids: list[int] = []
         self._settled_state: Composite | None = None
         self._out = connection.out
@@ -187,7 +187,7 @@ class Session:
                 part, rest = rest[:size], rest[size:]
             else:
                 part, rest = rest, rest[:0]
-            self._queue.append((link, (head, bytes(part))))
+            self._queue.append(link, head, bytes(part))
             if not transfer.more:
                 break
             transfer = Transfer(link.handle, settled=transfer.settled)
@@ -198,7 +198,7 @@ class Session:
         while queue and self._outgoing_window > 0:
             self._outgoing_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
-            out.extend(queue.popleft()[1])
+            out.extend(queue.pop())
         if self._outgoing_window <= 0:
             self._withhold()
 
@@ -314,7 +314,7 @@ class Session:
                 link.drop_partial()
         self.links.clear()
         self._by_remote_handle.clear()
-        self._queue.clear()
+        self._queue.drop()
         self.incoming.clear()
         self.unsettled = {}
         return deliveries
@@ -460,7 +460,7 @@ class Session:
     def drop_queued(self, link: Link) -> None:
         """A link that is about to say detach sends nothing after it."""
         if self._queue:
-            self._queue = deque(item for item in self._queue if item[0] is not link)
+            self._queue.drop(link)
 
     def forget(self, link: Link) -> None:
         """Both ends detached: the handles are free."""

@@ -128,6 +128,11 @@ class AddressBook:
             bool(settings.expiry_ms or settings.expiry_max_ms),
         )
 
+    @property
+    def routes_kept(self) -> int:
+        """Routes that are worked out and kept."""
+        return len(self._routes)
+
     def knows(self, address: str, routing: Routing) -> bool:
         """Whether a message to the address, or a consumer of it, would find it and not create it.
 

@@ -104,6 +104,11 @@ class Branches:
     committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
 
+    @property
+    def prepared_bytes(self) -> int:
+        """What the entries of prepared branches take."""
+        return sum(len(branch.entry) for branch in self.prepared.values())
+
     def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Messages in the hands of branches."""
         for branch in self.prepared.values():
@@ -190,11 +195,11 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error)
     if not (transaction.drafts or transaction.acks):
-        engine.transactions.pop(transaction.id, None)
+        engine.local_transactions.end(transaction)
         done(False)
         return
     crash.point("branch.prepare.before")
-    engine.transactions.pop(transaction.id, None)
+    engine.local_transactions.end(transaction)
     received: dict[int, list[tuple[int, int]]] = {}
     for consumer, message in transaction.acks:
         queue = consumer.queue
@@ -315,9 +320,10 @@ def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | N
     prepared = engine.branches.prepared
     if len(prepared) >= PREPARED_MAX:
         return ResourceLimit(f"{len(prepared)} branches are prepared and wait for their outcome: `recover` lists them")
-    size_bytes = transaction.size_bytes + sum(len(branch.entry) for branch in prepared.values())
-    if prepared and size_bytes > PREPARED_BYTES_MAX:
-        return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {PREPARED_BYTES_MAX}: `recover` lists them")
+    size_bytes = transaction.size_bytes + engine.branches.prepared_bytes
+    limit = min(PREPARED_BYTES_MAX, engine.memory.branches_max_bytes)
+    if prepared and size_bytes > limit:
+        return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {limit}: `recover` lists them")
     return None
 
 

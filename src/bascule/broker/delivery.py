@@ -66,6 +66,7 @@ class Deliveries:
         self._hooks = hooks
         self.journaling = journaling
         self.bodies = bodies
+        self.memory = bodies.account
         self.clock = clock
         self.schedule = Schedule()
         self.counters = Counters()
@@ -151,6 +152,7 @@ class Deliveries:
             queue.ready.leave(consumer.selector_text)
         unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
+        self.memory.unsettled -= len(unacked)
         if not failed and seen:
             self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
         self.put_back(queue, unacked, failed=failed)
@@ -173,6 +175,7 @@ class Deliveries:
         """The consumer holds the message no more, and may have another where it was at its limit. False for a repeat."""
         if consumer.unacked.pop(message.position, None) is None:
             return False
+        self.memory.unsettled -= 1
         if consumer.queue.settings.prefetch_max:
             self._dirty[consumer.queue] = None
         return True
@@ -196,6 +199,7 @@ class Deliveries:
     def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""
         message.references -= 1
+        self.memory.entries -= 1
         if not message.references:
             self.bodies.release(message)
 
@@ -385,6 +389,7 @@ class Deliveries:
             else:
                 groups.take(consumer, message)
             consumer.unacked[message.position] = message
+            self.memory.unsettled += 1
             count = queue.delivery_count(message)
             self.counters.messages_out += 1
             if count:

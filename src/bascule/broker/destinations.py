@@ -102,6 +102,7 @@ class Destinations:
         queue.delayed.clear()  # when their time comes nobody is to look for them
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
+            self._deliveries.memory.unsettled -= len(consumer.unacked)
             consumer.unacked.clear()
             consumer.port.ended(QueueDeleted(f"queue {queue.name!r} has been deleted"))
         waiting, queue.blocked = queue.blocked, []

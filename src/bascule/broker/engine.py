@@ -25,6 +25,7 @@ from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending
 from bascule.broker.transactions import Draft, LocalTransaction
+from bascule.core.errors import BasculeError
 
 
 class Engine:
@@ -51,10 +52,11 @@ class Engine:
         self.deliveries = deliveries = Deliveries(journaling, bodies, clock, self)
         self.destinations = destinations = Destinations(deliveries, policy)
         self.windows = DuplicateWindows(destinations.window_limits, deliveries.schedule, clock, violations=violations)
-        self.sending = sending = Sending(deliveries, destinations, self.windows, self._gather)
+        self.sending = sending = Sending(deliveries, destinations, self.windows, self)
         self.local_transactions = local = LocalTransactions(deliveries, sending, policy, violations)
         self.intake = intake = Intake(deliveries, destinations, sending)
         self.bodies = bodies
+        self.memory = bodies.account
         self.counters = deliveries.counters
         self.schedule = deliveries.schedule
         self.addresses = destinations.addresses
@@ -73,10 +75,20 @@ class Engine:
         self.acknowledge, self.give_back, self.reject = deliveries.acknowledge, deliveries.give_back, deliveries.reject
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry
         self.gone, self.release = deliveries.gone, deliveries.release
-        self.wake, self.dispatch, self.tick = deliveries.wake, deliveries.dispatch, deliveries.tick
+        self.wake, self.tick = deliveries.wake, deliveries.tick
 
-    def _gather(self, transaction: LocalTransaction, draft: Draft) -> None:
-        self.local_transactions.gather(transaction, draft)
+    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
+        """Keep a message for the commit of its transaction; see LocalTransactions."""
+        return self.local_transactions.gather(transaction, draft)
+
+    def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """The transaction can only be rolled back; see LocalTransactions."""
+        self.local_transactions.doom(transaction, error)
+
+    def dispatch(self) -> None:
+        """The end of a turn: waiting messages go to consumers with credit, and producers wait or go on as memory says."""
+        self.deliveries.dispatch()
+        self.memory.look()
 
     def confirm(self) -> None:
         """The oldest record in flight is stored."""

@@ -222,8 +222,12 @@ class IngressReading:
         return sends
 
 
+def _size_bytes(chunk: Chunk) -> int:
+    return sum(len(send.body) for send, _ in chunk[1])
+
+
 class IngressTaking:
-    """Takes chunks in order, as far as the queues have room: one that is full holds up what is behind its messages, too.
+    """Takes chunks in order, as far as memory and the queues have room: a queue that is full holds up what is behind its messages, too.
 
     ``soon(action)`` does something after what is being done, ``taken()`` is called when a chunk is stored.
     """
@@ -244,13 +248,19 @@ class IngressTaking:
     def gather(self, chunk: Chunk) -> None:
         """A chunk has come."""
         self._chunks.append(chunk)
+        self._engine.memory.ingress_bytes += _size_bytes(chunk)
         if len(self._chunks) == 1:
             self._take()
 
     def _take(self) -> None:
         self.waits = ""
+        memory = self._engine.memory
         while self._chunks and not self._ending():
             next_offset, sends = self._chunks[0]
+            if memory.blocked:
+                self.waits = f"ingress {self._topic} waits: {memory.blocked}"
+                memory.when_free(self, lambda: self._soon(self._take))
+                return
             full = self._engine.lacks_room(sends)
             if full is not None:
                 self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
@@ -260,7 +270,7 @@ class IngressTaking:
             crash.point("ingress.take.before")
             self._engine.take_in(self._partition, next_offset, sends)
             crash.point("ingress.take.after")
-            self._chunks.popleft()
+            memory.ingress_bytes -= _size_bytes(self._chunks.popleft())
             self._engine.journaling.then(self._taken)
 
     def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
@@ -36,6 +37,7 @@ class LocalTransactions:
         self.ms_max = policy.transaction_ms_max
         self.journaling = deliveries.journaling
         self.counters = deliveries.counters
+        self.memory = deliveries.memory
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._sending = sending
@@ -51,25 +53,55 @@ class LocalTransactions:
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""
         transaction = self.open[transaction_id] = LocalTransaction(transaction_id)
+        self._charge(transaction, TRANSACTION_BYTES)
         return transaction
 
-    def gather(self, transaction: LocalTransaction, draft: Draft) -> None:
-        """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on."""
+    def _charge(self, transaction: LocalTransaction, size_bytes: int) -> None:
+        """A transaction holds so much more."""
+        transaction.charged_bytes += size_bytes
+        self.memory.transactions_bytes += size_bytes
+
+    def _discharge(self, transaction: LocalTransaction) -> None:
+        """A transaction holds nothing more."""
+        self.memory.transactions_bytes -= transaction.charged_bytes
+        transaction.charged_bytes = 0
+
+    def end(self, transaction: LocalTransaction) -> None:
+        """It is not open any more: committed, rolled back, or a branch."""
+        self.open.pop(transaction.id, None)
+        self._discharge(transaction)
+
+    def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """It can only be rolled back, because of ``error``: its sends are forgotten."""
+        transaction.doomed = error
+        transaction.drafts.clear()
+        self._discharge(transaction)
+
+    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
+        """Keep a message for the commit. A transaction that grows too large can only be rolled back from then on.
+
+        Returns why the message is refused: the open transactions together hold too much.
+        """
         if transaction.doomed is not None:
-            return
+            return None
         self._holds_something(transaction)
         drafts = transaction.drafts
         drafts.append(draft)
         address = draft.address
         queues = self._sending.addresses.route(address, draft.routing).queues
-        transaction.size_bytes += draft.message.size_bytes + len(address) + 4 * len(queues) + SEND_OVERHEAD_BYTES
-        limit = self.bytes_max
+        size_bytes = draft.message.size_bytes + len(address) + 4 * len(queues) + SEND_OVERHEAD_BYTES
+        transaction.size_bytes += size_bytes
+        self._charge(transaction, size_bytes + MESSAGE_BYTES)
+        limit, memory = self.bytes_max, self.memory
         if transaction.size_bytes > limit:
-            transaction.doomed = ResourceLimit(f"transaction larger than {limit} bytes: commit more often")
+            self.doom(transaction, ResourceLimit(f"transaction larger than {limit} bytes: commit more often"))
         elif len(drafts) > MESSAGES_PER_RECORD_MAX:
-            transaction.doomed = ResourceLimit(f"transaction of more than {MESSAGES_PER_RECORD_MAX} messages: commit more often")
-        if transaction.doomed is not None:
-            drafts.clear()
+            self.doom(transaction, ResourceLimit(f"transaction of more than {MESSAGES_PER_RECORD_MAX} messages: commit more often"))
+        elif memory.transactions_bytes > memory.transactions_max_bytes:
+            held, share = memory.transactions_bytes, memory.transactions_max_bytes
+            self.doom(transaction, MemoryLow(f"open transactions hold {held} bytes, more than {share}: commit more often"))
+            return transaction.doomed
+        return None
 
     def acknowledge_in(self, transaction: LocalTransaction, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """An acknowledgement that counts with the commit."""
@@ -113,7 +145,7 @@ class LocalTransactions:
             done(TransactionRolledBack(str(error), cause=error))
             return
         crash.point("transaction.commit.before")
-        self.open.pop(transaction.id, None)
+        self.end(transaction)
         acks = [(consumer.queue, message) for consumer, message in transaction.acks]
         self.carry_out(transaction.drafts, acks, transaction.size_bytes, partial(done, None), ended)
         crash.point("transaction.commit.after")
@@ -151,7 +183,7 @@ class LocalTransactions:
     def rollback(self, transaction: LocalTransaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
         self.counters.rolled_back += 1
-        self.open.pop(transaction.id, None)
+        self.end(transaction)
         if self._rollback_commits:
             acks = [(consumer.queue, message) for consumer, message in transaction.acks]
             self.carry_out(transaction.drafts, acks, transaction.size_bytes, lambda: None)
@@ -162,6 +194,7 @@ class LocalTransactions:
         self.take_back([(consumer.queue, message) for consumer, message in transaction.acks])
         transaction.acks.clear()
         transaction.drafts.clear()
+        self._discharge(transaction)
 
     def take_back(self, acks: list[tuple[BrokerQueue, BrokerMessage]]) -> None:
         """Messages that a transaction had received wait again, after a failed delivery."""

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from bascule.broker.errors import BrokerFault
+from bascule.broker.memory import MemoryAccount
 
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
 DEFAULT_PRIORITY: Final = 4
@@ -50,25 +51,33 @@ class BrokerMessage:
 
 
 class Bodies:
-    """The memory budget for bodies: what comes beyond it goes to the store."""
+    """The messages that queues hold: each is in the account of memory, and its body goes to the store where memory has no room for it."""
 
-    def __init__(self, store: BodyStore | None, budget_bytes: int) -> None:
+    def __init__(self, store: BodyStore | None, memory_bytes: int) -> None:
+        """``memory_bytes`` is the limit of the account, for all that the broker holds."""
         self.store = store
-        self.budget_bytes = budget_bytes
-        self.memory_bytes = 0
+        self.account = MemoryAccount(memory_bytes)
         self.stored_bytes = 0
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bodies in memory."""
+        return self.account.bodies_bytes
+
     def hold(self, message: BrokerMessage) -> None:
-        """A queue took the message: count it, and send its body away when memory is full."""
-        size = message.size_bytes
-        if self.store is not None and self.memory_bytes + size > self.budget_bytes and message.body is not None:
-            # Without room there either it stays: more memory than wished for is better than no broker.
+        """A queue took the message: count it, and send its body away where memory is short."""
+        account, size = self.account, message.size_bytes
+        account.messages += 1
+        account.entries += message.references
+        short = account.bodies_bytes + size > account.bodies_max_bytes or account.blocked
+        if short and self.store is not None and message.body is not None:
+            # Without room there either it stays: the account blocks producers before memory ends.
             with suppress(OSError):
                 message.handle = self.store.put(message.body)
                 message.body = None
                 self.stored_bytes += size
                 return
-        self.memory_bytes += size
+        account.bodies_bytes += size
 
     def read(self, message: BrokerMessage) -> bytes:
         """The message's bytes, wherever they are."""
@@ -83,8 +92,9 @@ class Bodies:
 
     def release(self, message: BrokerMessage) -> None:
         """No queue holds the message any more."""
+        self.account.messages -= 1
         if message.body is None:
             self._store_of(message).free(message.handle, message.size_bytes)
             self.stored_bytes -= message.size_bytes
         else:
-            self.memory_bytes -= message.size_bytes
+            self.account.bodies_bytes -= message.size_bytes

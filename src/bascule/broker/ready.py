@@ -131,6 +131,11 @@ class Ready:
         view.users += 1
         return view
 
+    @property
+    def in_views(self) -> int:
+        """Places that messages have in views."""
+        return sum(len(view.members) for view in self.views.values())
+
     def leave(self, text: str) -> None:
         """A consumer that asked by a selector is gone; the last one takes the view with it."""
         view = self.views[text]

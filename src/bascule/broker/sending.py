@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
@@ -44,6 +44,18 @@ def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ..
     return tuple(divert.name for divert in diverts if divert.matches(body))
 
 
+class TransactionHooks(Protocol):
+    """What sending needs of the transactions; see LocalTransactions."""
+
+    def gather(self, transaction: LocalTransaction, draft: Draft) -> BasculeError | None:
+        """Keep a message for the commit of its transaction. Returns why the message is refused, if it is."""
+        ...
+
+    def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
+        """The transaction can only be rolled back."""
+        ...
+
+
 class Sending:
     """The way of messages into queues. ``stalled`` is why the journal takes no more, where it does not."""
 
@@ -52,9 +64,8 @@ class Sending:
         deliveries: Deliveries,
         destinations: Destinations,
         windows: DuplicateWindows,
-        gather: Callable[[LocalTransaction, Draft], None],
+        transactions: TransactionHooks,
     ) -> None:
-        """``gather(transaction, draft)`` keeps a message for the commit of its transaction."""
         self.stalled: JournalUnavailable | None = None
         self.windows = windows
         self.addresses = destinations.addresses
@@ -64,7 +75,8 @@ class Sending:
         self.clock = deliveries.clock
         self._deliveries = deliveries
         self._destinations = destinations
-        self._gather = gather
+        self._transactions = transactions
+        self.memory = deliveries.memory
 
     def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
         """Messages that one sender to an address may have on their way, ``wanted`` at most: all senders share what is free."""
@@ -95,6 +107,8 @@ class Sending:
             duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
             if scan.durable and self.stalled is not None and transaction is None and not self._known(address, duplicate_ids):
                 raise self.stalled
+            if self.memory.blocked and not self._known(address, duplicate_ids):
+                self._check_memory(transaction)
             route = self.addresses.route(address, routing)
             if route.limited:
                 self._make_room(route, address, duplicate_ids)
@@ -110,14 +124,29 @@ class Sending:
         due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
         draft = Draft(message, address, routing, body, scan.durable, container, duplicate_ids, due_ms)
         if transaction is not None:
-            self._gather(transaction, draft)
-            port.accepted(token)
+            refusal = self._transactions.gather(transaction, draft)
+            if refusal is None:
+                port.accepted(token)
+            else:
+                port.refused(token, refusal)
             return
         if self.put(draft, now_ms):
             self.journaling.then(port.accepted, token)
             self.journaling.close_if_full()
         else:
             port.accepted(token)
+
+    def _check_memory(self, transaction: LocalTransaction | None) -> None:
+        """Whether a message is taken while producers are blocked: one whose producer had credit is, a transaction's is not.
+
+        Bodies of a transaction cannot go to the spill files. Raises MemoryLow, or what the transaction is doomed by.
+        """
+        if transaction is not None:
+            if transaction.doomed is None:
+                self._transactions.doom(transaction, self.memory.refusal())
+            raise transaction.doomed or self.memory.refusal()
+        if self.memory.exhausted:
+            raise self.memory.refusal()
 
     def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...]) -> None:
         """For a message to queues with limits. Raises QueueFull. A producer that was to wait had its credit before the queue was full."""

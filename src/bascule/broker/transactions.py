@@ -26,12 +26,13 @@ class Draft(NamedTuple):
 class LocalTransaction:
     """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
 
-    __slots__ = ("acks", "doomed", "drafts", "id", "since_ms", "size_bytes")
+    __slots__ = ("acks", "charged_bytes", "doomed", "drafts", "id", "since_ms", "size_bytes")
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.size_bytes = 0
+        self.charged_bytes = 0  # in the account of memory
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None

@@ -85,8 +85,17 @@ def _show(status: dict[str, Any]) -> None:
     )
     show_rows(status["queues"], QUEUE_COLUMNS, Format.TABLE)
     table(PIN_COLUMNS, map(_pin, status["pins"]))
+    _show_memory(status["memory"])
     for title, figures in (("since it started", status["counters"]), ("now", status["gauges"])):
         table((title, ""), ((name.replace("_", " "), _figure(name, value)) for name, value in figures.items()))
+
+
+def _show_memory(memory: dict[str, Any] | None) -> None:
+    if memory is None:
+        return
+    used, limit = (_figure("_bytes", memory[field]) for field in ("used_bytes", "limit_bytes"))
+    line(f"memory: {used} of {limit}; producers " + (f"are blocked: {memory['blocked']}" if memory["blocked"] else "are not blocked"))
+    table(("memory used for", ""), ((name.replace("_", " "), _figure("_bytes", size)) for name, size in memory["parts"].items() if size))
 
 
 def _pin(pin: dict[str, Any]) -> tuple[object, ...]:

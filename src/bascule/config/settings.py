@@ -21,10 +21,13 @@ from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, To
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
+    MEMORY_BYTES,
     MIN_INSYNC_REPLICAS,
     QUEUES_MAX,
     REPLICATION_FACTOR,
     SPARK_MASTER,
+    SPILL_BYTES,
+    SPILL_FREE_BYTES,
     TARGET_PARTITIONS,
     TRANSACTION_BYTES,
     TRANSACTION_RECORDS,
@@ -135,7 +138,16 @@ class Broker(AddressSettings):
     )
     failover: tuple[str, ...] = Field(default=(), description="HOST:PORT of the brokers a client may turn to, offered when it connects")
     memory_bytes: ByteSize = Field(
-        default=ByteSize(64 * MIB), ge=MIB, description="Budget for message bodies in memory; beyond it they go to a spill file"
+        default=ByteSize(MEMORY_BYTES),
+        ge=MIB,
+        description="What the broker may hold in memory for its clients; near it producers wait, transactions are refused, and message"
+        " bodies go to spill files (from a quarter of it on)",
+    )
+    spill_bytes: ByteSize = Field(
+        default=ByteSize(SPILL_BYTES), ge=MIB, description="Size of the spill files (in embedded.data_dir) at which producers wait"
+    )
+    spill_free_bytes: ByteSize = Field(
+        default=ByteSize(SPILL_FREE_BYTES), description="Free space on the disk of the spill files, below which producers wait; 0 = none"
     )
     max_queues: int = Field(
         default=QUEUES_MAX, ge=1, le=QUEUES_MAX, description="Queues and subscriptions at once: a client can ask for any name"

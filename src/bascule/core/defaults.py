@@ -16,6 +16,13 @@ DUPLICATE_WINDOW_COUNT: Final = 20_000
 DUPLICATE_WINDOW_S: Final = 3600
 AUTO_DELETE_AFTER_S: Final = 300
 TRANSACTION_TIMEOUT_S: Final = 300
+#: A queue of 1,000,000 messages needs 340 MB besides their bodies, a selector that looks at all of them 110 MB more. With 1 GiB this is
+#: below the 80 % at which producers wait, and there is room for a quarter of bodies, large transactions and busy connections.
+MEMORY_BYTES: Final = 1 << 30
+#: Ten times the memory: bodies of 10 KiB of a million messages.
+SPILL_BYTES: Final = 10 << 30
+#: The journal and logs may be on the same disk; a full one stops more than producers.
+SPILL_FREE_BYTES: Final = 256 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
 QUEUES_MAX: Final = 65_535
 

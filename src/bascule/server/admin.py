@@ -43,7 +43,7 @@ from bascule.server.actions import ACTIONS
 from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes
 from bascule.server.listener import Listener, bind
-from bascule.server.status import BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
+from bascule.server.status import BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -103,6 +103,15 @@ PIN_METRICS = (
 )
 
 
+#: Metric, its help, and the field of MemoryStatus.
+MEMORY_METRICS = (
+    ("bascule_memory_limit_bytes", "What the broker may hold in memory for its clients", "limit_bytes"),
+    ("bascule_memory_used_bytes", "What it holds", "used_bytes"),
+    ("bascule_spill_bytes", "Size of the spill files", "spill_bytes"),
+    ("bascule_spill_limit_bytes", "What they may take", "spill_limit_bytes"),
+)
+
+
 class _StatusCollector(Collector):
     """Turns a status into metrics when it is asked."""
 
@@ -117,6 +126,7 @@ class _StatusCollector(Collector):
             yield GaugeMetricFamily(f"bascule_{name}", name.replace("_", " "), value=value)
         for name, value in status["counters"].items():
             yield CounterMetricFamily(f"bascule_{name}", name.replace("_", " "), value=value)
+        yield from _memory_metrics(status["memory"])
         for metric, text, field in QUEUE_METRICS:
             family = GaugeMetricFamily(metric, text, labels=("queue", "address"))
             for queue in status["queues"]:
@@ -127,6 +137,18 @@ class _StatusCollector(Collector):
             for pin in status["pins"]:
                 family.add_metric((pin["keeper"], pin["name"]), pin[field])  # type: ignore[literal-required]
             yield family
+
+
+def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
+    if memory is None:
+        return
+    family = GaugeMetricFamily("bascule_memory_bytes", "What memory is used for", labels=("part",))
+    for part, used_bytes in memory["parts"].items():
+        family.add_metric((part,), used_bytes)
+    yield family
+    for metric, text, field in MEMORY_METRICS:
+        yield GaugeMetricFamily(metric, text, value=memory[field])  # type: ignore[literal-required]
+    yield GaugeMetricFamily("bascule_producers_blocked", "1 while producers wait for memory or disk", value=float(bool(memory["blocked"])))
 
 
 class NotAdministrator(InvalidInput):

@@ -112,7 +112,7 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
             place = place_of(target.address, target.capabilities)
             link.context = _producer(client, link, place.address, routing_at(client, place))
         link.accept(max_message_size=limit)
-    link.context.top_up()
+    link.context.opened()
 
 
 def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing) -> ProducerLink:
@@ -312,8 +312,10 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
     context, link.context = link.context, None
     if isinstance(context, CoordinatorLink):
         context.abandon()
-    elif isinstance(context, ProducerLink) and context.address is not None and context.routing is not None:
-        engine.detach_producer(context.address, context.routing)
+    elif isinstance(context, ProducerLink):
+        context.closed()
+        if context.address is not None and context.routing is not None:
+            engine.detach_producer(context.address, context.routing)
     elif isinstance(context, ConsumerLink):
         if context.consumer is not None:
             # Most of what it held was prefetched and never seen: that gets no message nearer to its dead letter.

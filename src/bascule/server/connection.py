@@ -83,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
             Role.SERVER, container_id=server.container_id, sasl=self._sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
         )  # fmt: skip
+        self.amqp.context, self.amqp.partials = self, server.partials
         server.connections[self] = None
         self._ticking()
 
@@ -152,7 +153,9 @@ class ClientConnection(asyncio.Protocol):
                     self._unread_answers_bytes += len(data)
                     if self._unread_answers_bytes > UNREAD_ANSWERS_BYTES:
                         self._transport.pause_reading()
-            if given_bytes > WRITE_BUFFER_BYTES:
+            if self.amqp.queued_bytes > WRITE_BUFFER_BYTES:
+                self.client.full = True  # its window is closed in the middle of large messages
+            if given_bytes > WRITE_BUFFER_BYTES or (self.client.full and not self._stuck):
                 asyncio.get_running_loop().call_soon(self._give_more)  # when the write has been tried
             if self.amqp.closed and not self._transport.is_closing():
                 self._transport.close()
@@ -171,8 +174,8 @@ class ClientConnection(asyncio.Protocol):
         self._give_more()
 
     def _give_more(self) -> None:
-        """What had been given is written."""
-        if not self._stuck and not self.client.lost:
+        """What had been given is written, or too much of it waits for the client's window."""
+        if not self._stuck and not self.client.lost and self.amqp.queued_bytes <= WRITE_BUFFER_BYTES:
             self.client.wake_all()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -186,7 +189,20 @@ class ClientConnection(asyncio.Protocol):
         self.server.connections.pop(self, None)
         self.server.touched.pop(self, None)
         self.client.release(failed=not self.amqp.closed)
+        for session in self.amqp.sessions.values():
+            session.on_connection_end()  # nothing is kept for it
         self.server.dispatch()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is written for the client and has not left: its socket takes no more, or its window is closed."""
+        return self.amqp.queued_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def drop(self, error: AmqpError) -> None:
+        """End the connection of a client that does not read: nothing is kept for it."""
+        self.close(error)
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""

@@ -15,6 +15,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.sections import head_of, header_bytes
 
 if TYPE_CHECKING:
@@ -26,21 +27,23 @@ PRODUCER_CREDIT = 1000
 OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
 #: How late. A producer still sends half its credit in that time: nobody is stopped by a consumer that sleeps.
 YIELD_S = 0.1
-#: A producer's credit is topped up when half is used: one flow frame for so many messages.
+#: A producer's credit is topped up when half is used at the latest: one flow frame for so many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
 
 
 class ProducerLink:
     """A client's producer; the broker's :class:`~bascule.broker.ports.SendPort`. ``address`` None takes each message's own ``to``."""
 
-    __slots__ = ("_accepted_in", "_waiting", "_yielding", "address", "client", "link", "routing")
+    __slots__ = ("_accepted_in", "_counted", "_granted", "_waiting", "_yielding", "address", "client", "link", "routing")
 
     def __init__(self, client: Client, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
         self.client = client
         self.link = link
         self.address = address
         self.routing = routing
-        self._waiting = False  # for room in a full queue
+        self._counted = False  # among the producers that share credit
+        self._granted = 0  # the last credit
+        self._waiting = False  # for room in a full queue, or in memory
         self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
@@ -72,7 +75,7 @@ class ProducerLink:
 
         What a connection can make the broker hold is bounded by bytes, where they are read.
         """
-        if self.link.credit >= PRODUCER_CREDIT_LOW or self._yielding or self._waiting:
+        if self.link.credit > self._granted // 2 or self._yielding or self._waiting:
             return
         if self._outruns_consumers():
             self._yielding = True
@@ -86,23 +89,42 @@ class ProducerLink:
 
     def _grant(self) -> None:
         self._yielding = False
-        credit = PRODUCER_CREDIT
+        engine = self.client.engine
+        memory = engine.memory
+        if memory.blocked and self.address != MANAGEMENT_ADDRESS:  # whose requests end transactions, which makes room
+            self._waiting = True
+            memory.when_free(self, self._room)
+            return
+        credit = memory.credit(PRODUCER_CREDIT)
         if self.address is not None and self.routing is not None:
-            engine = self.client.engine
-            credit = engine.share_of_room(self.address, self.routing, PRODUCER_CREDIT)
+            credit = engine.share_of_room(self.address, self.routing, credit)
             if not credit and not self.link.credit:
                 self._waiting = True
                 engine.when_room(self.address, self.routing, self._room)
         if credit > self.link.credit:
+            self._granted = credit
             self.link.flow(credit)
             self.client.touch()
             self.client.send_output()
 
     def _room(self) -> None:
-        """A full queue has room again."""
+        """A full queue, or memory, has room again."""
         self._waiting = False
         if self.link.context is self:
             self._grant()
+
+    def opened(self) -> None:
+        """The link is attached: it takes part in the credit of all producers."""
+        self._counted = True
+        self.client.engine.memory.producers += 1
+        self.top_up()
+
+    def closed(self) -> None:
+        """The link is gone."""
+        memory = self.client.engine.memory
+        memory.producers -= self._counted
+        self._counted = False
+        memory.forget(self)
 
 
 class ConsumerLink:

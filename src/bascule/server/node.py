@@ -36,6 +36,7 @@ from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
 from bascule.server.logins import LoginChecks, sasl_mechanisms
+from bascule.server.memory import MemoryWatch, partial_budget
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
@@ -76,13 +77,15 @@ class Node:
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings)
         self.tls = amqp_tls(settings.broker.tls)
-        self._spill: SpillFiles | None = None
+        self.spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
         self.logins = LoginChecks()
         self.amqp_limits = ConnectionLimits(handshake_timeout_s=settings.broker.handshake_timeout_s)
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None
+        self.partials = partial_budget(int(settings.broker.memory_bytes))
+        self._memory_watch: MemoryWatch | None = None
         self._earlier = Counters()  # of epochs that have ended
         self.tail: IngressTail | None = None
 
@@ -103,7 +106,8 @@ class Node:
     @property
     def congested(self) -> bool:
         """So much is on its way into the journal that nothing more is read from clients."""
-        return self.engine.journaling.in_flight_bytes > IN_FLIGHT_BYTES_MAX
+        engine = self.engine
+        return engine.journaling.in_flight_bytes > min(IN_FLIGHT_BYTES_MAX, engine.memory.in_flight_max_bytes)
 
     def awake(self) -> bool:
         """Whether the present epoch may go on: see Epoch."""
@@ -146,9 +150,10 @@ class Node:
             self._epoch = None
             free_what_ended()
         self.close_spill()
-        self._spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill")
+        broker = self.settings.broker
+        self.spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill", int(broker.spill_bytes), int(broker.spill_free_bytes))
         self._epoch = Epoch(
-            place, self._policy, self._diverts, self._spill, int(self.settings.broker.memory_bytes),
+            place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self.send_output, on_stalled=on_stalled,
         )  # fmt: skip
         return self._epoch
@@ -166,6 +171,9 @@ class Node:
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()
+        if self.spill is not None:
+            self._memory_watch = MemoryWatch(self.engine, self.spill, self.partials, self.connections, self.dispatch)
+            self._memory_watch.start()
         names = self.settings.journal_topics
         self.tail = IngressTail(self.kafka, names.ingress, names.partition, self.engine, asyncio.get_running_loop())
 
@@ -176,8 +184,11 @@ class Node:
 
     def close_spill(self) -> None:
         """Delete the bodies that were spilled."""
-        if self._spill is not None:
-            self._spill.close()
+        if self._memory_watch is not None:
+            self._memory_watch.stop()
+            self._memory_watch = None
+        if self.spill is not None:
+            self.spill.close()
 
     def _confirmed(self) -> None:
         if self._life is not None:

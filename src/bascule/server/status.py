@@ -14,9 +14,11 @@ from bascule.broker.queue import BrokerQueue
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
+    from bascule.broker.engine import Engine
     from bascule.broker.retention import RetentionHold
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
+    from bascule.server.spill import SpillFiles
 
 #: Field of the engine's counters -> name of the metric.
 COUNTERS = {
@@ -115,6 +117,18 @@ class RetentionHoldStatus(TypedDict):
     released: bool
 
 
+class MemoryStatus(TypedDict):
+    """The account of the broker's memory; see bascule.broker.memory. ``parts`` are in bytes."""
+
+    limit_bytes: int
+    used_bytes: int
+    blocked: str  # why producers wait; empty when they do not
+    parts: dict[str, int]
+    spilled_bytes: int  # bodies in spill files
+    spill_bytes: int  # size of these files
+    spill_limit_bytes: int
+
+
 class BrokerStatus(TypedDict):
     """How a broker stands. ``counters`` only grow while the process lives; names are snake case, with their unit."""
 
@@ -126,6 +140,7 @@ class BrokerStatus(TypedDict):
     queues: list[QueueStatus]
     pins: list[RetentionHoldStatus]
     branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
+    memory: MemoryStatus | None  # None until the state is loaded
     gauges: dict[str, float]
     counters: dict[str, float]
 
@@ -138,10 +153,12 @@ def status_of(node: Node) -> BrokerStatus:
     }  # fmt: skip
     queues: list[QueueStatus] = []
     branches: list[BranchStatus] = []
+    memory: MemoryStatus | None = None
     if engine is not None:
         journaling, bodies = engine.journaling, engine.bodies
         queues = [queue_status(queue) for queue in engine.addresses.queues.values()]
         branches = [branch_status(branch) for branch in listed(engine)]
+        memory = memory_status(engine, node.spill)
         gauges |= {
             "queues": len(queues), "transactions_open": len(engine.transactions), "branches_prepared": len(engine.branches.prepared),
             "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
@@ -151,7 +168,17 @@ def status_of(node: Node) -> BrokerStatus:
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
-        branches=branches, gauges=gauges, counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total},
+        branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total},
+    )  # fmt: skip
+
+
+def memory_status(engine: Engine, spill: SpillFiles | None) -> MemoryStatus:
+    """What memory is used for, and whether producers wait."""
+    account = engine.memory
+    return MemoryStatus(
+        limit_bytes=account.limit_bytes, used_bytes=account.used_bytes, blocked=account.blocked,
+        parts={str(part): used_bytes for part, used_bytes in account.parts().items()}, spilled_bytes=engine.bodies.stored_bytes,
+        spill_bytes=spill.used_bytes if spill is not None else 0, spill_limit_bytes=spill.limit_bytes if spill is not None else 0,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from bascule.broker.message import DEFAULT_PRIORITY, Bodies, BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.transactions import LocalTransaction
+from bascule.core.defaults import MEMORY_BYTES
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import (
@@ -117,8 +118,16 @@ class Receiver:
 class BrokerInMemory:
     """One epoch after another on a log in memory. Appends are confirmed when the test says so, in order."""
 
-    def __init__(self, log: MemoryLog | None = None, *, clock: Callable[[], int] = lambda: 1_000, policy: Policy | None = None) -> None:
-        """A broker whose first epoch has begun."""
+    def __init__(
+        self,
+        log: MemoryLog | None = None,
+        *,
+        clock: Callable[[], int] = lambda: 1_000,
+        policy: Policy | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        """A broker whose first epoch has begun. ``memory_bytes`` is the limit of its account of memory."""
+        self.memory_bytes = memory_bytes
         self.log = log or MemoryLog()
         self.clock = clock
         self.policy = policy
@@ -147,7 +156,7 @@ class BrokerInMemory:
     def replay(self, snapshot: bytes | None) -> Loader:
         """What a load of the log, from a snapshot or from its start, makes of it."""
         journaling = Journaling(lambda key, value: self.in_flight.append((key, value)))
-        engine = Engine(journaling, Bodies(None, 1 << 40), self.clock, self.policy)
+        engine = Engine(journaling, Bodies(None, self.memory_bytes), self.clock, self.policy)
         loader = Loader(engine, None if snapshot is None else snapshots.decode(snapshot))
         for offset in range(loader.first_offset, len(self.log.records)):
             try:

@@ -36,8 +36,12 @@ def held(bodies: Bodies, body: bytes) -> BrokerMessage:
     return message
 
 
-def test_bodies_beyond_the_budget_go_to_the_store_and_are_read_from_there(store: Store) -> None:
-    bodies = Bodies(store, 10)
+#: Of which bodies may have a quarter: one of 8 bytes.
+MEMORY_BYTES = 40
+
+
+def test_bodies_beyond_their_share_of_memory_go_to_the_store_and_are_read_from_there(store: Store) -> None:
+    bodies = Bodies(store, MEMORY_BYTES)
     first, second = held(bodies, b"x" * 8), held(bodies, b"y" * 8)
     assert (bodies.memory_bytes, bodies.stored_bytes) == (8, 8)
     assert second.body is None
@@ -45,7 +49,7 @@ def test_bodies_beyond_the_budget_go_to_the_store_and_are_read_from_there(store:
 
 
 def test_what_is_released_makes_room_in_memory_and_in_the_store(store: Store) -> None:
-    bodies = Bodies(store, 10)
+    bodies = Bodies(store, MEMORY_BYTES)
     messages = [held(bodies, b"x" * 8), held(bodies, b"y" * 8)]
     for message in messages:
         bodies.release(message)
@@ -59,7 +63,7 @@ def test_without_a_store_everything_stays_in_memory() -> None:
 
 
 def test_a_spilled_message_is_delivered_selected_and_moved_to_the_dead_letters_like_any_other(bench: Bench, store: Store) -> None:
-    bench.engine.bodies = bench.engine.deliveries.bodies = Bodies(store, 0)
+    bench.engine.bodies.store, bench.engine.memory.bodies_max_bytes = store, 0
     bench.fill("red", properties={"colour": "red"})
     consumer = bench.consumer(selector="colour = 'red'")
     assert bench.got(consumer) == ["red"]

@@ -29,6 +29,10 @@ PIN = {
 STATUS = {
     "bridge": "demo", "version": "1", "state": "waiting", "serving": False, "reason": "Kafka is away", "queues": [QUEUE],
     "branches": [BRANCH], "pins": [PIN, PIN | {"name": "divert:large", "bytes": 5 << 20, "released": True}],
+    "memory": {
+        "limit_bytes": 8 << 20, "used_bytes": 7 << 20, "blocked": "too much", "parts": {"bodies": 2 << 20, "queues": 0}, "spilled_bytes": 0,
+        "spill_bytes": 0, "spill_limit_bytes": 10 << 20,
+    },
     "gauges": {"connections": 2, "memory_bodies_bytes": 3 << 20}, "counters": {"messages_in": 1234567},
 }  # fmt: skip
 DEAD = {

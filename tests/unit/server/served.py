@@ -12,6 +12,7 @@ from bascule.amqp.connection import Connection
 from bascule.amqp.events import Event, Transferred
 from bascule.amqp.limits import HANDSHAKE_TIMEOUT_S, ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
+from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
 from bascule.amqp.session import Session
@@ -56,6 +57,7 @@ class Served:
         self.amqp_limits = ConnectionLimits()
         self.logins = LoginChecks()
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
+        self.partials = PartialBudget()
         self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}
@@ -125,6 +127,9 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.written))
 
     def is_closing(self) -> bool:
         return self.closing

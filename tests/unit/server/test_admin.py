@@ -18,7 +18,15 @@ from bascule.core.errors import Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer, admin_app
-from bascule.server.status import BrokerStatus, ConnectionStatus, QueueDetail, QueueStatus, RetentionHoldStatus, SubscriptionStatus
+from bascule.server.status import (
+    BrokerStatus,
+    ConnectionStatus,
+    MemoryStatus,
+    QueueDetail,
+    QueueStatus,
+    RetentionHoldStatus,
+    SubscriptionStatus,
+)
 from bascule.server.tls import client_context, server_context
 from tests.support.certificates import Authority
 
@@ -27,6 +35,12 @@ QUEUE = QueueStatus(
 )  # fmt: skip
 
 PIN = RetentionHoldStatus(keeper="pipeline", name="divert:idle", offset=7, records=12, bytes=34, reason="disabled", released=False)
+
+
+MEMORY = MemoryStatus(
+    limit_bytes=1000, used_bytes=830, blocked="too much", parts={"bodies": 630, "queues": 200}, spilled_bytes=40, spill_bytes=50,
+    spill_limit_bytes=60,
+)  # fmt: skip
 
 
 class Broker:
@@ -41,6 +55,7 @@ class Broker:
             reason="",
             queues=[QUEUE],
             pins=[PIN],
+            memory=MEMORY,
             gauges={"connections": 4},
             counters={"messages_sent": 5},
         )
@@ -133,6 +148,23 @@ def test_readiness_follows_the_broker_and_liveness_the_process() -> None:
         assert get(port, "/livez") == (200, "ok\n")
 
     served(broker, ask)
+
+
+def test_metrics_show_the_account_of_memory_by_part_and_whether_producers_wait() -> None:
+    def ask(port: int) -> None:
+        lines = get(port, "/metrics")[1].splitlines()
+        for line in (
+            'bascule_memory_bytes{part="bodies"} 630.0',
+            'bascule_memory_bytes{part="queues"} 200.0',
+            "bascule_memory_limit_bytes 1000.0",
+            "bascule_memory_used_bytes 830.0",
+            "bascule_spill_bytes 50.0",
+            "bascule_spill_limit_bytes 60.0",
+            "bascule_producers_blocked 1.0",
+        ):
+            assert line in lines
+
+    served(Broker(), ask)
 
 
 def test_metrics_are_in_the_text_format_of_prometheus() -> None:

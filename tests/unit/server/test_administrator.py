@@ -36,6 +36,7 @@ class Node(Served):
         self.journal_offset = 7
         self.foreign_records = 1
         self.uncaught = UncaughtErrorHandler()
+        self.spill: Any = None
 
     @property
     def loaded_engine(self) -> Any:
@@ -238,6 +239,8 @@ async def test_the_status_has_the_queues_and_the_counters() -> None:
     assert (status["bridge"], status["state"], status["serving"]) == ("demo", "serving", True)
     assert [(each["name"], each["messages"], each["delivering"]) for each in status["queues"]] == [("q", 1, 1), ("sub", 0, 0)]
     assert status["counters"]["messages_in"] == 2
+    assert status["memory"] is not None
+    assert (status["memory"]["blocked"], status["memory"]["parts"]["messages"]) == ("", 2 * (320 + 16))
     assert (status["gauges"]["connections"], status["gauges"]["journal_offset"]) == (1, 7)
     detail = administrator(node).queue("q")
     assert [(each["client_id"], each["unsettled"]) for each in detail["consumer_list"]] == [("client", 1)]

@@ -137,6 +137,23 @@ def test_what_comes_from_kafka_waits_while_its_queue_is_full_and_comes_in_order(
     run(Policy(AddressPolicy(), (bounded,)), check, monkeypatch)
 
 
+def test_what_comes_from_kafka_waits_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        memory = broker.engine.memory
+        memory.shortage = "the disk is full"
+        await until(broker, lambda: tail.failure != "")
+        assert tail.failure == "ingress bascule.ingress waits: the disk is full"
+        taken = memory.messages
+        broker.settle()
+        assert memory.messages == taken
+        assert memory.ingress_bytes > 0
+        memory.shortage = ""
+        await until(broker, lambda: memory.messages == SENDS)
+        assert (tail.failure, memory.ingress_bytes) == ("", 0)
+
+    run(Policy(), check, monkeypatch)
+
+
 def test_it_goes_on_within_a_record_that_must_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
         await until(broker, lambda: tail.failure != "")

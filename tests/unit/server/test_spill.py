@@ -44,10 +44,49 @@ def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
     files.close()
 
 
+def test_files_take_no_more_than_their_limit_and_say_before_that_they_are_short(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
+    body = b"x" * 10_000
+    handles: list[int] = []
+    while not files.look():
+        handles.append(files.put(body))
+    assert "broker.spill_bytes" in files.shortage
+    with pytest.raises(OSError, match="spill_bytes"):
+        handles.extend(files.put(body) for _ in range(100))
+    assert files.used_bytes <= 1 << 20
+    assert sum(file.stat().st_size for file in (tmp_path / "bodies").iterdir()) <= 1 << 20
+    freed = 0
+    while files.look():
+        files.free(handles[freed], len(body))
+        freed += 1
+    assert len(handles) // 10 < freed < len(handles) // 2
+    assert files.get(files.put(body), len(body)) == body
+    files.close()
+
+
+def test_files_leave_the_disk_the_space_that_is_to_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = 2_000_000
+    files = SpillFiles(tmp_path / "bodies", free_min_bytes=1_000_000)
+    monkeypatch.setattr(SpillFiles, "free_bytes", lambda _: free_bytes)
+    body = b"x" * spill.WRITE_BYTES
+    assert files.look() == ""
+    files.put(body)
+    free_bytes = 900_000
+    assert "broker.spill_free_bytes" in files.look()
+    with pytest.raises(OSError, match="spill_free_bytes"):
+        files.put(body)
+    free_bytes = 1_100_000
+    assert files.look(), "a gap, so that producers do not stop and go on all the time"
+    free_bytes = 1_300_000
+    assert files.look() == ""
+    files.put(body)
+    files.close()
+
+
 def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bodies = Bodies(SpillFiles(tmp_path / "bodies"), budget_bytes=0)
+    bodies = Bodies(SpillFiles(tmp_path / "bodies"), memory_bytes=0)
     messages = [BrokerMessage(bytes([number]) * spill.WRITE_BYTES) for number in range(4)]
 
     def full(*_: object) -> int:

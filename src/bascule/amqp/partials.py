@@ -1,0 +1,42 @@
+"""Messages that are begun and not ended: what they take, over all connections that share one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bascule.amqp.connection import Connection
+    from bascule.amqp.link import ReceiverLink
+
+
+class PartialBudget:
+    """The memory of partial messages. Beyond ``bytes_max`` the links whose messages have waited longest for a frame are detached.
+
+    One message always has room. ``on_detached(connection)`` is called for a connection that has something to send because of that.
+    """
+
+    __slots__ = ("_links", "bytes_max", "on_detached", "used_bytes")
+
+    def __init__(self, bytes_max: int | None = None, on_detached: Callable[[Connection], None] = lambda _: None) -> None:
+        """``bytes_max`` None: no limit."""
+        self.bytes_max = bytes_max
+        self.on_detached = on_detached
+        self.used_bytes = 0
+        self._links: dict[ReceiverLink, None] = {}  # in the order of their last frames
+
+    def grow(self, link: ReceiverLink, size_bytes: int) -> None:
+        """A frame of a message has come that is not its last one."""
+        links = self._links
+        links.pop(link, None)
+        links[link] = None
+        self.used_bytes += size_bytes
+        while self.bytes_max is not None and self.used_bytes > self.bytes_max and len(links) > 1:
+            oldest = next(iter(links))
+            oldest.give_way(self.bytes_max)
+            self.on_detached(oldest.session.connection)
+
+    def drop(self, link: ReceiverLink, size_bytes: int) -> None:
+        """The message is complete, or will never be."""
+        self._links.pop(link, None)
+        self.used_bytes -= size_bytes

@@ -1,0 +1,56 @@
+"""Messages begun and not ended, of several connections with one budget."""
+
+from __future__ import annotations
+
+from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED
+from bascule.amqp.events import Detached, Transferred
+from bascule.amqp.frames import frame_head
+from bascule.amqp.link import SenderLink
+from bascule.amqp.partials import PartialBudget
+from bascule.amqp.performatives import Transfer
+from tests.unit.amqp.pair import Pair, of
+
+
+def pair_with(budget: PartialBudget) -> Pair:
+    pair = Pair()
+    pair.server.partials = budget
+    return pair
+
+
+def begin(pair: Pair, link: SenderLink, size: int) -> None:
+    """The first frame of a message."""
+    pair.client.out.append(frame_head(link.session.channel, Transfer(link.handle, 0, b"0", more=True), size) + b"x" * size)
+    pair.run()
+
+
+def go_on(pair: Pair, link: SenderLink, size: int, *, more: bool) -> None:
+    pair.client.out.append(frame_head(link.session.channel, Transfer(link.handle, more=more), size) + b"x" * size)
+    pair.run()
+
+
+def test_beyond_the_budget_the_link_that_has_waited_longest_for_a_frame_is_detached_and_others_go_on() -> None:
+    budget = PartialBudget(10_000)
+    pairs = [pair_with(budget) for _ in range(3)]
+    links = [pair.producer()[0] for pair in pairs]
+    for pair, link in zip(pairs, links, strict=True):
+        begin(pair, link, 3_000)
+    go_on(pairs[0], links[0], 1, more=True)
+    go_on(pairs[2], links[2], 3_000, more=True)  # and the second one has waited longest
+    assert budget.used_bytes == 9_001
+    pairs[1].run()
+    (detached,) = of(Detached, pairs[1].at_client)
+    assert detached.error is not None
+    assert detached.error.condition == RESOURCE_LIMIT_EXCEEDED
+    for number in (0, 2):
+        go_on(pairs[number], links[number], 1, more=False)
+        assert of(Transferred, pairs[number].at_server)
+    assert budget.used_bytes == 0
+
+
+def test_one_message_has_room_however_large_it_is() -> None:
+    budget = PartialBudget(10)
+    pair = pair_with(budget)
+    link, _ = pair.producer()
+    begin(pair, link, 1_000)
+    go_on(pair, link, 1_000, more=False)
+    assert [len(event.payload) for event in of(Transferred, pair.at_server)] == [2_000]

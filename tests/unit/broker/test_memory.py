@@ -1,0 +1,254 @@
+"""The account of memory: what is used for what, and who waits when it is short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.broker import memory
+from bascule.broker.branches import prepare
+from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
+from bascule.broker.policy import Policy
+from bascule.core.errors import TransactionRolledBack
+from bascule.core.xid import Xid
+from bascule.testing.broker import BrokerInMemory
+from tests.unit.broker.conftest import Bench
+
+LIMIT_BYTES = 1 << 20
+BODY = b"x" * 20_000
+
+
+@pytest.fixture
+def small(policy: Policy) -> Bench:
+    """A broker with little memory, and no spill files."""
+    bench = Bench(policy)
+    bench.broker = BrokerInMemory(clock=lambda: bench.now_ms, policy=policy, memory_bytes=LIMIT_BYTES)
+    return bench
+
+
+def fill_up(bench: Bench, to: str = "q") -> None:
+    """Send until producers are blocked."""
+    while not bench.engine.memory.blocked:
+        bench.put(BODY, to=to)
+        bench.broker.settle()
+
+
+def parts(bench: Bench) -> dict[MemoryPart, int]:
+    account = bench.engine.memory
+    account.measured(memory.measure(bench.engine))
+    return account.parts()
+
+
+def empty(bench: Bench) -> dict[MemoryPart, int]:
+    """The parts of a broker with its queue."""
+    bench.queue()
+    bench.broker.settle()
+    return parts(bench)
+
+
+def test_each_part_is_what_it_was_when_all_has_gone(small: Bench) -> None:
+    before = empty(small)
+    small.fill("a", "b", "c", durable=False)
+    consumer = small.consumer(credit=2)
+    transaction = small.engine.begin(b"1")
+    small.put("d", transaction=transaction)
+    small.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    during = parts(small)
+    small.engine.rollback(transaction)
+    small.engine.detach(consumer.consumer)
+    consumer = small.consumer()
+    small.acknowledge(consumer)
+    small.engine.detach(consumer.consumer)
+    small.broker.settle()
+    after = parts(small)
+    for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.UNSETTLED, MemoryPart.TRANSACTIONS):
+        assert during[part] > before[part], part
+    assert after == before | {MemoryPart.CACHES: after[MemoryPart.CACHES]}
+
+
+def test_the_account_counts_duplicate_windows_branches_selector_views_and_queues(small: Bench) -> None:
+    before = empty(small)
+    small.fill("a", message_id="ID:1")
+    small.consumer(credit=0, selector="JMSPriority = 4")
+    small.queue("another")
+    transaction = small.engine.begin(b"1")
+    small.put("b", transaction=transaction)
+    prepare(small.engine, transaction, Xid(1, b"g", b"b"), "client", lambda _: None)
+    small.put("c")
+    during = parts(small)
+    assert during[MemoryPart.TRANSACTIONS] == 0, "it is a branch now"
+    for part in (MemoryPart.DUPLICATES, MemoryPart.BRANCHES, MemoryPart.QUEUES, MemoryPart.JOURNAL, MemoryPart.CACHES):
+        assert during[part] > before[part], part
+
+
+def test_a_message_of_several_subscriptions_is_counted_until_the_last_one_is_done_with_it(small: Bench) -> None:
+    queues = [small.subscription(name) for name in ("s1", "s2")]
+    before = parts(small)
+    small.fill("x", to="t")
+    for queue in queues:
+        assert parts(small)[MemoryPart.BODIES] > 0
+        consumer = small.consumer(queue)
+        small.acknowledge(consumer)
+        small.engine.detach(consumer.consumer)
+    small.broker.settle()
+    after = parts(small)
+    assert (after[MemoryPart.BODIES], after[MemoryPart.MESSAGES]) == (before[MemoryPart.BODIES], before[MemoryPart.MESSAGES]) == (0, 0)
+
+
+def test_what_a_deleted_queue_held_and_its_consumers_had_is_not_counted_any_more(small: Bench) -> None:
+    before = empty(small)
+    queue = small.queue("deleted")
+    small.fill("a", "b", to="deleted")
+    small.consumer(queue, credit=1)
+    small.engine.delete_queue(queue)
+    small.broker.settle()
+    assert parts(small) == before | {MemoryPart.CACHES: parts(small)[MemoryPart.CACHES]}
+
+
+def test_producers_are_blocked_until_clearly_less_is_used(small: Bench) -> None:
+    fill_up(small)
+    account = small.engine.memory
+    assert account.used_bytes >= BLOCK_AT * LIMIT_BYTES
+    consumer = small.consumer(credit=0)
+    while account.blocked:
+        assert account.used_bytes > FREE_AT * LIMIT_BYTES
+        small.broker.give(consumer, 1)
+        small.broker.settle()
+        small.engine.acknowledge(consumer.consumer, consumer.messages[-1])
+        small.broker.settle()
+    assert account.used_bytes <= FREE_AT * LIMIT_BYTES
+
+
+def test_consumers_are_served_while_producers_are_blocked(small: Bench) -> None:
+    fill_up(small)
+    held = small.queue().held_messages
+    consumer = small.consumer(credit=1000)
+    assert len(consumer.messages) == held
+
+
+def test_what_was_under_way_is_taken_until_memory_is_used_up_and_then_refused_with_a_clear_condition(small: Bench) -> None:
+    fill_up(small)
+    small.sender.answers.clear()
+    while not small.sender.answers or small.sender.answers[-1][1] is None:
+        small.put(BODY)
+        small.broker.settle()
+    account = small.engine.memory
+    assert account.used_bytes >= LIMIT_BYTES
+    assert len(small.sender.answers) > 5
+    error = small.sender.answers[-1][1]
+    assert isinstance(error, MemoryLow)
+    assert error.condition == "amqp:resource-limit-exceeded"
+    assert "broker.memory_bytes" in str(error)
+
+
+def test_a_repeat_of_a_stored_message_is_answered_though_memory_is_used_up(small: Bench) -> None:
+    small.fill(1, message_id="ID:1")
+    fill_up(small)
+    small.engine.memory.measured({MemoryPart.BUFFERS: LIMIT_BYTES})
+    small.sender.answers.clear()
+    small.fill(1, message_id="ID:1")
+    assert small.sender.answers == [(1, None)]
+
+
+def test_a_send_of_a_transaction_is_refused_while_producers_are_blocked_and_the_transaction_is_rolled_back(
+    small: Bench,
+) -> None:
+    outcome: list[Any] = []
+    transaction = small.engine.begin(b"1")
+    small.put("before", transaction=transaction)
+    fill_up(small)
+    held = small.queue().held_messages
+    small.sender.answers.clear()
+    small.put("refused", transaction=transaction)
+    small.put("behind", transaction=transaction)
+    assert [error.condition for _, error in small.sender.answers if error] == ["amqp:resource-limit-exceeded"] * 2
+    assert parts(small)[MemoryPart.TRANSACTIONS] == 0
+    small.engine.commit(transaction, outcome.append)
+    small.broker.settle()
+    (error,) = outcome
+    assert isinstance(error, TransactionRolledBack)
+    assert "broker.memory_bytes" in str(error)
+    assert small.queue().held_messages == held
+
+
+def test_a_transaction_without_sends_is_committed_while_producers_are_blocked(small: Bench) -> None:
+    outcome: list[Any] = []
+    fill_up(small)
+    consumer = small.consumer(credit=1)
+    transaction = small.engine.begin(b"1")
+    small.engine.acknowledge_in(transaction, consumer.consumer, consumer.messages[0])
+    small.engine.commit(transaction, outcome.append)
+    small.broker.settle()
+    assert outcome == [None]
+
+
+def test_open_transactions_together_hold_a_part_of_memory_and_no_more(small: Bench) -> None:
+    account = small.engine.memory
+    transactions = [small.engine.begin(b"%d" % number) for number in range(10)]
+    for _ in range(20):
+        for transaction in transactions:
+            small.put(BODY, transaction=transaction)
+            assert account.transactions_bytes <= account.transactions_max_bytes
+    assert not account.blocked
+    doomed = [transaction for transaction in transactions if transaction.doomed]
+    assert doomed
+    refusals = [error for _, error in small.sender.answers if error]
+    assert {error.condition for error in refusals} == {"amqp:resource-limit-exceeded"}
+    assert "commit more often" in str(refusals[0])
+    for transaction in transactions:
+        small.engine.rollback(transaction)
+    assert account.transactions_bytes == 0
+
+
+def test_prepared_branches_hold_a_part_of_memory_and_no_more(small: Bench) -> None:
+    refused = 0
+    for number in range(30):
+        transaction = small.engine.begin(b"%d" % number)
+        small.put(BODY, transaction=transaction)
+        try:
+            prepare(small.engine, transaction, Xid(1, b"g", b"%d" % number), "client", lambda _: None)
+        except TransactionRolledBack:
+            refused += 1
+        small.broker.settle()
+    assert 0 < refused < 30
+    assert small.engine.branches.prepared_bytes <= small.engine.memory.branches_max_bytes
+
+
+def test_those_that_wait_go_on_some_at_a_time_and_the_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "FREED_AT_ONCE", 2)
+    account, went_on = MemoryAccount(1000), []
+    account.bodies_bytes = 800
+    account.look()
+    for name in "abcd":
+        account.when_free(name, lambda name=name: went_on.append(name))
+    account.forget("b")
+    account.look()
+    assert went_on == []
+    account.bodies_bytes = 0
+    account.look()
+    assert went_on == ["a", "c"]
+    account.look()
+    assert went_on == ["a", "c", "d"]
+    account.look()
+    assert went_on == ["a", "c", "d"]
+
+
+def test_a_shortage_of_disk_blocks_producers_until_it_is_over() -> None:
+    account, changes = MemoryAccount(1000), []
+    account.on_change = lambda: changes.append(account.blocked)
+    account.shortage = "the disk is full"
+    account.look()
+    account.look()
+    account.shortage = ""
+    account.look()
+    assert changes == ["the disk is full", ""]
+
+
+def test_all_producers_share_the_credit_for_which_memory_has_room() -> None:
+    account = MemoryAccount(1 << 20)
+    account.producers = 1
+    assert 100 < account.credit(1000) < 1000
+    account.producers = 10_000
+    assert account.credit(1000) == 1
+    assert MemoryAccount(1 << 30).credit(1000) == 1000

@@ -1,0 +1,153 @@
+"""Who waits when memory is short, over the wire: producers get no credit, consumers are served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bascule.amqp.frames import frame_head
+from bascule.amqp.limits import ConnectionLimits
+from bascule.amqp.performatives import Source, Target, Transfer
+from bascule.broker.memory import MemoryPart
+from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.server.connection import WRITE_BUFFER_BYTES
+from bascule.server.memory import UNREAD_S, MemoryWatch
+from bascule.server.spill import SpillFiles
+from bascule.testing.broker import BrokerInMemory, message_bytes
+from tests.unit.server.served import Client, Served, run_async
+
+LIMIT_BYTES = 16 << 20
+BODY = "x" * 100_000
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[SpillFiles]:
+    files = SpillFiles(tmp_path / "spill")
+    yield files
+    files.close()
+
+
+class Watched(Served):
+    """With little memory, measured when the test says so."""
+
+    def __init__(self, spill: SpillFiles) -> None:
+        super().__init__(BrokerInMemory(memory_bytes=LIMIT_BYTES))
+        self.engine.bodies.store = spill
+        self.watch = MemoryWatch(self.engine, spill, self.partials, self.connections, self.dispatch)
+        self.now_s = 0.0
+
+    def measure(self, later_s: float = 1.0) -> None:
+        self.now_s += later_s
+        self.watch.measure(self.now_s)
+
+    def shortage(self, text: str) -> None:
+        self.engine.memory.shortage = text
+        self.dispatch()
+
+
+@run_async
+async def test_producers_get_no_credit_while_memory_is_short_and_go_on_by_themselves(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    before = client.producer("q", name="before")
+    served.shortage("too much")
+    late = client.producer("q", name="late")
+    anonymous = client.session.attach_sender("relay", Source(), Target())
+    served.settle(client)
+    assert before.credit > 0
+    assert (late.credit, anonymous.credit) == (0, 0)
+    while before.credit:
+        before.send(message_bytes("x"))
+    served.settle(client)
+    assert before.credit == 0
+    assert served.engine.addresses.anycast["q"].held_messages > 100, "credit that was given is honoured"
+    served.shortage("")
+    served.settle(client)
+    assert min(before.credit, late.credit, anonymous.credit) > 0
+
+
+@run_async
+async def test_consumers_and_requests_that_end_transactions_are_served_while_memory_is_short(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    served.fill("q", 3)
+    served.shortage("too much")
+    client = Client(served)
+    link = client.consumer("q", credit=10)
+    assert client.received(link) == 3
+    assert client.producer(MANAGEMENT_ADDRESS).credit > 0
+
+
+@run_async
+async def test_a_producer_that_is_gone_is_not_kept_and_takes_no_share_of_the_credit(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    memory = served.engine.memory
+    served.shortage("too much")
+    client = Client(served)
+    client.producer("q", name="detached").detach()
+    client.producer("q", name="cut off")
+    served.settle(client)
+    assert memory.producers == 1
+    client.connection.connection_lost(None)
+    assert memory.producers == 0
+    assert not memory.some_wait
+
+
+@run_async
+async def test_what_a_client_had_begun_to_send_is_not_kept_when_it_is_gone(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    link = client.producer("q")
+    client.amqp.out.append(frame_head(client.session.channel, Transfer(link.handle, 0, b"0", more=True), 1000) + b"x" * 1000)
+    client.say()
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.PARTIAL] == 1000
+    client.connection.connection_lost(None)
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.PARTIAL] == 0
+
+
+@run_async
+async def test_a_client_that_reads_nothing_is_disconnected_when_such_clients_hold_too_much(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    served.fill("q", 200, BODY)
+    reading, hung = Client(served, "reading"), [Client(served, f"hung {number}") for number in range(3)]
+    for client in hung:
+        link = client.consumer("q", name="c")
+        link.flow(100)
+        client.say()
+        served.broker.settle()
+        served.send_output()
+        client.connection.pause_writing()
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.BUFFERS] > LIMIT_BYTES // 8
+    served.measure(UNREAD_S / 2)
+    hung[0].wire.written.pop()  # it has read something
+    served.measure(UNREAD_S / 2)
+    assert [client.wire.aborted for client in hung] == [False, True, False], "no more than needed"
+    served.measure(UNREAD_S)
+    link = reading.consumer("q", credit=1)
+    assert reading.received(link) == 1
+
+
+@run_async
+async def test_a_client_with_closed_windows_is_given_no_more_than_one_that_does_not_read(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    served.fill("q", 100, BODY * 3)
+    client = Client(served, limits=ConnectionLimits(incoming_window_frames=1))
+    sessions = [client.session, *(client.amqp.begin() for _ in range(20))]
+    served.settle(client)
+    links = [session.attach_receiver("consumer", Source("q"), Target()) for session in sessions]
+    served.settle(client)
+    for link in links:  # all windows are open, and close within the first message
+        link.flow(10)
+    client.say()
+    for _ in sessions:
+        served.broker.settle()
+        served.send_output()
+        await asyncio.sleep(0)
+    assert client.connection.amqp.queued_bytes < 2 * (WRITE_BUFFER_BYTES + 3 * len(BODY))
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.BUFFERS] > WRITE_BUFFER_BYTES // 2
