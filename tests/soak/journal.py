@@ -9,7 +9,8 @@ from confluent_kafka import TopicPartition
 from bascule.core.errors import Unavailable
 from bascule.jms.lookup import selector_lookup
 from bascule.kafka import clients
-from bascule.kafka.history import TopicHistory, passing
+from bascule.kafka.errors import passing
+from bascule.kafka.history import TopicHistory
 from tests.soak.clients import ID, Guarded
 from tests.soak.plan import Plan
 from tests.support.history import Audit

@@ -13,7 +13,9 @@ from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, Co
 
 from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
+from bascule.kafka.errors import Verdict, passing, verdict_of
 from bascule.kafka.history import PROMPT
+from bascule.kafka.retrying import ask_until
 
 ADMIN_TIMEOUT_S = 30.0
 #: A Kafka that is there answers in milliseconds, one that is just starting in seconds.
@@ -29,10 +31,6 @@ CLUSTER_DEFAULT = -1
 
 #: Of what goes wrong with a connection, this says more than "transport failure".
 _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
-
-
-#: Kafka could create the topic, and its ACLs or its policy do not allow it.
-_DENIALS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +58,14 @@ class Topics:
 
     def reach(self) -> None:
         """Return when Kafka answers. Raises Unavailable, in the words of the setting that names it."""
-        deadline_s = time.monotonic() + REACH_TIMEOUT_S
-        while True:
-            try:
-                self._listed(deadline_s)
-                return
-            except KafkaException as error:
-                # A connection that breaks is reported at once.
-                if time.monotonic() < deadline_s:
-                    time.sleep(VISIBLE_PAUSE_S)
-                    continue
-                self._admin.poll(0)
-                reason = self._refusals[0] if self._refusals else error.args[0].str()
-                raise Unavailable(
-                    f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
-                ) from error
+        try:
+            self._listed(time.monotonic() + REACH_TIMEOUT_S)
+        except KafkaException as error:
+            self._admin.poll(0)
+            reason = self._refusals[0] if self._refusals else error.args[0].str()
+            raise Unavailable(
+                f"no Kafka answers at {self._bootstrap} (kafka.bootstrap_servers) within {REACH_TIMEOUT_S:g} s: {reason}"
+            ) from error
 
     def partitions(self) -> dict[str, int]:
         """Every topic's number of partitions."""
@@ -97,14 +88,11 @@ class Topics:
         """Those of the topics that exist. Raises Unavailable."""
         names = list(topics)
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
-        while True:
-            try:
-                return self._facts(names, deadline_s)
-            except KafkaException as error:
-                # Of several nodes one may not know yet of a topic that has just been created.
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline_s:
-                    raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
-                time.sleep(VISIBLE_PAUSE_S)
+        try:
+            # Of several nodes one may not know yet of a topic that has just been created.
+            return ask_until(deadline_s, lambda: self._facts(names, deadline_s))
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not describe Bascule's topics: {error}") from error
 
     def _facts(self, names: list[str], deadline_s: float) -> dict[str, Facts]:
         cluster = self._listed(deadline_s)
@@ -120,15 +108,16 @@ class Topics:
 
     def _listed(self, deadline_s: float) -> ClusterMetadata:
         self._admin.poll(0)  # what went wrong with connections gathers in a client that is kept, until somebody asks for it
-        while True:
+
+        def ask() -> ClusterMetadata:
             listed = self._admin.list_topics(timeout=max(VISIBLE_PAUSE_S, deadline_s - time.monotonic()))
             # One that has just started, or stood still, knows no broker at first, not even itself. For the controller that it does not name
             # the client would wait in vain, whatever it is asked next.
-            if listed.brokers:
-                return listed
-            if time.monotonic() > deadline_s:
+            if not listed.brokers:
                 raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE))
-            time.sleep(VISIBLE_PAUSE_S)
+            return listed
+
+        return ask_until(deadline_s, ask)
 
     def _with_controller(self, timeout_s: float) -> AdminClient:
         """The client, when it knows a controller, to which it sends all that concerns topics. Raises Unavailable."""
@@ -150,15 +139,23 @@ class Topics:
         names = list(topics)
         if not names:
             return {}
-        found: dict[str, str] = {}
+        deadline_s = time.monotonic() + timeout_s
         admin = self._with_controller(timeout_s)
-        for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
-            try:
-                found[name] = str(future.result().topic_id)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise Unavailable(f"topic {name}: {error}") from error
-        return found
+
+        def ask() -> dict[str, str]:
+            found: dict[str, str] = {}
+            for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
+                try:
+                    found[name] = str(future.result().topic_id)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        raise
+            return found
+
+        try:
+            return ask_until(deadline_s, ask)
+        except KafkaException as error:
+            raise Unavailable(f"topics {', '.join(names)}: {error}") from error
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
         """Create a topic; return False when it was there.
@@ -178,7 +175,7 @@ class Topics:
                 error = raised.args[0]
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     return False
-                if not _all_fenced(error) or time.monotonic() > deadline_s:
+                if not (_all_fenced(error) or passing(error)) or time.monotonic() > deadline_s:
                     raise _not_created(topic, error) from raised
                 time.sleep(FENCED_PAUSE_S)
             else:
@@ -187,14 +184,21 @@ class Topics:
     def check_writable(self, topic: str) -> None:
         """Raises Denied for a topic that this client may not write to: in a transaction Kafka would not name it. Raises Unavailable."""
         asked, admin = TopicCollection([topic]), self._with_controller(ADMIN_TIMEOUT_S)
-        try:
+
+        def ask() -> list[AclOperation] | None:
             described = admin.describe_topics(asked, include_authorized_operations=True, request_timeout=ADMIN_TIMEOUT_S)
-            allowed = described[topic].result().authorized_operations
+            try:
+                found: list[AclOperation] | None = described[topic].result().authorized_operations
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                return None  # has just been created
+            return found
+
+        try:
+            allowed = ask_until(time.monotonic() + ADMIN_TIMEOUT_S, ask)
         except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return  # has just been created
-            if code in _DENIALS:
+            if verdict_of(error.args[0]) is Verdict.DENIED:
                 raise Denied(topic, f"may not be described: {error}") from error
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         if allowed and AclOperation.WRITE not in allowed:
@@ -213,7 +217,10 @@ class Topics:
         """A topic's settings."""
         resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(ADMIN_TIMEOUT_S)
         try:
-            described = admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
+            described = ask_until(
+                time.monotonic() + ADMIN_TIMEOUT_S,
+                lambda: admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result(),
+            )
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {error}") from error
         return {name: str(entry.value) for name, entry in described.items()}
@@ -228,7 +235,7 @@ def _not_created(topic: str, error: KafkaError) -> BasculeError:
     wrong_setting = error.code() in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_REPLICATION_FACTOR)
     if wrong_setting and not _all_fenced(error):
         return InvalidInput(f"topic {topic!r} cannot be created: {error.str()}")
-    if error.code() in _DENIALS:
+    if verdict_of(error) is Verdict.DENIED:
         return Denied(topic, f"cannot be created: {error}")
     return Unavailable(f"topic {topic!r} cannot be created: {error}")
 

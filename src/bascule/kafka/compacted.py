@@ -18,7 +18,8 @@ from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka import clients
-from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset, passing
+from bascule.kafka.errors import TOO_LARGE, passing
+from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
@@ -45,10 +46,6 @@ TABLE_CONFIG: Mapping[str, str] = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.ms": "3600000",
 }
-
-
-#: Kafka's, or its client's, words for a record that is larger than it takes.
-TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 
 
 class OffsetUnknown(Unavailable):

@@ -12,7 +12,8 @@ from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.compacted import CLIENT_SETTINGS
-from bascule.kafka.history import TopicHistory, content_of, known_offset, passing
+from bascule.kafka.errors import passing
+from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.kafka.instance import InstanceFence, fenced
 
 #: Offsets further apart than this are fetched one by one when records are read again.

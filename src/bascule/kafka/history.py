@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -12,6 +13,8 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
+from bascule.kafka.errors import passing
+from bascule.kafka.retrying import ask_until
 from bascule.threads.background import in_background
 from bascule.writer.lineage import LogEnd
 from bascule.writer.position import UNKNOWN_EPOCH
@@ -27,27 +30,9 @@ READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch
 #: For a client that is asked as soon as it is made: half of it is how long it waits between its first two connections (default: 100).
 #: Not for consumers: with it readers of what is committed stood still for a second, again and again (a test of 9 s took 28).
 PROMPT: Mapping[str, Any] = {"reconnect.backoff.ms": 10}
-RETRY_S = 0.2
-#: A Kafka that has just started is still finding out who coordinates a group.
-_COORDINATOR_COMING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
-_RETRY_S = 0.1
+#: What is asked at the end of its time is given so long.
+_LEAST_ANSWER_S = 0.1
 _ANSWER_S = 0.01  # between two looks for the answer to a commit
-_PASSING = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._NOENT,  # no leader is known yet
-        KafkaError._DESTROY_BROKER,  # the connection broke while the client forgot it for another one
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,  # a Kafka that has just started
-    }
-)
 
 
 class PartitionOffsets:
@@ -70,27 +55,28 @@ class PartitionOffsets:
         return LogEnd(int(found.offset), UNKNOWN_EPOCH if found.leader_epoch is None else int(found.leader_epoch))
 
     def _ask(self, spec: OffsetSpec, timeout_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
-        deadline = time.monotonic() + timeout_s
-        topic = self._at[0].topic
-        while True:
-            try:
-                if not self._looked:
-                    # A new client's first connection is replaced at once; a question that was on its way is asked again a second later,
-                    # or three. After a failure the client goes on asking by the leader epoch of its last look, for minutes.
-                    self._admin.list_topics(topic, timeout=max(_RETRY_S, deadline - time.monotonic()))
-                    self._looked = True
-                asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=timeout_s)
-                found = {each.partition: future.result() for each, future in asked.items()}
-                # What the client says, as if it were an answer, when the connection broke before there was one.
-                if any(each.offset == OFFSET_INVALID for each in found.values()):
-                    raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-                return found
-            except KafkaException as error:
-                # A topic just created, or a leader that moves, refuses for a moment.
-                self._looked = False
-                if not passing(error.args[0]) or time.monotonic() > deadline:
-                    raise Unavailable(f"{topic} does not tell its offsets: {error.args[0].str()}") from error
-                time.sleep(_RETRY_S)
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            # A topic just created, or a leader that moves, refuses for a moment.
+            return ask_until(deadline_s, partial(self._ask_once, spec, deadline_s, isolation))
+        except KafkaException as error:
+            raise Unavailable(f"{self._at[0].topic} does not tell its offsets: {error.args[0].str()}") from error
+
+    def _ask_once(self, spec: OffsetSpec, deadline_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
+        """Raises KafkaException."""
+        left_s = max(_LEAST_ANSWER_S, deadline_s - time.monotonic())
+        if not self._looked:
+            # A new client's first connection is replaced at once; a question that was on its way is asked again a second later, or three.
+            # After a failure the client goes on asking by the leader epoch of its last look, for minutes.
+            self._admin.list_topics(self._at[0].topic, timeout=left_s)
+        self._looked = False
+        asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=left_s)
+        found = {each.partition: future.result() for each, future in asked.items()}
+        # What the client says, as if it were an answer, when the connection broke before there was one.
+        if any(each.offset == OFFSET_INVALID for each in found.values()):
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        self._looked = True
+        return found
 
 
 def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
@@ -99,11 +85,6 @@ def offsets_client(kafka: Mapping[str, Any]) -> AdminClient:
         return clients.admin({**PROMPT, **kafka})
     except KafkaException as error:
         raise Unavailable(f"no client to ask for offsets: {error}") from error
-
-
-def passing(error: KafkaError) -> bool:
-    """Whether an error may go away by itself."""
-    return error.retriable() or error.code() in _PASSING
 
 
 def known_offset(message: Message) -> int:
@@ -211,16 +192,13 @@ def committed_offset(kafka: Mapping[str, Any], group: str, topic: str, partition
 def committed_note(kafka: Mapping[str, Any], group: str, topic: str, partition: int) -> tuple[int, str]:
     """``committed_offset``, and what was noted beside it."""
     consumer = clients.consumer({**kafka, "group.id": group, "enable.auto.commit": False})
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline_s = time.monotonic() + READ_TIMEOUT_S
     try:
-        while True:
-            try:
-                (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S)
-                return int(found.offset), found.metadata or ""
-            except KafkaException as error:
-                if error.args[0].code() not in _COORDINATOR_COMING or time.monotonic() > deadline:
-                    raise Unavailable(f"group {group} does not answer: {error}") from error
-                consumer.poll(RETRY_S)
+        # A Kafka that has just started is still finding out who coordinates a group.
+        (found,) = ask_until(deadline_s, lambda: consumer.committed([TopicPartition(topic, partition)], timeout=READ_TIMEOUT_S))
+        return int(found.offset), found.metadata or ""
+    except KafkaException as error:
+        raise Unavailable(f"group {group} does not answer: {error}") from error
     finally:
         consumer.close()
 

@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import ClientLog, EventLog
 from bascule.kafka import clients
+from bascule.kafka.errors import FENCED_PRODUCER
 from bascule.kafka.guards import no_transaction
 from bascule.kafka.log import introduce
 from bascule.threads.background import in_background
@@ -28,8 +29,6 @@ T = TypeVar("T")
 COORDINATOR_TIMEOUT_S: Final = 20.0
 #: The coordinator still writes the markers of the last commit; asked too early it makes the client wait for 500 ms.
 SETTLE_S: Final = 0.02
-#: Another incarnation came after this one.
-_FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 #: The level of the debug lines of a client.
 _DEBUG: Final = 10
 #: What the client's debug context ``eos`` says once when InitProducerId is answered.
@@ -182,4 +181,4 @@ def client_errors() -> Iterator[None]:
 def fault_of(error: KafkaException, refused: Mapping[int, Refusal] | None = None, denied: Collection[int] = ()) -> TransactionFault:
     """Return the fault that an error of the client is. ``denied`` are the codes that say that a topic may not be written."""
     code = error.args[0].code()
-    return TransactionFault(str(error), fenced=code in _FENCED, denied=code in denied, refused=refused)
+    return TransactionFault(str(error), fenced=code in FENCED_PRODUCER, denied=code in denied, refused=refused)

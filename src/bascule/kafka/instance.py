@@ -7,11 +7,10 @@ import time
 from confluent_kafka import KafkaError
 
 from bascule.core.errors import BasculeError, Scope
+from bascule.kafka.errors import FENCED_MEMBER
 
 #: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
 FENCED_BY_ITSELF_S = 60.0
-#: Told by a heartbeat, and while the group gathers; the second is the only fatal error of a member.
-_FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 
 
 class SameInstance(BasculeError):
@@ -23,7 +22,7 @@ class SameInstance(BasculeError):
 
 def fenced(error: KafkaError) -> bool:
     """Whether the client that says so is of no more use: another one has its name."""
-    return error.code() in _FENCED
+    return error.code() in FENCED_MEMBER
 
 
 class InstanceFence:

@@ -18,7 +18,8 @@ from confluent_kafka.admin import AdminClient
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
-from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, offsets_client, passing
+from bascule.kafka.errors import passing
+from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, offsets_client
 from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail
 from bascule.writer.position import Position
 

@@ -18,7 +18,9 @@ from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import READ_AHEAD, TopicHistory, passing
+from bascule.kafka.errors import passing
+from bascule.kafka.history import READ_AHEAD, TopicHistory
+from bascule.kafka.retrying import ask_until
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -29,7 +31,6 @@ POLL_S = 0.25
 AT_END_S = 0.02
 #: How long Kafka may take to answer a question that is not an append.
 ANSWER_TIMEOUT_S = 30.0
-ASK_AGAIN_S = 0.1
 #: A client that is full is given so long to have some record delivered.
 ROOM_POLL_S = 0.1
 
@@ -179,16 +180,18 @@ class PartitionReader:
 
     def range(self) -> tuple[int, int]:
         """(first offset, high watermark). Raises Unavailable."""
-        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-        while True:
-            try:
-                low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), timeout=ANSWER_TIMEOUT_S)
-                return low, high
-            except KafkaException as error:
-                # A connection that breaks under the question is one to ask again on another.
-                if not passing(error.args[0]) or time.monotonic() > deadline_s:
-                    raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
-                time.sleep(ASK_AGAIN_S)
+        at = TopicPartition(self._topic, self._partition)
+
+        def ask() -> tuple[int, int]:
+            found = self._consumer.get_watermark_offsets(at, timeout=ANSWER_TIMEOUT_S)
+            if found is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return found
+
+        try:
+            return ask_until(time.monotonic() + ANSWER_TIMEOUT_S, ask)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer about {self._topic}: {error}") from error
 
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """The next read begins here."""
@@ -208,7 +211,7 @@ class PartitionReader:
                 self.at_end = True
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._beyond()
-            else:
+            elif not passing(error):
                 raise Unavailable(f"reading {self._topic}: {error}")
         return found
 

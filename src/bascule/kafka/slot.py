@@ -14,6 +14,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.compacted import Stored, TableReader, TableReads, hand_over
+from bascule.kafka.errors import Verdict, codes_of
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import patient
@@ -22,18 +23,13 @@ from bascule.writer.table import TRANSACT_DEADLINE_S, TableTransactions
 
 #: The coordinator aborts a dead one's transaction after this time. Ours last milliseconds.
 TRANSACTION_TIMEOUT_MS: Final = 15_000
-#: Delivery failures that lie in the record, or in what is allowed: trying again cannot help.
-_REFUSED: Final = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    }
-)
+#: Delivery failures that lie in the record, or in what is allowed: trying again cannot help. The client has looked for an unknown topic
+#: for half a minute before it says so.
+_REFUSED: Final = codes_of(Verdict.RECORD, Verdict.DENIED) - {KafkaError._INVALID_DIFFERENT_RECORD} | {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
 
 _log = get_log("bascule.kafka.slot")
 

@@ -20,6 +20,7 @@ from bascule.core.log import ClientLog, get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients
 from bascule.kafka.compacted import TableReads
+from bascule.kafka.errors import Verdict, codes_of
 from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
@@ -46,17 +47,9 @@ ENDED_WITHIN_S = 10.0
 #: To be fenced is no fault here, so what the client says of it goes to debugging alone.
 _log = get_log("bascule.kafka.transactional")
 
-#: Delivery failures that lie in the record, not in Kafka's state: trying again cannot help.
-_RECORD_FAULTS: Final = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
-        KafkaError.INVALID_TIMESTAMP,
-    }
-)
+#: Delivery failures that lie in the record, not in Kafka's state: trying again cannot help. Of a batch that Kafka refuses for one of its
+#: records, the others are no fault.
+_RECORD_FAULTS: Final = codes_of(Verdict.RECORD) - {KafkaError._INVALID_DIFFERENT_RECORD}
 #: Said before anything is committed, and to all tries alike until somebody gives the right.
 _DENIALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED})
 

@@ -85,8 +85,7 @@ def test_offsets_are_asked_again_where_the_fault_passes(kafka: KafkaInMemory) ->
         TopicHistory(SETTINGS, "t", 0)
 
 
-def test_committed_offset_is_asked_again_while_coordinator_comes(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "RETRY_S", 0.01)
+def test_committed_offset_is_asked_again_while_coordinator_comes(kafka: KafkaInMemory) -> None:
     kafka.create("t")
     assert committed_note(SETTINGS, "g", "t", 0)[0] < 0
     kafka.offsets["g"]["t", 0] = (7, "why")

@@ -12,8 +12,12 @@ from bascule.core.topics import JournalTopics
 from bascule.kafka import admin, guards
 from bascule.kafka.admin import Topics
 from bascule.kafka.guards import TopicRole, UnsafeTopic, guard_transactions, no_transaction
+from bascule.kafka.history import TopicHistory, committed_offset
+from bascule.kafka.lineage import PartitionLineage
+from bascule.kafka.log import PartitionReader
 from bascule.kafka.own_topics import DECISIONS, prepare
 from bascule.threads.background import in_background
+from bascule.writer.position import Position
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka
 
@@ -29,7 +33,7 @@ def test_topic_is_created_once_and_refusals_are_told_apart(kafka: KafkaInMemory)
     for code, kind in (
         (KafkaError.INVALID_CONFIG, InvalidInput),
         (KafkaError.POLICY_VIOLATION, Denied),
-        (KafkaError._TRANSPORT, Unavailable),
+        (KafkaError.UNKNOWN, Unavailable),
     ):
         kafka.fail("create_topics", code)
         with pytest.raises(kind, match="cannot be created"):
@@ -45,8 +49,8 @@ def test_id_of_a_topic_changes_when_it_is_recreated(kafka: KafkaInMemory) -> Non
     assert topics.ids(["missing"]) == topics.ids([]) == {}
     with pytest.raises(Unavailable, match="there is no topic missing"):
         topics.id("missing")
-    kafka.fail("describe_topics", KafkaError._TRANSPORT)
-    with pytest.raises(Unavailable, match="topic t: "):
+    kafka.fail("describe_topics", KafkaError.UNKNOWN)
+    with pytest.raises(Unavailable, match="topics t: "):
         topics.id("t")
 
 
@@ -61,7 +65,7 @@ def test_topic_that_may_not_be_written_is_found_before_it_is_written(kafka: Kafk
     kafka.fail("describe_topics", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(Denied, match="may not be described"):
         topics.check_writable("t")
-    kafka.fail("describe_topics", KafkaError._TRANSPORT)
+    kafka.fail("describe_topics", KafkaError.UNKNOWN)
     with pytest.raises(Unavailable, match="cannot be described"):
         topics.check_writable("t")
 
@@ -86,13 +90,13 @@ def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypa
     kafka.create("t")
     topics = Topics(SETTINGS)
     for ask in (topics.partitions, lambda: topics.in_sync("t", 0, 0.0), lambda: topics.facts(["t"])):
-        kafka.fail("list_topics", KafkaError._TRANSPORT)
+        kafka.fail("list_topics", KafkaError.UNKNOWN)
         with pytest.raises(Unavailable, match="Kafka does not"):
             ask()
     kafka.fail("describe_configs", KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert list(topics.facts(["t", "missing"])) == ["t"]
     assert topics.facts(["missing"]) == {}
-    kafka.fail("describe_configs", KafkaError._TRANSPORT)
+    kafka.fail("describe_configs", KafkaError.UNKNOWN)
     with pytest.raises(Unavailable, match="'t' cannot be described"):
         topics.config("t")
     with pytest.raises(Unavailable, match=r"Kafka does not show topics that it has created: \['missing'\]"):
@@ -103,6 +107,66 @@ def test_questions_without_answer_are_unavailable(kafka: KafkaInMemory, monkeypa
     kafka.fail("admin", KafkaError._INVALID_ARG)
     with pytest.raises(Unavailable, match="no client to look at topics"):
         Topics(SETTINGS)
+
+
+#: What a cluster says while its leaders, coordinators and its controller move, and disks fail.
+MOVING = (
+    KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR, KafkaError.NOT_CONTROLLER, KafkaError._TRANSPORT,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("code", MOVING)
+@pytest.mark.parametrize(
+    ("call", "ask"),
+    [
+        ("list_topics", lambda: Topics(SETTINGS).reach()),
+        ("list_topics", lambda: Topics(SETTINGS).partitions()),
+        ("describe_topics", lambda: Topics(SETTINGS).id("t")),
+        ("describe_topics", lambda: Topics(SETTINGS).check_writable("t")),
+        ("describe_configs", lambda: Topics(SETTINGS).config("t")),
+        ("describe_configs", lambda: Topics(SETTINGS).facts(["t"])),
+        ("create_topics", lambda: Topics(SETTINGS).create("new", 1, {})),
+        ("list_offsets", lambda: TopicHistory(SETTINGS, "t", 0).latest()),
+        ("list_offsets", lambda: PartitionLineage(SETTINGS, "t", 0).check_tail(Position("t", "id", 0, 0))),
+        ("committed", lambda: committed_offset(SETTINGS, "g", "t", 0)),
+        ("get_watermark_offsets", lambda: PartitionReader(SETTINGS, "t", 0).range()),
+        ("fetch", lambda: list(TopicHistory(SETTINGS, "t", 0).records(0, 1))),
+        ("fetch", lambda: read_some(PartitionReader(SETTINGS, "t", 0))),
+    ],
+    ids=[
+        "reach",
+        "partitions",
+        "id",
+        "check_writable",
+        "config",
+        "facts",
+        "create",
+        "latest",
+        "lineage",
+        "group",
+        "range",
+        "records",
+        "read",
+    ],
+)
+def test_a_cluster_that_moves_is_asked_again(
+    kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, call: str, ask: Callable[[], object], code: int
+) -> None:
+    monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
+    kafka.create("t")
+    kafka.put("t", b"record")
+    kafka.fail(call, code)
+    ask()
+    assert not kafka.faults[call]
+
+
+def read_some(reader: PartitionReader) -> None:
+    reader.seek(0)
+    while not reader.read(timeout_s=0.01):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -153,11 +217,11 @@ def test_why_no_transaction_can_be_started_is_found_in_topic_of_the_coordinator(
     assert "has min.insync.replicas=2, and in 2 of its 2 partitions no more than 1 in sync" in str(no_transaction(SETTINGS, "why"))
     topic.in_sync = 3
     assert str(no_transaction(SETTINGS, "why")) == "no transaction can be started: why"
-    kafka.fail("describe_topics", KafkaError._TRANSPORT)
+    kafka.fail("describe_topics", KafkaError.UNKNOWN)
     assert str(no_transaction(SETTINGS, "why")) == "no transaction can be started: why"
     assert guard_transactions(SETTINGS) == []
     topic.config["cleanup.policy"] = "delete"
     with pytest.raises(UnsafeTopic):
         guard_transactions(SETTINGS)
-    kafka.fail("list_topics", KafkaError._TRANSPORT)
+    kafka.fail("list_topics", KafkaError.UNKNOWN)
     assert guard_transactions(SETTINGS) == []
