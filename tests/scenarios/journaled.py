@@ -6,6 +6,7 @@ import asyncio
 from contextlib import closing
 
 from bascule.broker.addresses import Diverts
+from bascule.broker.containment import ErrorContainment
 from bascule.broker.policy import Policy
 from bascule.broker.retention import OwnersRetention
 from bascule.config.settings import Journal
@@ -41,6 +42,7 @@ class Journaled:
         return Epoch(
             self.place, Policy(), Diverts(), None, 1 << 30,
             on_ended=self.ends.append, on_confirmed=lambda: None, on_ticked=lambda: None, on_stalled=self.ends.append,
+            errors=ErrorContainment(),
         )  # fmt: skip
 
     async def epoch(self) -> Epoch:

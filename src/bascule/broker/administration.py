@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull, UnknownAddress
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.sending import SEND_OVERHEAD_BYTES
 from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput
@@ -39,6 +39,8 @@ NOWHERE = "."
 #: One step: about a hundredth of a second, and so much in flight to the journal.
 STEP_MESSAGES = 1_000
 STEP_BYTES = 8 << 20
+#: Why a message is left of which the broker could not dispose.
+FAILED = "the broker failed; its log says more"
 #: Messages looked at by a selector in one step.
 STEP_LOOKS = 5_000
 
@@ -70,8 +72,8 @@ def purge(engine: Engine, queue: BrokerQueue, selector: Selector | None = None) 
     """Messages that nobody holds are gone, also those that wait for their time."""
 
     def act(message: BrokerMessage) -> None:
-        queue.take_out(message)
         engine.gone(queue, message)
+        queue.take_out(message)
 
     return _steps(engine, queue, selector, act)
 
@@ -88,9 +90,8 @@ def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | 
     def act(message: BrokerMessage) -> None:
         _check_room(target)
         copy = BrokerMessage(engine.bodies.read(message), message.priority, message.expiry_ms, message.group)
-        due_ms = queue.first_due_ms(message)
+        engine.pass_on(queue, message, copy, address, queue.first_due_ms(message))
         queue.take_out(message)
-        engine.pass_on(queue, message, copy, address, due_ms)
 
     return _steps(engine, queue, selector, act)
 
@@ -112,8 +113,9 @@ def return_dead_letters(
         now_ms = engine.clock()
         expiry_ms = message_annotation(body, ORIGINAL_EXPIRY) or 0
         copy = BrokerMessage(annotated(body, {}), message.priority, expiry_ms if expiry_ms > now_ms else 0, message.group)
+        draft = Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, "")
+        engine.put_into(queue, message, draft, target)
         queue.take_out(message)
-        _put_into(engine, queue, message, copy, target)
 
     return _steps(engine, queue, selector, act)
 
@@ -182,6 +184,9 @@ def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _
                 progress.done += 1
             except BasculeError as error:
                 progress.left[str(error)] = progress.left.get(str(error), 0) + 1
+            except Exception as error:
+                engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
+                progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
             if size_bytes > STEP_BYTES:
                 break
         yield progress
@@ -203,11 +208,3 @@ def _origin(engine: Engine, body: bytes) -> BrokerQueue:
     if subscription is None:
         raise UnknownAddress(f"subscription {name!r} is gone")
     return subscription
-
-
-def _put_into(engine: Engine, queue: BrokerQueue, message: BrokerMessage, copy: BrokerMessage, target: BrokerQueue) -> None:
-    """A copy into one queue, past all routing, as the message leaves its queue: one record."""
-    engine.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
-    engine.put_into(target, Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, ""))
-    engine.gone(queue, message)
-    engine.journaling.end_atomic()

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bascule.broker import branches
+from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.errors import UnknownBranch
+from bascule.broker.errors import RequestFailed, UnknownBranch
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.errors import BasculeError
 from bascule.core.xa_codes import XA_OK, XA_RDONLY
@@ -71,6 +72,9 @@ def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: C
         OPERATIONS[request.operation](engine, request, say, violations)
     except BasculeError as error:
         engine.journaling.after_barrier(say, failure(error))  # another broker may have the branch by now
+    except Exception as error:
+        engine.journaling.errors.contain(ErrorKind.REQUEST, error, operation=request.operation, xid=str(request.xid))
+        engine.journaling.after_barrier(say, failure(RequestFailed("the broker failed to carry out the request; its log says more")))
 
 
 def done(code: int = XA_OK, text: str | None = None) -> Answer:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, UnknownBranch, UnknownTransaction
-from bascule.broker.message import BrokerMessage
+from bascule.broker.message import BrokerMessage, stored_group
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
-from bascule.jms.sections import group_of
 from bascule.journal.branches import Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry, prepared_entry
 from bascule.journal.records import Send, SendFlag, entries
 
@@ -188,7 +186,7 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
     if transaction is None:
         if known is None or known.ending is not None:
             raise _lost(branches, xid)
-        engine.journaling.then(done, True)
+        engine.journaling.tell(done, True)
         return
     error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
     if error is not None:
@@ -199,7 +197,26 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         done(False)
         return
     crash.point("branch.prepare.before")
+    try:
+        prepared, entry = _journal_prepared(engine, transaction, xid, container)
+    except Exception as failure:
+        error = engine.local_transactions.cause_of(failure, transaction)
+        engine.rollback(transaction)
+        raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
+    branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
+    branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
+    if BranchViolation.SENDS_AT_PREPARE in branches.violations:
+        engine.carry_out(_drafts(entry), [], len(entry))
+    engine.journaling.then(_stored, branch)
+    engine.journaling.tell(done, True)
+    if BranchViolation.VOTE_UNSTORED in branches.violations:
+        done(True)  # the client ignores the second answer
+    crash.point("branch.prepare.after")
+
+
+def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str) -> tuple[PreparedEntry, bytes]:
+    """The entry of a branch, also encoded, which is in the open record. If it raises, nothing was done."""
     received: dict[int, list[tuple[int, int]]] = {}
     for consumer, message in transaction.acks:
         queue = consumer.queue
@@ -207,15 +224,9 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
             received.setdefault(queue.id, []).append((message.mid, queue.delivery_count(message)))
     prepared = PreparedEntry(xid, engine.clock(), container, tuple(map(_send_of, transaction.drafts)), tuple(received.items()))
     entry = prepared_entry(*prepared)
-    branch = branches.prepared[xid] = Branch(entry, prepared, stored=False)
-    branch.acks = [(consumer.queue, message) for consumer, message in transaction.acks]
-    engine.journaling.add(entry)
-    if BranchViolation.SENDS_AT_PREPARE in branches.violations:
-        engine.carry_out(_drafts(entry), [], len(entry), lambda: None)
-    engine.journaling.then(_stored, branch, done)
-    if BranchViolation.VOTE_UNSTORED in branches.violations:
-        done(True)  # the client ignores the second answer
-    crash.point("branch.prepare.after")
+    with engine.journaling.atomic(len(entry), 0):
+        engine.journaling.add(entry)
+    return prepared, entry
 
 
 def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
@@ -224,7 +235,7 @@ def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: 
     if transaction is None:
         if xid not in branches.committing and branches.ended.get(xid) is not Ending.COMMITTED:
             raise _lost(branches, xid)
-        engine.journaling.then(done, None)
+        engine.journaling.tell(done, None)
         return
     error = _taken(branches, xid)
     if error is not None:
@@ -233,20 +244,21 @@ def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: 
     ended = Ended(xid, Ending.COMMITTED, engine.clock())
     if BranchViolation.COMMITTING_UNKNOWN not in branches.violations:
         branches.committing.add(xid)
-
-    def committed(error: BasculeError | None) -> None:
+    if engine.commit(transaction, done, ended_entry(*ended)):
+        engine.journaling.then(_committed, branches, ended)
+    else:
         branches.committing.discard(xid)
-        if error is None:
-            branches.over(ended)
-        done(error)
 
-    engine.commit(transaction, committed, ended_entry(*ended))
+
+def _committed(branches: Branches, ended: Ended) -> None:
+    branches.committing.discard(ended.xid)
+    branches.over(ended)
 
 
 def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
     """A prepared branch is committed or rolled back; ``done()`` once that is stored.
 
-    Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable.
+    Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable, RecordTooLarge. If it raises, the branch stays as it is.
     """
     branches = engine.branches
     if xid in branches.forced:
@@ -260,24 +272,24 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
             branches.refuse(xid)
         raise error
     if branch.ending is ending:
-        engine.journaling.then(done)
+        engine.journaling.tell(done)
         return
     if branch.ending is not None:
         raise BranchBusy(f"branch {xid} is being {_said(branch.ending)}")
     if engine.stalled is not None:
         raise engine.stalled
     crash.point("branch.end.before")
-    branch.ending = ending
     ended = Ended(xid, ending, engine.clock())
     entry = ended_entry(*ended)
     if ending in COMMITS:
-        acks, branch.acks = branch.acks, []
-        if BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations:
-            acks = acks[:-1]
-        engine.carry_out(_drafts(branch.entry), acks, len(branch.entry), partial(_over, engine, branch, ended, done), entry)
+        dropped = BranchViolation.ACKNOWLEDGEMENT_DROPPED in branches.violations
+        engine.carry_out(_drafts(branch.entry), branch.acks[: -1 if dropped else None], len(branch.entry), entry)
+        branch.acks = []
     else:
         engine.journaling.add(entry)
-        engine.journaling.then(_over, engine, branch, ended, done)
+    branch.ending = ending
+    engine.journaling.then(_over, engine, branch, ended)
+    engine.journaling.tell(done)
     crash.point("branch.end.after")
 
 
@@ -292,19 +304,18 @@ def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
         return
     engine.journaling.add(ended_entry(*ended))
     engine.journaling.then(engine.branches.over, ended)
-    engine.journaling.then(done)
+    engine.journaling.tell(done)
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
-def _stored(branch: Branch, done: Callable[[bool], None]) -> None:
+def _stored(branch: Branch) -> None:
     crash.point("branch.prepare.stored")
     branch.stored = True
-    done(True)
 
 
-def _over(engine: Engine, branch: Branch, ended: Ended, done: Callable[[], None]) -> None:
+def _over(engine: Engine, branch: Branch, ended: Ended) -> None:
     crash.point("branch.end.stored")
     engine.branches.over(ended)
     if ended.ending in ROLLBACKS:
@@ -313,7 +324,6 @@ def _over(engine: Engine, branch: Branch, ended: Ended, done: Callable[[], None]
         if BranchViolation.ROLLBACK_UNMARKED in engine.branches.violations:
             for queue, message in branch.acks:
                 queue.counts.pop(message.position, None)
-    done()
 
 
 def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | None:
@@ -380,7 +390,7 @@ def _drafts(entry: bytes) -> list[Draft]:
     prepared = _prepared(entry)
     drafts = []
     for send in prepared.sends:
-        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
+        group = stored_group(send.flags, send.body)
         message = BrokerMessage(send.body, send.priority, send.expiry_ms, group)
         durable = bool(send.flags & SendFlag.DURABLE)
         drafts.append(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from bascule.broker.containment import ErrorKind
+from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
 from bascule.broker.matching import wants
 from bascule.broker.message import Bodies, BrokerMessage
@@ -26,6 +28,9 @@ EXPIRED_BYTES = 8 << 20
 EXPIRED_OVERHEAD_BYTES = 1600
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
 COUNTS_MAX = 10_000
+
+#: A message that could not be moved, or whose body could not be read, waits so long for the next try.
+FAILED_RETRY_MS = 60_000
 
 #: Why a message left its queue for another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
@@ -65,10 +70,11 @@ class Deliveries:
     def __init__(self, journaling: Journaling, bodies: Bodies, clock: Callable[[], int], hooks: DeliveryHooks) -> None:
         self._hooks = hooks
         self.journaling = journaling
+        self.errors = journaling.errors
         self.bodies = bodies
         self.memory = bodies.account
         self.clock = clock
-        self.schedule = Schedule()
+        self.schedule = Schedule(self.errors)
         self.counters = Counters()
         self.next_position = 1
         self._dirty: dict[BrokerQueue, None] = {}
@@ -134,7 +140,19 @@ class Deliveries:
 
     def matches(self, selector: Selector, message: BrokerMessage) -> bool:
         """Whether a selector wants a message."""
-        return wants(selector, self.bodies.read(message))
+        try:
+            return wants(selector, self.bodies.read(message))
+        except Exception as error:
+            self.errors.contain(ErrorKind.SELECTOR, error, selector=selector.text, mid=message.mid)
+            return False
+
+    def wants(self, queue: BrokerQueue, container: str, body: bytes) -> bool:
+        """Whether a subscription takes a message that a container sent. Not where its selector fails."""
+        try:
+            return queue.wants(container, body)
+        except Exception as error:
+            self.errors.contain(ErrorKind.SELECTOR, error, queue=queue.name)
+            return False
 
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
         """A consumer is gone: what it had not settled is the queue's again.
@@ -167,9 +185,11 @@ class Deliveries:
 
     def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """The consumer has it: it leaves the queue. Repeats do nothing."""
-        if self.settled(consumer, message):
+        if message.position in consumer.unacked:
+            self.journal_gone(consumer.queue, message)
+            self.settled(consumer, message)
             self.counters.acknowledged += 1
-            self.gone(consumer.queue, message)
+            self.forget(consumer.queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
         """The consumer holds the message no more, and may have another where it was at its limit. False for a repeat."""
@@ -181,27 +201,39 @@ class Deliveries:
         return True
 
     def gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """The queue holds a message no more that nobody else has a hand on."""
-        if queue.counts:
-            queue.counts.pop(message.position, None)
+        """Remove an unheld message and journal its acknowledgement."""
+        self.journal_gone(queue, message)
+        self.forget(queue, message)
+
+    def journal_gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
+        """Journal that a message is acknowledged, which ``forget`` then removes."""
         if queue.durable and message.mid >= 0 and not queue.deleted:
             self.journaling.add_ack(queue, message.mid)
+
+    def forget(self, queue: BrokerQueue, message: BrokerMessage) -> None:
+        """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing."""
+        if queue.counts:
+            queue.counts.pop(message.position, None)
         queue.held_messages -= 1
         queue.held_bytes -= message.size_bytes
         self.release(message)
         if queue.blocked and not queue.full():
-            waiting, queue.blocked = queue.blocked, []
-            for go_on in waiting:
-                go_on()
+            self.go_on(queue)
         if not queue.held_messages and queue.auto_created and not queue.consumers:
             self._hooks.look_for_use(queue)
+
+    def go_on(self, queue: BrokerQueue) -> None:
+        """Call those who wait for room in a queue."""
+        waiting, queue.blocked = queue.blocked, []
+        for each in waiting:
+            self.errors.run(ErrorKind.LINK, each)
 
     def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""
         message.references -= 1
         self.memory.entries -= 1
         if not message.references:
-            self.bodies.release(message)
+            self.errors.run(ErrorKind.BODY, self.bodies.release, message)
 
     def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
         """Released, or modified with a failed delivery: it waits again, in its place."""
@@ -245,11 +277,14 @@ class Deliveries:
         by_pause: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
-        now_ms = self.clock()
         for pause_ms, postponed in by_pause.items():
-            queue.delayed.update(dict.fromkeys(postponed, now_ms + pause_ms))
-            self.schedule.at(now_ms + pause_ms, self._try_again, queue, postponed)
+            self._postpone_by(queue, postponed, pause_ms)
         return []
+
+    def _postpone_by(self, queue: BrokerQueue, messages: list[BrokerMessage], pause_ms: int) -> None:
+        due_ms = self.clock() + pause_ms
+        queue.delayed.update(dict.fromkeys(messages, due_ms))
+        self.schedule.at(due_ms, self._try_again, queue, messages)
 
     def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
         waiting = [message for message in messages if message in queue.delayed]
@@ -262,22 +297,39 @@ class Deliveries:
             queue.counts[message.position] = count
         journaled = [(message.mid, count) for message, count in counts.items() if message.mid >= 0]
         if queue.durable:
-            for first in range(0, len(journaled), COUNTS_MAX):
-                self.journaling.add(count_entry(queue.id, journaled[first : first + COUNTS_MAX]))
+            try:
+                for first in range(0, len(journaled), COUNTS_MAX):
+                    self.journaling.add(count_entry(queue.id, journaled[first : first + COUNTS_MAX]))
+            except Exception as error:  # a restart forgets these counts; the messages wait again all the same
+                self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
 
     # -- messages that nobody takes ----------------------------------------------------------------------------------
 
     def _dead_letter(self, queue: BrokerQueue, message: BrokerMessage, reason: str) -> None:
-        if self._hooks.move(queue, message, queue.settings.dead_letter_address, reason):
+        try:
+            moved = self._hooks.move(queue, message, queue.settings.dead_letter_address, reason)
+        except Exception as error:
+            self._set_aside(queue, message, ErrorKind.MOVE, error)
+            return
+        if moved:
             self.counters.dead_lettered += 1
         else:
             self.put_back(queue, [message], failed=False)  # the dead letters' own queue
 
     def _expire(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Of a message that nobody holds."""
+        try:
+            if not self._hooks.move(queue, message, queue.settings.expiry_address, EXPIRED):
+                self.gone(queue, message)
+        except Exception as error:
+            self._set_aside(queue, message, ErrorKind.MOVE, error)
+            return
         self.counters.expired += 1
-        if not self._hooks.move(queue, message, queue.settings.expiry_address, EXPIRED):
-            self.gone(queue, message)
+
+    def _set_aside(self, queue: BrokerQueue, message: BrokerMessage, kind: ErrorKind, error: Exception) -> None:
+        """A message that nobody holds stays in its queue, out of everybody's way, until the next try."""
+        self.errors.contain(kind, error, queue=queue.name, mid=message.mid)
+        self._postpone_by(queue, [message], FAILED_RETRY_MS)
 
     def _expire_waiting(self, queue: BrokerQueue, message: BrokerMessage) -> int:
         """Of one that waits in its queue; returns what it counts as, in bytes."""
@@ -330,7 +382,10 @@ class Deliveries:
         while self._dirty:
             queue, _ = self._dirty.popitem()
             if not queue.deleted:
-                self._dispatch(queue)
+                try:
+                    self._dispatch(queue)
+                except Exception as error:
+                    self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
 
     def _dispatch(self, queue: BrokerQueue) -> None:
         consumers = queue.consumers[:1] if queue.settings.exclusive else queue.consumers
@@ -346,8 +401,11 @@ class Deliveries:
             sequence = self.journaling.sequence
             if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
                 self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
-        for consumer in queue.consumers:
-            consumer.port.dispatched()
+        for consumer in list(queue.consumers):
+            try:
+                consumer.port.dispatched()
+            except Exception as error:
+                self.errors.contain(ErrorKind.LINK, error, queue=queue.name)
 
     @staticmethod
     def _may_take(consumer: QueueConsumer) -> bool:
@@ -394,12 +452,30 @@ class Deliveries:
             self.counters.messages_out += 1
             if count:
                 self.counters.redelivered += 1
-            consumer.port.deliver(message, count)
+            try:
+                consumer.port.deliver(message, count)
+            except Exception as error:
+                self._not_delivered(consumer, message, error)
+                self._dirty[queue] = None
+                return False
         return True
 
+    def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
+        """A delivery failed. If the body cannot be read the message waits; else its consumer ends, and the delivery counts as failed."""
+        queue = consumer.queue
+        if isinstance(error, BodyUnavailable):
+            if self.settled(consumer, message):
+                self._set_aside(queue, message, ErrorKind.BODY, error)
+            return
+        self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name, mid=message.mid)
+        self.give_back(consumer, message, failed=True)
+        self.detach(consumer, failed=False)
+        failed = RequestFailed(f"the broker failed to deliver a message of {queue.name!r}; its log says more")
+        self.errors.run(ErrorKind.LINK, consumer.port.ended, failed)
+
     def _reserve(self, queue: BrokerQueue, mid: int) -> None:
-        queue.reserving_mid = mid
         self.journaling.add(reserve_entry(queue.id, mid))
+        queue.reserving_mid = mid
         self.journaling.then(self._reserved, queue, mid)
 
     def _reserved(self, queue: BrokerQueue, mid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
+from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.policy import Policy
@@ -80,13 +81,20 @@ class Destinations:
 
     def _create(self, queue: BrokerQueue) -> BrokerQueue:
         crash.point("queue.create.before")
+        entry = json_entry(Op.QUEUE_CREATED, queue.describe()) if queue.durable else b""
+        if entry:
+            self.journaling.add(entry)
+            crash.point("queue.create.after")
         self.next_queue_id += 1
         self.addresses.add(queue)
-        if queue.durable:
-            self.journaling.add(json_entry(Op.QUEUE_CREATED, queue.describe()))
-            crash.point("queue.create.after")
+        self.journaling.undo(self._undo_create, queue)
+        if entry:
             self.journaling.then(self._created, queue)
         return queue
+
+    def _undo_create(self, queue: BrokerQueue) -> None:
+        queue.deleted = True
+        self.addresses.remove(queue)
 
     def _created(self, queue: BrokerQueue) -> None:
         queue.confirmed = True
@@ -95,6 +103,9 @@ class Destinations:
         """The queue and what it holds are gone, with its consumers' unsettled messages."""
         if queue.deleted:
             return
+        if queue.durable:
+            self.journaling.add(queue_deleted_entry(queue.id))
+            crash.point("queue.delete.after")
         queue.deleted = True
         self.addresses.remove(queue)
         for message in list(queue.holds()):
@@ -104,13 +115,8 @@ class Destinations:
         for consumer in consumers:
             self._deliveries.memory.unsettled -= len(consumer.unacked)
             consumer.unacked.clear()
-            consumer.port.ended(QueueDeleted(f"queue {queue.name!r} has been deleted"))
-        waiting, queue.blocked = queue.blocked, []
-        for go_on in waiting:
-            go_on()
-        if queue.durable:
-            self.journaling.add(queue_deleted_entry(queue.id))
-            crash.point("queue.delete.after")
+            self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
+        self._deliveries.go_on(queue)
 
     def create_temporary(self, name: str, routing: Routing) -> None:
         """A temporary destination: it lives as long as its link. Raises ResourceLimit."""

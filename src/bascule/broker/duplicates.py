@@ -24,6 +24,7 @@ WINDOWS_MAX = 10_000
 #: A digest, and when it was accepted, in ms since the epoch.
 _ID: Final = struct.Struct(f">{DIGEST_SIZE}sq")
 ID_SIZE_BYTES: Final = _ID.size
+_TIME_SIZE_BYTES: Final = ID_SIZE_BYTES - DIGEST_SIZE
 #: Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
 SEGMENT_IDS: Final = 1024
 SEGMENT_BYTES: Final = SEGMENT_IDS * ID_SIZE_BYTES
@@ -152,6 +153,15 @@ class DuplicateWindow:
         for digest in digests:
             self.add(digest, now_ms)
         return True
+
+    def take_back(self, digests: tuple[bytes, ...]) -> None:
+        """Forget the ids of the message that was admitted last: it is not taken after all."""
+        for digest in reversed(digests):
+            if not self._last and self.segments:
+                self._last += self.segments.pop().packed
+            if self._last[-ID_SIZE_BYTES:-_TIME_SIZE_BYTES] == digest:
+                del self._last[-ID_SIZE_BYTES:]
+                self.digests.discard(digest)
 
     def expire(self, now_ms: int, count_max: int) -> int:
         """Forget ids whose time is over, ``count_max`` at most. Returns how many."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bascule.broker.addresses import Diverts
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.following import RECREATED
@@ -39,6 +40,10 @@ from bascule.journal.records import (
 #: (offset, None) for a stored record, (UNKNOWN_OFFSET, None) for one stored at an offset that the client cannot say, and (-1, reason)
 #: for a failure.
 Outcome = tuple[int, str | None]
+
+
+#: A timer of the event loop is set for no longer; messages may be delayed by any number of years.
+TIMER_S_MAX = 86_400.0
 
 
 class SteppedDown(BasculeError):
@@ -169,6 +174,7 @@ class EpochProtocol:
         topic: str,
         diverts: Diverts,
         *,
+        errors: ErrorContainment | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
         self._effects = effects
@@ -176,6 +182,7 @@ class EpochProtocol:
         self._topic = topic
         self._diverts = diverts
         self._violations = violations
+        self._errors = errors or ErrorContainment()
         self.state = EpochState.FOLLOWING
         self.loaded = False
         self.offsets = OffsetMap()
@@ -195,7 +202,7 @@ class EpochProtocol:
 
     def fresh_engine(self) -> Engine:
         """An engine without any state, whose decisions go into this epoch."""
-        return self._effects.fresh_engine(Journaling(self._append, on_work=self._work, violations=self._violations))
+        return self._effects.fresh_engine(Journaling(self._append, on_work=self._work, errors=self._errors, violations=self._violations))
 
     @property
     def ended(self) -> bool:
@@ -280,8 +287,8 @@ class EpochProtocol:
             crash.point("journal.append.before")
             self.engine.journaling.flush()
             crash.point("journal.append.after")
-        except BasculeError as error:
-            self.end(error)
+        except Exception as error:  # half of a record may be made; an append that Kafka's client refused has ended the epoch already
+            self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: record not made: {error!r}"))
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -381,14 +388,14 @@ class EpochProtocol:
             self._timer = None
         due_ms = self.engine.schedule.next_ms
         if due_ms is not None and not self.ended:
-            self._timer = self._effects.after(max(0.0, (due_ms - self.engine.clock()) / 1000), self._tick)
+            delay_s = min(max(0.0, (due_ms - self.engine.clock()) / 1000), TIMER_S_MAX)
+            self._timer = self._effects.after(delay_s, self._tick)
 
     def _tick(self) -> None:
         if self.awake():
             self._timer = None
-            with self._or_end("what was due could not be done"):
-                self.engine.tick()
-                self.engine.dispatch()
+            self.engine.tick()
+            self.engine.dispatch()
             self._set_timer()
             self._effects.ticked()
 
@@ -415,13 +422,16 @@ class EpochProtocol:
 
         If it does so twice, and the old producer gets no answer in between, that one is of no use any more: the next epoch has a new one.
         """
-        with self._or_end("Kafka could not be asked whether it takes appends"):
+        try:
             reached = await self._effects.takes_appends()
-            if self.state is EpochState.STALLED and reached and self._reached:
-                self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
-            elif not self.ended:
-                self._reached = reached and self.state is EpochState.STALLED
-                self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
+        except Exception as error:
+            self._errors.contain(ErrorKind.TIMER, error, topic=self._topic)
+            reached = False
+        if self.state is EpochState.STALLED and reached and self._reached:
+            self.end(JournalUnavailable(f"{self.engine.stalled}; Kafka answers a new client, so a new producer takes over"))
+        elif not self.ended:
+            self._reached = reached and self.state is EpochState.STALLED
+            self._probe = self._effects.after(self._limits.probe_s, self._may_ask_anew)
 
     def _may_ask_anew(self) -> None:
         self._probing = False

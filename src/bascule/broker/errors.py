@@ -22,6 +22,32 @@ class QueueFull(ResourceLimit):
     retriable = True
 
 
+class RecordTooLarge(ResourceLimit):
+    """What must go into one journal record is larger than the journal's topic has room for. Nothing of it was done.
+
+    It may have room later: what a message adds to a record depends on how many subscriptions take it.
+    """
+
+    xa_code = Code.XA_RETRY
+    xa_rollback_code = Code.XA_RBOTHER
+
+
+class BodyUnavailable(BasculeError):
+    """The body of a message was spilled and cannot be read back. The journal has it: a restart of the broker brings it back."""
+
+    retriable = True
+    scope = Scope.OPERATION
+    http_status = 503
+
+
+class RequestFailed(BasculeError):
+    """The broker failed to carry out one request; its log says more. The request has changed nothing."""
+
+    retriable = False
+    scope = Scope.OPERATION
+    xa_code = Code.XAER_RMFAIL
+
+
 class UnknownAddress(BasculeError):
     """No queue, topic or subscription has this name, and the request must not create one."""
 

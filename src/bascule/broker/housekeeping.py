@@ -209,7 +209,7 @@ class HousekeepingProtocol:
         """Raises TimeoutError."""
         announced = self._effects.waiter()  # which may also be told when nobody waits any more
         self._engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
-        self._engine.journaling.then(announced.keep, None)
+        self._engine.journaling.tell(announced.keep, None)
         if HousekeepingViolation.ANNOUNCEMENT_NOT_AWAITED not in self._violations:
             await announced.wait(self._limits.announce_timeout_s)
         self._kept = taken.next_offset, *self._tried

@@ -11,22 +11,29 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
 from bascule.core import crash
+from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
-from bascule.jms.sections import group_of
+from bascule.jms.sections import scan
 from bascule.journal.reading import CutOff
-from bascule.journal.records import ForeignRecord, Op, Send, SendFlag, decode_header, decode_send, entries
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX, ForeignRecord, Op, Send, decode_header, decode_send, entries
 
 #: Bytes taken in one journal record: they are atomic with the position behind them.
 CHUNK_BYTES: Final = 256 * 1024
+#: Messages of one chunk, whatever their size: each takes four bytes more in the journal for each subscription that takes it.
+CHUNK_MESSAGES: Final = 4_000
 #: Chunks that wait for room, or are on their way into the journal, before reading pauses.
 CHUNKS_MAX: Final = 8
 #: While nothing comes it is looked that often whether the topic is the one that it was: another one may have what is never read.
 LOOK_S: Final = 5.0
 RETRY_S: Final = 1.0
+#: A chunk that could not be journaled is tried again after this time.
+FAILED_RETRY_MS: Final = 60_000
+_ROUTINGS: Final = frozenset(Routing)
 
 #: The offset behind its records, and their messages, each with whether it is kept where nobody is bound to its address.
 Chunk = tuple[int, list[tuple[Send, bool]]]
@@ -117,6 +124,7 @@ class IngressReading:
         self.topic_id = topic_id
         self.failure = ""
         self.held_up = ""
+        self.foreign = 0  # records that were passed over
         self._open_at = -1  # where an open transaction was seen to begin, by the last look
         self._looked_s = 0.0
 
@@ -196,7 +204,7 @@ class IngressReading:
             sends.extend((send, record.keep) for send in found)
             size_bytes += sum(len(send.body) for send in found)
             next_offset = record.offset + 1
-            if size_bytes > CHUNK_BYTES:
+            if size_bytes > CHUNK_BYTES or len(sends) > CHUNK_MESSAGES:
                 yield next_offset, sends
                 sends, size_bytes, next_offset = [], 0, -1
         if next_offset >= 0:
@@ -205,25 +213,38 @@ class IngressReading:
             raise fault
 
     def _sends(self, offset: int, value: bytes | None) -> list[Send]:
+        """The messages of a record. One that no client could send either is passed over: anybody with the right to may write here."""
         try:
             decode_header(value)
-        except ForeignRecord as error:
+            data = value or b""
+            sends = [decode_send(data, start, end) for op, start, end in entries(data) if op == Op.SEND]
+            check_sends(sends)
+        except (ForeignRecord, InvalidInput) as error:
             text = f"ingress {self._topic}, offset {offset}: foreign record passed over: {error}"
             self._effects.note(Severity.ERROR, "foreign record", text)
+            self.foreign += 1
             return []
-        data = value or b""
-        sends = [decode_send(data, start, end) for op, start, end in entries(data) if op == Op.SEND]
         limit = self._effects.largest()
         for send in sends:
             if len(send.body) > limit:
                 raise ResourceLimit(f"a message of {len(send.body)} bytes; the journal has room for {limit}")
-            if send.flags & SendFlag.GROUPED:
-                group_of(send.body)  # whoever takes it reads that, and an epoch that fails of it would be followed by one that does
         return sends
 
 
 def _size_bytes(chunk: Chunk) -> int:
     return sum(len(send.body) for send, _ in chunk[1])
+
+
+def check_sends(sends: Sequence[Send]) -> None:
+    """Raise InvalidInput for messages that no AMQP client could send."""
+    if len(sends) > MESSAGES_PER_RECORD_MAX:
+        raise InvalidInput(f"{len(sends)} messages; a record of the journal holds {MESSAGES_PER_RECORD_MAX}")
+    for send in sends:
+        if send.routing not in _ROUTINGS:
+            raise InvalidInput(f"routing {send.routing} is none of {sorted(_ROUTINGS)}")
+        if not 0 < len(send.address) <= ADDRESS_MAX:
+            raise InvalidInput(f"an address of {len(send.address)} characters; 1 to {ADDRESS_MAX} are allowed")
+        scan(send.body)
 
 
 class IngressTaking:
@@ -261,17 +282,28 @@ class IngressTaking:
                 self.waits = f"ingress {self._topic} waits: {memory.blocked}"
                 memory.when_free(self, lambda: self._soon(self._take))
                 return
-            full = self._engine.lacks_room(sends)
-            if full is not None:
-                self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
-                # Not at once: a queue gets room in the middle of records that must stay whole.
-                full.blocked.append(lambda: self._soon(self._take))
+            try:
+                full = self._engine.lacks_room(sends)
+                if full is not None:
+                    self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
+                    # Not at once: a queue gets room in the middle of records that must stay whole.
+                    full.blocked.append(lambda: self._soon(self._take))
+                    return
+                crash.point("ingress.take.before")
+                self._engine.take_in(self._partition, next_offset, sends)
+                crash.point("ingress.take.after")
+            except Exception as error:
+                self._not_taken(next_offset, error)
                 return
-            crash.point("ingress.take.before")
-            self._engine.take_in(self._partition, next_offset, sends)
-            crash.point("ingress.take.after")
             memory.ingress_bytes -= _size_bytes(self._chunks.popleft())
-            self._engine.journaling.then(self._taken)
+            self._engine.journaling.tell(self._taken)
+
+    def _not_taken(self, next_offset: int, error: Exception) -> None:
+        """What is behind the chunk waits with it: its messages stay in order."""
+        engine = self._engine
+        engine.journaling.errors.contain(ErrorKind.INGRESS, error, topic=self._topic, next_offset=next_offset)
+        self.waits = f"ingress {self._topic} waits: what is before offset {next_offset} could not be journaled: {error}"
+        engine.schedule.at(engine.clock() + FAILED_RETRY_MS, self._take)
 
     def begin_anew(self, reading: IngressReading, running: bool, topic_id: str, first: int) -> None:
         """Go on with all that a recreated topic has, where reading stands still. Raises InvalidInput, Unavailable."""

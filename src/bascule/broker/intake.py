@@ -6,13 +6,15 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.message import PRIORITY_MAX, BrokerMessage
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
 from bascule.core.destination import Routing
-from bascule.jms.sections import group_of
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
+
+#: Flags that whoever writes to ``bascule.ingress`` decides; the others are the broker's.
+_FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.SOURCE
 
 
 class Intake:
@@ -50,26 +52,26 @@ class Intake:
         taken = taken_by(tuple(divert for divert in route.exclusive if divert.from_kafka), body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if queue.wants("", body))
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, "", body))
         return queues, taken
 
     def take_in(self, partition: int, next_offset: int, sends: list[tuple[Send, bool]]) -> None:
         """Records of ``bascule.ingress``: their messages and the position behind them are one journal record.
 
         Each comes with whether it is kept where nobody is bound to its address (or dropped). What has been taken changes nothing.
-        Raises ResourceLimit for more messages than a record can hold.
+        Raises ResourceLimit for more than a record can hold. If it raises, nothing was done.
         """
         if next_offset <= self.positions.get(partition, 0):
             return
         if len(sends) > MESSAGES_PER_RECORD_MAX:
             raise ResourceLimit(f"{len(sends)} ingress messages before offset {next_offset}; a record holds {MESSAGES_PER_RECORD_MAX}")
-        self.positions[partition] = next_offset
         now_ms = self.clock()
-        self.journaling.begin_atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends))
-        for send, keep in sends:
-            self._take_in(send, keep, now_ms)
-        self.journaling.add(ingress_entry(partition, next_offset))
-        self.journaling.end_atomic()
+        with self.journaling.atomic(sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends), len(sends)):
+            for send, keep in sends:
+                self._take_in(send, keep, now_ms)
+            self.journaling.add(ingress_entry(partition, next_offset))
+        self.positions[partition] = next_offset
+        self.counters.messages_in += len(sends)
         self.journaling.then(self._taken, partition, next_offset)
 
     def _taken(self, partition: int, next_offset: int) -> None:
@@ -78,8 +80,8 @@ class Intake:
 
     def begin_topic(self, topic_id: str, positions: dict[int, int]) -> None:
         """``bascule.ingress`` is the topic with this id from now on, of which all before these positions has been taken."""
-        self.positions = positions
         self.journaling.add(json_entry(Op.INGRESS_TOPIC, {"id": topic_id, "positions": sorted(positions.items())}))
+        self.positions = positions
         self.journaling.then(self._topic_begun, topic_id, dict(positions))
 
     def _topic_begun(self, topic_id: str, positions: dict[int, int]) -> None:
@@ -93,14 +95,14 @@ class Intake:
         route = self.addresses.route(send.address, routing)
         if not route.queues and not keep:
             return
-        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
+        group = stored_group(send.flags, send.body)
         expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms
         message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), expiry_ms, group)
         queues, taken = self._to_queues(route, send.body)
-        flags = send.flags | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
+        flags = send.flags & _FLAGS_OF_SENDERS | SendFlag.FROM_KAFKA | SendFlag.DURABLE | (SendFlag.DIVERTS if taken else 0)
         decided = send._replace(flags=flags, timestamp_ms=now_ms, expiry_ms=expiry_ms, queues=durable_ids(queues), diverts=taken)
         message.mid, message.durable = self.journaling.add_send(send_entry(decided), send.duplicate_ids), True
         for queue in queues:
             queue.expect(message)
-        self.counters.messages_in += 1
+            self.journaling.undo(queue.unexpect, message)
         self.journaling.then(self._deliveries.put_in, message, queues, send.delivery_time_ms)

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from bascule.broker.errors import BrokerFault
+from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.errors import BrokerFault, RecordTooLarge
 from bascule.broker.queue import BrokerQueue
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.records import (
     ACK_BYTES,
     ACK_ENTRY_BYTES,
@@ -28,7 +30,10 @@ from bascule.journal.records import (
 #: and that one entry more, as large as the largest message, fits.
 RECORD_BYTES_SOFT = 256 * 1024
 
-Action = tuple[Callable[..., None], tuple[Any, ...]]
+#: What happens once a record is stored: a function, its arguments, and whether it is an answer, of which an error concerns nobody else.
+Action = tuple[Callable[..., None], tuple[Any, ...], bool]
+#: Of a record, so much is kept free for what Kafka counts beside its value.
+FRAME_BYTES = 1024
 
 
 class JournalingViolation(enum.StrEnum):
@@ -59,6 +64,44 @@ class Batch:
         return not self.parts and not self.acks
 
 
+class _Atomic:
+    """What goes into the open record between entry and exit stays together; if the body of the context raises, all of it is taken back."""
+
+    __slots__ = ("_batch", "_journaling", "_sizes", "acks", "undo")
+
+    def __init__(self, journaling: Journaling) -> None:
+        batch = self._batch = journaling.batch
+        self._journaling = journaling
+        self._sizes = (len(batch.parts), batch.size_bytes, batch.messages, len(batch.actions), len(batch.digests))
+        self.acks: list[BrokerQueue] = []  # the queue of each acknowledgement
+        self.undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is not None:
+            self._take_back()
+            return
+        try:
+            self._journaling.check_size()
+        except RecordTooLarge:
+            self._take_back()
+            raise
+        self._journaling.let_go()
+
+    def _take_back(self) -> None:
+        batch = self._batch
+        for queue in self.acks:
+            batch.acks[queue].pop()
+            if not batch.acks[queue]:
+                del batch.acks[queue]
+        parts, batch.size_bytes, batch.messages, actions, digests = self._sizes
+        del batch.parts[parts:], batch.actions[actions:], batch.digests[digests:]
+        self._journaling.let_go()
+        for action, arguments in reversed(self.undo):
+            action(*arguments)
+
+
 class Journaling:
     """The open record and those in flight.
 
@@ -70,8 +113,12 @@ class Journaling:
         append: Callable[[bytes, bytes], None],
         *,
         on_work: Callable[[bool], None] = lambda _: None,
+        errors: ErrorContainment | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
+        """``errors`` contains those of answers."""
+        self.errors = errors or ErrorContainment()
+        self.record_bytes_max = RECORD_BYTES_MAX  # of a record's value; the journal's topic may have less room
         self._hasty = JournalingViolation.ANSWER_BEFORE_STORED in violations
         self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
         self._acks_late = JournalingViolation.ACKNOWLEDGEMENTS_IN_NEXT_RECORD in violations
@@ -85,7 +132,7 @@ class Journaling:
         self.in_flight_bytes = 0
         self._woken = False
         self._urgent = False
-        self._held = False  # a transaction is being written: its entries must stay in one record
+        self._held: _Atomic | None = None  # a transaction is being written: its entries must stay in one record
 
     def begin(self, epoch: int, last_sequence: int) -> None:
         """An epoch starts behind the last valid record."""
@@ -102,20 +149,34 @@ class Journaling:
             self._wake()
         self.close_if_full()
 
-    def begin_atomic(self, size_bytes: int, messages: int = 1) -> None:
-        """What follows, up to :meth:`end_atomic`, goes into one record; ``size_bytes`` says about how much it is.
+    def atomic(self, size_bytes: int, messages: int = 1) -> _Atomic:
+        """A context whose entries go into one record, or, where its body raises, into none; ``size_bytes`` says about how much it is.
 
-        ``messages`` is how many it has at most, which a record must be able to number. Raises BrokerFault as ``flush`` does.
+        ``messages`` is how many it has at most, which a record must be able to number. Its exit raises RecordTooLarge.
         """
         self._check_whole()
         batch = self.batch
         if batch.size_bytes + size_bytes > RECORD_BYTES_SOFT or batch.messages + messages > MESSAGES_PER_RECORD_MAX:
             self.flush()
-        self._held = not self._in_pieces
+        atomic = _Atomic(self)
+        if not self._in_pieces:
+            self._held = atomic
+        return atomic
 
-    def end_atomic(self) -> None:
+    def undo(self, action: Callable[..., None], *arguments: Any) -> None:
+        """If the command that is being carried out raises, ``action`` takes back in memory what the caller has done."""
+        if self._held is not None:
+            self._held.undo.append((action, arguments))
+
+    def check_size(self) -> None:
+        """Raise RecordTooLarge where Kafka would not take the open record."""
+        size_bytes, limit = self.batch.size_bytes, self.record_bytes_max - FRAME_BYTES
+        if size_bytes > limit:
+            raise RecordTooLarge(f"a journal record of {size_bytes} bytes; the journal has room for {limit}")
+
+    def let_go(self) -> None:
         """The record may be closed again."""
-        self._held = False
+        self._held = None
         self.close_if_full()
 
     def add_send(self, entry: bytes, duplicate_ids: tuple[bytes, ...]) -> int:
@@ -148,31 +209,47 @@ class Journaling:
             mids.append(mid)
             size = batch.size_bytes + ACK_BYTES
         batch.size_bytes = size
-        if size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
+        if self._held is not None:
+            self._held.acks.append(queue)
+        elif size > RECORD_BYTES_SOFT:  # asked here, of each: a call costs as much as the rest
             self.close_if_full()
 
     def then(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do this once all that was decided so far is stored; at once where it is already."""
-        if self._hasty:
+        """Do this once all that was decided so far is stored; at once where it is already.
+
+        It applies what is stored: an error in it ends the epoch. For an answer there is ``tell``.
+        """
+        if not self._deferred((action, arguments, False)):
             action(*arguments)
-        elif not self.batch.empty:
-            self.batch.actions.append((action, arguments))
+
+    def tell(self, action: Callable[..., None], *arguments: Any) -> None:
+        """As ``then``, for an answer: an error in it concerns whoever is answered, and is contained."""
+        if not self._deferred((action, arguments, True)):
+            self.errors.run(ErrorKind.ANSWER, action, *arguments)
+
+    def _deferred(self, action: Action) -> bool:
+        """Whether an action waits for the last record that has decisions."""
+        if self._hasty:
+            return False
+        if not self.batch.empty:
+            self.batch.actions.append(action)
             if not self._urgent:
                 self._urgent = True
                 self._on_work(True)
         elif self.in_flight:
-            self.in_flight[-1].actions.append((action, arguments))
+            self.in_flight[-1].actions.append(action)
         else:
-            action(*arguments)
+            return False
+        return True
 
     def after_barrier(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do this once a record made after now is stored: a broker that another one has replaced never comes to it."""
+        """Tell this once a record made after now is stored: a broker that another one has replaced never comes to it."""
         self.add(b"")
-        self.then(action, *arguments)
+        self.tell(action, *arguments)
 
     def close_if_full(self) -> None:
         """Append the open record when it is large, unless what goes together is being added."""
-        if self.batch.size_bytes > RECORD_BYTES_SOFT and not self._held:
+        if self.batch.size_bytes > RECORD_BYTES_SOFT and self._held is None:
             self.flush()
 
     def _wake(self) -> None:
@@ -205,7 +282,7 @@ class Journaling:
         self._append(KEY_OF_KIND[kind], value)
 
     def _check_whole(self) -> None:
-        if self._held:
+        if self._held is not None:
             raise BrokerFault("an action stopped half-way")
 
     def confirm(self) -> None:
@@ -213,8 +290,13 @@ class Journaling:
         batch = self.in_flight.popleft()
         self.in_flight_bytes -= batch.size_bytes
         self.confirmed_sequence = batch.sequence
-        for action, arguments in batch.actions:
-            action(*arguments)
+        for action, arguments, answers in batch.actions:
+            try:
+                action(*arguments)
+            except Exception as error:
+                if not answers:
+                    raise
+                self.errors.contain(ErrorKind.ANSWER, error)
 
     def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, int]]:
         """Acknowledgements decided and not yet stored: a snapshot still has their messages."""

@@ -8,10 +8,9 @@ from typing import Any
 
 from bascule.broker.branches import ROLLBACKS, Branch
 from bascule.broker.engine import Engine
-from bascule.broker.message import PRIORITY_MAX, BrokerMessage
+from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.snapshot import Snapshot
-from bascule.jms.sections import group_of
 from bascule.journal.branches import Ended, decode_ended
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
@@ -153,7 +152,7 @@ class Loader:
                     self._hold(mid, decode_send(value, start, end), queue_ids)
 
     def _hold(self, mid: int, send: Send, queue_ids: list[int] | tuple[int, ...]) -> None:
-        group = group_of(send.body) if send.flags & SendFlag.GROUPED else None
+        group = stored_group(send.flags, send.body)
         message = BrokerMessage(send.body, min(send.priority, PRIORITY_MAX), send.expiry_ms, group)
         message.mid, message.durable = mid, True
         if send.delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):

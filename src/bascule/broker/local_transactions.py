@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 
+from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
-from bascule.broker.errors import ResourceLimit
+from bascule.broker.errors import RequestFailed, ResourceLimit
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES, MemoryLow
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
@@ -88,8 +88,8 @@ class LocalTransactions:
         drafts = transaction.drafts
         drafts.append(draft)
         address = draft.address
-        queues = self._sending.addresses.route(address, draft.routing).queues
-        size_bytes = draft.message.size_bytes + len(address) + 4 * len(queues) + SEND_OVERHEAD_BYTES
+        target = self._sending.addresses.route(address, draft.routing).target
+        size_bytes = draft.message.size_bytes + len(target.encoded) + SEND_OVERHEAD_BYTES
         transaction.size_bytes += size_bytes
         self._charge(transaction, size_bytes + MESSAGE_BYTES)
         limit, memory = self.bytes_max, self.memory
@@ -133,8 +133,8 @@ class LocalTransactions:
         if self._due_ms:
             self._deliveries.schedule.at(self._due_ms, self._end_old)
 
-    def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> None:
-        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead.
+    def commit(self, transaction: LocalTransaction, done: Callable[[BasculeError | None], None], ended: bytes = b"") -> bool:
+        """All of it, as one journal record; ``done(None)`` once that is stored, ``done(error)`` when it was rolled back instead (False).
 
         ``ended`` is an entry to go with it: the name of a branch that is committed in one phase.
         """
@@ -143,42 +143,56 @@ class LocalTransactions:
         if error is not None:
             self.rollback(transaction)
             done(TransactionRolledBack(str(error), cause=error))
-            return
+            return False
         crash.point("transaction.commit.before")
-        self.end(transaction)
         acks = [(consumer.queue, message) for consumer, message in transaction.acks]
-        self.carry_out(transaction.drafts, acks, transaction.size_bytes, partial(done, None), ended)
+        try:
+            self.carry_out(transaction.drafts, acks, transaction.size_bytes, ended)
+        except Exception as failure:
+            cause = self.cause_of(failure, transaction)
+            self.rollback(transaction)
+            done(TransactionRolledBack(str(cause), cause=cause))
+            return False
+        self.end(transaction)
+        self.journaling.tell(done, None)
         crash.point("transaction.commit.after")
+        return True
+
+    def cause_of(self, failure: Exception, transaction: LocalTransaction) -> BasculeError:
+        """Why a transaction is rolled back that could not be journaled. What is no limit is a fault of the broker, and counted."""
+        if isinstance(failure, ResourceLimit):
+            return failure
+        self.journaling.errors.contain(ErrorKind.COMMIT, failure, transaction=transaction.id.hex())
+        return failure if isinstance(failure, BasculeError) else RequestFailed("the broker failed to commit; its log says more")
 
     def carry_out(
         self,
         drafts: list[Draft],
         acks: list[tuple[BrokerQueue, BrokerMessage]],
         size_bytes: int,
-        done: Callable[[], None],
         ended: bytes = b"",
     ) -> None:
-        """What a transaction has gathered, as one journal record, with an entry that says so; ``done()`` once that is stored."""
+        """What a transaction has gathered, as one journal record, with an entry that says so. If it raises, nothing was done."""
         now_ms = self.clock()
         stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]] = []
-        self.journaling.begin_atomic(size_bytes, len(drafts))
-        if ended:
-            self.journaling.add(ended)
-        for draft in drafts:
-            queues = self._sending.decide(draft, now_ms)
-            if queues is not None:
-                stored.append((draft.message, queues, draft.delivery_time_ms))
+        with self.journaling.atomic(size_bytes, len(drafts)):
+            if ended:
+                self.journaling.add(ended)
+            for draft in drafts:
+                queues = self._sending.decide(draft, now_ms)
+                if queues is not None:
+                    stored.append((draft.message, queues, draft.delivery_time_ms))
+            for queue, message in acks:
+                self._deliveries.journal_gone(queue, message)
         for queue, message in acks:
             self.counters.acknowledged += 1
-            self._deliveries.gone(queue, message)
-        self.journaling.end_atomic()
-        self.journaling.then(self._carried_out, stored, done)
+            self._deliveries.forget(queue, message)
+        self.journaling.then(self._carried_out, stored)
 
-    def _carried_out(self, stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]], done: Callable[[], None]) -> None:
+    def _carried_out(self, stored: list[tuple[BrokerMessage, tuple[BrokerQueue, ...], int]]) -> None:
         self.counters.committed += 1
         for message, queues, due_ms in stored:
             self._deliveries.put_in(message, queues, due_ms)
-        done()
 
     def rollback(self, transaction: LocalTransaction) -> None:
         """None of it: the sends are forgotten, what was received is delivered again, with its count raised."""
@@ -186,7 +200,7 @@ class LocalTransactions:
         self.end(transaction)
         if self._rollback_commits:
             acks = [(consumer.queue, message) for consumer, message in transaction.acks]
-            self.carry_out(transaction.drafts, acks, transaction.size_bytes, lambda: None)
+            self.carry_out(transaction.drafts, acks, transaction.size_bytes)
             return
         self._give_up(transaction)
 

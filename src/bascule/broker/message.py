@@ -5,12 +5,26 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final, Protocol
 
-from bascule.broker.errors import BrokerFault
+from bascule.broker.errors import BodyUnavailable, BrokerFault
 from bascule.broker.memory import MemoryAccount
+from bascule.core.errors import BasculeError
+from bascule.jms.sections import group_of
+from bascule.journal.records import SendFlag
 
 #: Priorities run from 0 to 9, 4 is the default (Jakarta Messaging 3.1, section 3.4.9).
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
+
+
+def stored_group(flags: int, body: bytes) -> str | None:
+    """The group (JMSXGroupID) of a message in the journal, whose SEND entry has these flags.
+
+    None also where the properties of the message cannot be read: no stored message keeps a broker from starting.
+    """
+    if flags & SendFlag.GROUPED:
+        with suppress(BasculeError):
+            return group_of(body)
+    return None
 
 
 class BodyStore(Protocol):
@@ -20,7 +34,7 @@ class BodyStore(Protocol):
         """Keep ``body``; returns a handle, 0 or more. Raises OSError when there is no room: nothing is kept then."""
 
     def get(self, handle: int, size_bytes: int) -> bytes:
-        """The body behind a handle."""
+        """The body behind a handle. Raises OSError."""
 
     def free(self, handle: int, size_bytes: int) -> None:
         """The body will not be asked for again."""
@@ -80,10 +94,13 @@ class Bodies:
         account.bodies_bytes += size
 
     def read(self, message: BrokerMessage) -> bytes:
-        """The message's bytes, wherever they are."""
+        """The message's bytes, wherever they are. Raises BodyUnavailable."""
         if message.body is not None:
             return message.body
-        return self._store_of(message).get(message.handle, message.size_bytes)
+        try:
+            return self._store_of(message).get(message.handle, message.size_bytes)
+        except OSError as error:
+            raise BodyUnavailable(f"message {message.mid}: its body of {message.size_bytes} bytes cannot be read: {error}") from error
 
     def _store_of(self, message: BrokerMessage) -> BodyStore:
         if self.store is None:
@@ -94,7 +111,7 @@ class Bodies:
         """No queue holds the message any more."""
         self.account.messages -= 1
         if message.body is None:
-            self._store_of(message).free(message.handle, message.size_bytes)
             self.stored_bytes -= message.size_bytes
+            self._store_of(message).free(message.handle, message.size_bytes)
         else:
             self.account.bodies_bytes -= message.size_bytes

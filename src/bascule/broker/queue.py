@@ -135,6 +135,11 @@ class BrokerQueue:
         self.incoming += 1
         self.incoming_bytes += message.size_bytes
 
+    def unexpect(self, message: BrokerMessage) -> None:
+        """The message is not decided for the queue after all."""
+        self.incoming -= 1
+        self.incoming_bytes -= message.size_bytes
+
     def receive(self, message: BrokerMessage) -> None:
         """An expected message is here."""
         self.incoming -= 1

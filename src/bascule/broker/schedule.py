@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+from bascule.broker.containment import ErrorContainment, ErrorKind
+
 #: Due time, number (keeps the order of what is due at the same time), action, arguments.
 _Entry = tuple[int, int, Callable[..., None], tuple[Any, ...]]
 
@@ -13,9 +15,10 @@ _Entry = tuple[int, int, Callable[..., None], tuple[Any, ...]]
 class Schedule:
     """Actions by due time. ``on_earlier`` is called when something is due before all else."""
 
-    __slots__ = ("_entries", "_number", "on_earlier")
+    __slots__ = ("_entries", "_errors", "_number", "on_earlier")
 
-    def __init__(self) -> None:
+    def __init__(self, errors: ErrorContainment | None = None) -> None:
+        self._errors = errors or ErrorContainment()
         self._entries: list[_Entry] = []
         self._number = 0
         self.on_earlier: Callable[[], None] = lambda: None
@@ -34,9 +37,9 @@ class Schedule:
             self.on_earlier()
 
     def run(self, now_ms: int) -> None:
-        """Do what is due. What that puts on the schedule for now waits for the next time."""
+        """Do what is due; an error of one action is contained. What that puts on the schedule for now waits for the next time."""
         due: list[_Entry] = []
         while self._entries and self._entries[0][0] <= now_ms:
             due.append(heapq.heappop(self._entries))
         for _, _, action, arguments in due:
-            action(*arguments)
+            self._errors.run(ErrorKind.TIMER, action, *arguments)

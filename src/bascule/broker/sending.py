@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
-from bascule.broker.duplicates import DuplicateWindows, digest_of
-from bascule.broker.errors import JournalUnavailable, QueueFull
+from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
+from bascule.broker.errors import JournalUnavailable, QueueFull, RecordTooLarge
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.policy import BLOCK, DROP
 from bascule.broker.ports import SendPort
@@ -131,7 +130,7 @@ class Sending:
                 port.refused(token, refusal)
             return
         if self.put(draft, now_ms):
-            self.journaling.then(port.accepted, token)
+            self.journaling.tell(port.accepted, token)
             self.journaling.close_if_full()
         else:
             port.accepted(token)
@@ -189,7 +188,9 @@ class Sending:
 
     def put(self, draft: Draft, now_ms: int) -> bool:
         """Take a message that stands for itself. True: it, or what it repeats, is in its queues only once it is stored."""
-        queues = self.decide(draft, now_ms)
+        return self._put(draft, self.decide(draft, now_ms))
+
+    def _put(self, draft: Draft, queues: tuple[BrokerQueue, ...] | None) -> bool:
         if queues is None:
             return draft.durable
         if draft.message.mid >= 0:
@@ -200,12 +201,24 @@ class Sending:
 
     def decide(self, draft: Draft, now_ms: int) -> tuple[BrokerQueue, ...] | None:
         """Which queues take a message, None for a repeat; what must survive a crash of it goes into the open record."""
-        message, address, routing = draft.message, draft.address, draft.routing
-        message.durable = draft.durable
-        window = self.windows.window(address) if draft.duplicate_ids else None
-        if window is not None and not window.admit(draft.duplicate_ids, now_ms):
+        draft.message.durable = draft.durable
+        if not draft.duplicate_ids:
+            return self._route(draft, None, now_ms)
+        window = self.windows.window(draft.address)
+        if not window.admit(draft.duplicate_ids, now_ms):
             self.counters.duplicates += 1
             return None
+        try:
+            queues = self._route(draft, window, now_ms)
+        except Exception:
+            window.take_back(draft.duplicate_ids)
+            raise
+        self.journaling.undo(window.take_back, draft.duplicate_ids)
+        return queues
+
+    def _route(self, draft: Draft, window: DuplicateWindow | None, now_ms: int) -> tuple[BrokerQueue, ...]:
+        """Which queues take a message; if it raises, the message is nowhere."""
+        message, address, routing = draft.message, draft.address, draft.routing
         if routing is Routing.ANYCAST and address not in self.addresses.anycast and not address.startswith(TEMPORARY_PREFIX):
             self._destinations.recreate(address)  # deleted since it was asked for
         route = self.addresses.route(address, routing)
@@ -214,7 +227,7 @@ class Sending:
             taken = taken_by(route.exclusive, draft.body)
         queues = () if taken else route.queues
         if route.filtered:
-            queues = tuple(queue for queue in queues if queue.wants(draft.container, draft.body))
+            queues = tuple(queue for queue in queues if self._deliveries.wants(queue, draft.container, draft.body))
         durable = draft.durable and route.recorded
         if durable or (route.diverted and self.stalled is None):
             target = route.target
@@ -227,7 +240,14 @@ class Sending:
                 message.mid = mid
         for queue in queues:
             queue.expect(message)
+        self.journaling.undo(self._undo_route, message, queues)
         return queues
+
+    @staticmethod
+    def _undo_route(message: BrokerMessage, queues: tuple[BrokerQueue, ...]) -> None:
+        message.mid = -1
+        for queue in queues:
+            queue.unexpect(message)
 
     def _journal_send(self, draft: Draft, target: EncodedRoute, taken: tuple[str, ...], now_ms: int) -> int:
         flags = SendFlag.DURABLE if draft.durable else SendFlag.PIPELINES_ONLY
@@ -249,7 +269,9 @@ class Sending:
     def move(self, queue: BrokerQueue, message: BrokerMessage, address: str, reason: str) -> bool:
         """Send a message on that has been taken out of its queue: its copy there and its end here are one record.
 
-        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done.
+        With no address it is just gone. False where the address is this queue's own, or the queue is gone: nothing was done. A copy goes
+        without annotations of the move where the message's own cannot be read, or the journal has no room for them. If it raises, nothing
+        was done.
         """
         if queue.deleted or queue is self.addresses.anycast.get(address):
             return False
@@ -262,26 +284,29 @@ class Sending:
             ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
         }  # fmt: skip
         body = self._deliveries.bodies.read(message)
-        with suppress(MalformedMessage):  # its own annotations, which nobody has looked at: it goes on without ours
-            body = annotated(body, annotations)
-        self.pass_on(queue, message, BrokerMessage(body, message.priority, 0, message.group), address)
+        try:
+            self.pass_on(queue, message, BrokerMessage(annotated(body, annotations), message.priority, 0, message.group), address)
+        except (MalformedMessage, RecordTooLarge):
+            self.pass_on(queue, message, BrokerMessage(body, message.priority, 0, message.group), address)
         return True
 
     def pass_on(self, queue: BrokerQueue, message: BrokerMessage, copy: BrokerMessage, address: str, due_ms: int = 0) -> None:
-        """A copy goes to another queue as the message, which has been taken out, leaves this one: one record."""
+        """A copy goes to another queue as the message leaves this one: one record. If it raises, nothing was done."""
         draft = Draft(copy, address, Routing.ANYCAST, self._deliveries.bodies.read(copy), message.durable, "", (), due_ms)
-        self.journaling.begin_atomic(copy.size_bytes + SEND_OVERHEAD_BYTES)
-        self.put(draft, self.clock())
-        self._deliveries.gone(queue, message)
-        self.journaling.end_atomic()
+        with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):
+            queues = self.decide(draft, self.clock())
+            self._deliveries.journal_gone(queue, message)
+        self._put(draft, queues)
+        self._deliveries.forget(queue, message)
 
-    def put_into(self, queue: BrokerQueue, draft: Draft) -> None:
-        """A message into one queue, past all routing."""
-        message = draft.message
-        message.durable = draft.durable
-        queue.expect(message)
-        if draft.durable and queue.durable:
-            message.mid = self._journal_send(draft, EncodedRoute.of(draft.address, (queue.id,)), (), self.clock())
-            self.journaling.then(self._deliveries.put_in, message, (queue,), draft.delivery_time_ms)
-        else:
-            self._deliveries.put_in(message, (queue,), draft.delivery_time_ms)
+    def put_into(self, queue: BrokerQueue, message: BrokerMessage, draft: Draft, target: BrokerQueue) -> None:
+        """As ``pass_on``, into one queue, past all routing."""
+        copy = draft.message
+        copy.durable = draft.durable
+        with self.journaling.atomic(copy.size_bytes + SEND_OVERHEAD_BYTES):
+            if draft.durable and target.durable:
+                copy.mid = self._journal_send(draft, EncodedRoute.of(draft.address, (target.id,)), (), self.clock())
+            self._deliveries.journal_gone(queue, message)
+        target.expect(copy)
+        self._put(draft, (target,))
+        self._deliveries.forget(queue, message)

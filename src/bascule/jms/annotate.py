@@ -1,11 +1,17 @@
-"""A message as it goes on to another address: the sender's sections, with annotations that say where it was and why it left."""
+"""A message as it goes on to another address: the sender's sections, with annotations that say where it was and why it left.
+
+Nothing of the sender's sections is decoded and encoded again: what stays is copied byte by byte, so that a value which this version cannot
+encode never keeps a message from moving.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bascule.amqp.codec import decode
+from bascule.amqp.codec import DESCRIBED, LIST8, LIST32, MAP8, MAP32, NULL, SMALL_ULONG, STRING8, STRING32, SYMBOL8, SYMBOL32, encode
+from bascule.amqp.limits import ITEMS_MAX
 from bascule.amqp.types import Symbol
 from bascule.jms.sections import (
     DELIVERY_ANNOTATIONS,
@@ -17,9 +23,10 @@ from bascule.jms.sections import (
     PROPERTIES,
     header_bytes,
     header_fields,
+    items,
     malformed,
     places,
-    section_bytes,
+    skip,
 )
 
 #: As Artemis names them.
@@ -36,37 +43,100 @@ ORIGINAL_EXPIRY: Final = "x-opt-ORIG-EXPIRATION"
 _OWN: Final = (
     ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, ORIGINAL_MESSAGE_ID, REASON, MOVED_AT, DELIVERIES, ORIGINAL_EXPIRY,
 )  # fmt: skip
-_NOT_KEPT: Final = (*_OWN, DELIVERY_TIME.decode(), DELIVERY_DELAY.decode())
+_NOT_KEPT: Final = frozenset((*(name.encode() for name in _OWN), DELIVERY_TIME, DELIVERY_DELAY))
 _MESSAGE_ID, _ABSOLUTE_EXPIRY = 0, 8  # fields of the properties section (AMQP 1.0 part 3, section 3.2.4)
+#: An annotation that a move adds has at most this size, else it is left out: a message id has any length, and a copy of a large one would
+#: make the message larger than a journal record. An address, of 1,000 characters at most, fits.
+ANNOTATION_BYTES_MAX: Final = 16 << 10
+#: The bytes before a key's text.
+_KEY_HEAD: Final = {STRING8: 2, SYMBOL8: 2, STRING32: 5, SYMBOL32: 5}
 
 
 def annotated(body: bytes, annotations: Mapping[str, Any]) -> bytes:
     """The message with other annotations, and without what would make it expire or wait again. Raises MalformedMessage.
 
-    Annotations of an earlier move and the delivery time give way; without ``annotations`` it is as before the first move.
+    Annotations of an earlier move and the delivery time give way; without ``annotations`` it is as before the first move. An annotation
+    larger than ANNOTATION_BYTES_MAX is left out.
     """
-    found = {section: (start, end) for section, start, end in places(body)}
+    found: dict[int, tuple[int, int]] = {}
+    others: list[bytes] = []
+    begin = 0
+    for section, start, end in places(body):
+        if section in _REPLACED:
+            found[section] = (start, end)
+        else:
+            others.append(body[begin:end])
+        begin = end
     section = HEADER
     try:
         header = body[slice(*found[HEADER])] if HEADER in found else b""
         durable, priority, *_ = header_fields(header) if header else (False, 4)
-        section = MESSAGE_ANNOTATIONS
-        kept: dict[Any, Any] = dict(decode(body, found[section][0])[0]) if section in found else {}
         section = PROPERTIES
-        properties = list(decode(body, found[section][0])[0]) if section in found else []
+        message_id, properties = _without_expiry(body, *found[section]) if section in found else (b"", b"")
+        section = MESSAGE_ANNOTATIONS
+        kept = list(_pairs(body, *found[section])) if section in found else []
     except MALFORMED as error:
         raise malformed(section, found[section][0], error) from None
-    kept = {name: value for name, value in kept.items() if name not in _NOT_KEPT}
-    kept |= {Symbol(name): value for name, value in annotations.items() if value is not None}
-    if annotations and properties and properties[_MESSAGE_ID] is not None:
-        kept[Symbol(ORIGINAL_MESSAGE_ID)] = properties[_MESSAGE_ID]
-    if len(properties) > _ABSOLUTE_EXPIRY:
-        properties[_ABSOLUTE_EXPIRY] = None
+    own = dict(_encoded(annotations))
+    if annotations and 0 < len(message_id) <= ANNOTATION_BYTES_MAX:
+        own[ORIGINAL_MESSAGE_ID] = message_id
+    pairs = [pair for name, pair in kept if name not in _NOT_KEPT]
+    if 2 * (len(pairs) + len(own)) <= ITEMS_MAX:  # else no peer would read the map
+        pairs += [encode(Symbol(name)) + value for name, value in own.items()]
     parts = [header_bytes(durable, priority)]
-    if kept:
-        parts.append(section_bytes(MESSAGE_ANNOTATIONS, kept))
+    if pairs:
+        parts.append(_section(MESSAGE_ANNOTATIONS, _compound(MAP8, MAP32, 2 * len(pairs), b"".join(pairs))))
     if properties:
-        parts.append(section_bytes(PROPERTIES, properties))
-    replaced = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES)
-    rest = max((end for section, (_, end) in found.items() if section in replaced), default=0)
-    return b"".join((*parts, body[rest:]))
+        parts.append(_section(PROPERTIES, properties))
+    return b"".join((*parts, *others))
+
+
+_REPLACED: Final = frozenset({HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES})
+
+
+def _encoded(annotations: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Each annotation that has a value and a legal size; characters that are none in UTF-8 are escaped."""
+    for name, value in annotations.items():
+        if value is not None:
+            encoded = encode(value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value)
+            if len(encoded) <= ANNOTATION_BYTES_MAX:
+                yield name, encoded
+
+
+def _pairs(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """(text of the key, bytes of key and value) of the map at ``start``. The text is empty where the key is none."""
+    count, position = items(data, start)
+    for _ in range(count // 2):
+        value = skip(data, position)
+        after = skip(data, value)
+        head = _KEY_HEAD.get(data[position])
+        yield data[position + head : value] if head else b"", data[position:after]
+        position = after
+    if position != end or count % 2:
+        raise ValueError(f"{count} items that end at byte {position}, the section at {end}")
+
+
+def _without_expiry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+    """The message id as encoded, and the properties without the absolute expiry time."""
+    count, position = items(data, start)
+    at = [position]
+    for _ in range(count):
+        at.append(skip(data, at[-1]))
+    if at[-1] != end:
+        raise ValueError(f"its fields end at byte {at[-1]}, the section at {end}")
+    message_id = data[at[_MESSAGE_ID] : at[_MESSAGE_ID + 1]] if count and data[at[_MESSAGE_ID]] != NULL else b""
+    if count <= _ABSOLUTE_EXPIRY or data[at[_ABSOLUTE_EXPIRY]] == NULL:
+        return message_id, data[start:end]
+    fields = b"".join((data[at[0] : at[_ABSOLUTE_EXPIRY]], bytes([NULL]), data[at[_ABSOLUTE_EXPIRY + 1] : end]))
+    return message_id, _compound(LIST8, LIST32, count, fields)
+
+
+def _section(section: int, value: bytes) -> bytes:
+    return bytes((DESCRIBED, SMALL_ULONG, section)) + value
+
+
+def _compound(code8: int, code32: int, count: int, content: bytes) -> bytes:
+    """A list or map of items that are encoded already."""
+    if len(content) < 255 and count < 256:  # the size byte counts the count byte, too
+        return struct.pack(">BBB", code8, len(content) + 1, count) + content
+    return struct.pack(">BII", code32, len(content) + 4, count) + content

@@ -211,7 +211,10 @@ def head_of(data: bytes) -> tuple[tuple[bool, int, int, bool, int], int]:
         if section > DELIVERY_ANNOTATIONS:
             break
         if section == HEADER:
-            header = header_fields(data[start:behind])
+            try:
+                header = header_fields(data[start:behind])
+            except MALFORMED as error:
+                raise malformed(section, start, error) from None
         end = behind
     return header, end
 
@@ -220,7 +223,10 @@ def group_of(data: bytes) -> str | None:
     """The group of a message that has been taken. Raises MalformedMessage."""
     for section, start, end in places(data):
         if section == PROPERTIES:
-            return _properties(data, start, end)[-1]
+            try:
+                return _properties(data, start, end)[-1]
+            except MALFORMED as error:
+                raise malformed(section, start, error) from None
     return None
 
 

@@ -69,6 +69,14 @@ def offset_of(message: Message) -> int:
     return offset
 
 
+def header_of(message: Message, name: str) -> bytes | str | None:
+    """The last header of a record with a name; None also where the client cannot read its headers."""
+    try:
+        return dict(message.headers() or ()).get(name)
+    except (UnicodeDecodeError, SystemError):  # the name of some header is no text
+        return None
+
+
 def patient(producer: Producer) -> Callable[..., None]:
     """The client's ``produce``, save that it waits where the client has no room, in place of a BufferError. Raises KafkaException."""
 

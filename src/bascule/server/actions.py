@@ -192,7 +192,7 @@ async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]])
 async def _stored(node: Node, engine: Engine) -> None:
     """Until what was decided is in the journal. Raises Unavailable."""
     stored = asyncio.Event()
-    engine.journaling.then(stored.set)
+    engine.journaling.tell(stored.set)
     node.dispatch()
     timeout_s = node.settings.journal.append_timeout_s
     try:

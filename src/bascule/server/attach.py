@@ -199,7 +199,7 @@ def _consume(
     consumer.on_close = queue if made_for else None
     consumer.consumer = engine.attach(queue, consumer, selector)
     # The queue, or a subscription, is there for good before the client is told so.
-    engine.journaling.then(_accept, client, link, source)
+    engine.journaling.tell(_accept, client, link, source)
 
 
 def _accept(client: Client, link: SenderLink, source: Source | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
+from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import UnknownTransaction
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
@@ -157,8 +158,8 @@ class Client:
     def wake_all(self) -> None:
         """All that the client was given is written."""
         self.full = False
-        for link in self.links:
-            self.wake(link)
+        for link in list(self.links):
+            self._server.errors.run(ErrorKind.LINK, self.wake, link)
         self._server.dispatch()
 
     def end_link(self, link: Link, error: AmqpError) -> None:
@@ -192,7 +193,7 @@ class Client:
         """A session has ended, and its links with it."""
         for link in [link for link in self.links if link.session is session]:
             del self.links[link]
-            detached(self, link, closed=False)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False)
 
     def release(self, *, failed: bool = False) -> None:
         """Take back everything that the client holds. ``failed``: its connection broke, perhaps because of a message it was given."""
@@ -202,13 +203,16 @@ class Client:
             self.reset.drop()
             self.reset = None
         for link in list(self.links):
-            if failed and isinstance(link.context, ConsumerLink):
-                link.context.fail_oldest()
-            detached(self, link, closed=False)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed)
         self.links.clear()
         for transaction in self.transactions.values():
-            self.engine.rollback(transaction)
+            self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
         self.transactions.clear()
+
+    def _release_link(self, link: Link, failed: bool) -> None:
+        if failed and isinstance(link.context, ConsumerLink):
+            link.context.fail_oldest()
+        detached(self, link, closed=False)
 
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""

@@ -17,6 +17,7 @@ from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, R
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
+from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull
 from bascule.broker.message import BrokerMessage
@@ -124,13 +125,25 @@ class ClientConnection(asyncio.Protocol):
 
     def _failed(self, error: Exception) -> None:
         """End what the scope of the error names. A fault of ours in one connection must not reach the others."""
-        log.exception("frame not handled", peer=self.peer, container=self.client.container)
         if not isinstance(error, BasculeError):
-            self.close(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
-        elif error.scope >= Scope.EPOCH:
+            self._contain(error)
+            self.end(AmqpError(INTERNAL_ERROR, "the broker failed to handle a frame; its log says more"))
+            return
+        log.exception("frame not handled", peer=self.peer, container=self.client.container)
+        if error.scope >= Scope.EPOCH:
             self.server.end_epoch(error)
         else:
-            self.close(AmqpError(error.condition, str(error)))
+            self.end(AmqpError(error.condition, str(error)))
+
+    def _contain(self, error: Exception) -> None:
+        self.server.errors.contain(ErrorKind.CONNECTION, error, peer=self.peer, container=self.client.container)
+
+    def _broken(self, error: Exception) -> None:
+        """End the connection without a word: what there is to say cannot be said."""
+        self._contain(error)
+        if self._transport is not None:
+            self.client.lost = True
+            self._transport.abort()
 
     def read_on(self) -> None:
         """The broker has room again, or the client reads again: more is read where both are so."""
@@ -143,7 +156,13 @@ class ClientConnection(asyncio.Protocol):
         self.server.touched[self] = None
 
     def send_output(self) -> None:
-        """Write what the engine has to say."""
+        """Write what the engine has to say. An error concerns this connection alone."""
+        try:
+            self._send_output()
+        except Exception as error:
+            self._broken(error)
+
+    def _send_output(self) -> None:
         data = self.amqp.data_to_send()
         given_bytes, self.client.given_bytes = self.client.given_bytes, 0
         if self._transport is not None and not self.client.lost:
@@ -204,6 +223,13 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def end(self, error: AmqpError | None) -> None:
+        """End the connection, by ``close`` where that is possible."""
+        try:
+            self.close(error)
+        except Exception as failure:
+            self._broken(failure)
+
     def close(self, error: AmqpError | None) -> None:
         """End the connection from our side."""
         if error is not None:
@@ -218,6 +244,12 @@ class ClientConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(action)
 
     def _ticking(self) -> None:
+        try:
+            self._look_at_time()
+        except Exception as error:
+            self._broken(error)
+
+    def _look_at_time(self) -> None:
         now_s = time.monotonic()
         deadline_s = self.amqp.tick(now_s)
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._ticking)
@@ -364,7 +396,7 @@ class ClientConnection(asyncio.Protocol):
         for link, delivery_id, (consumer, message) in event.deliveries:
             settle(engine, consumer, message, state)
             if not event.settled:
-                engine.journaling.then(self._settled, event.session, link, delivery_id, event.state)
+                engine.journaling.tell(self._settled, event.session, link, delivery_id, event.state)
 
     def _settled(self, session: Session, link: Link, delivery_id: int, state: Any) -> None:
         if link in self.client.links:

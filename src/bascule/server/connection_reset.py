@@ -87,7 +87,7 @@ class ConnectionReset:
         open_ = self._client.transactions.values()
         idle = all(each.id in self._held or not (each.acks or each.drafts) for each in open_)
         if idle or self._loop.time() >= self._until_s:
-            self._client.engine.journaling.then(self._client.close_for_reset, frozenset(self._waiting))
+            self._client.engine.journaling.tell(self._client.close_for_reset, frozenset(self._waiting))
 
 
 def reset_connection(client: Client, coordinator: Link) -> bool:

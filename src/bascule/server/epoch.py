@@ -10,11 +10,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import bascule
 from bascule.broker.addresses import Diverts
+from bascule.broker.containment import ErrorContainment
 from bascule.broker.engine import Engine
 from bascule.broker.epoch import EpochLimits, EpochProtocol, Outcome
 from bascule.broker.errors import JournalUnavailable
@@ -54,7 +54,6 @@ class JournalPlace:
     session_timeout_s: float
     retention: OwnersRetention
     pinned_bytes_max: int  # 0 for no quota
-    scratch_directory: Path | None = None  # for what a load does not keep in memory; None for the system's own
 
     @property
     def limits(self) -> EpochLimits:
@@ -81,19 +80,19 @@ class Epoch:
 
     ``on_ended(error)`` is called once, when the epoch cannot go on; ``on_confirmed()`` after each round of confirmations,
     ``on_ticked()`` when a timer has done what was due, by which nobody knows more of Kafka;
-    ``on_stalled(error)`` when appends have been out for too long.
+    ``on_stalled(error)`` when appends have been out for too long. ``errors`` contains what must not end the epoch.
     """
 
     def __init__(
         self, place: JournalPlace, policy: Policy, diverts: Diverts, bodies: BodyStore | None, memory_bytes: int,
         *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_ticked: Callable[[], None],
-        on_stalled: Callable[[BasculeError], None],
+        on_stalled: Callable[[BasculeError], None], errors: ErrorContainment,
     ) -> None:  # fmt: skip
         self.place = place
         self.housekeeping: Housekeeping | None = None  # from the start on
         self.writer = JournalWriter(place.kafka, place.topics.journal, place.topics.partition, self._post)
         self._effects = _Effects(self, policy, bodies, memory_bytes, on_ended, on_confirmed, on_ticked, on_stalled)
-        self.protocol = EpochProtocol(self._effects, place.limits, place.topics.journal, diverts)
+        self.protocol = EpochProtocol(self._effects, place.limits, place.topics.journal, diverts, errors=errors)
         self.following = Following(place, self.protocol.fresh_engine)
 
     @property

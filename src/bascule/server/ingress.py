@@ -16,7 +16,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
-from bascule.kafka.log import PartitionReader, offset_of
+from bascule.kafka.log import PartitionReader, header_of, offset_of
 from bascule.server.effects import write_note
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -57,6 +57,11 @@ class IngressTail:
     def failure(self) -> str:
         """Why it stands still, or waits; "" while all is well."""
         return self._reading.failure or self.taking.waits or self._reading.held_up
+
+    @property
+    def foreign(self) -> int:
+        """Records that were passed over."""
+        return self._reading.foreign
 
     async def begin_anew(self) -> None:
         """Go on with all that the topic has, where it stands still at one that was created again. Raises InvalidInput, Unavailable."""
@@ -117,10 +122,7 @@ class _Effects:
         if self._reader is None:
             raise Unavailable(f"no client reads {self._topic}")
         messages = self._reader.read(READ_RECORDS, READ_S)
-        return [
-            IngressRecord(offset_of(message), message.value(), dict(message.headers() or ()).get("unbound") == b"keep")
-            for message in messages
-        ]
+        return [IngressRecord(offset_of(message), message.value(), header_of(message, "unbound") == b"keep") for message in messages]
 
     async def open_transaction(self) -> int:
         """Return where the first open transaction begins, or -1 also where Kafka does not answer: the next look tells it."""

@@ -6,17 +6,20 @@ How Qpid JMS asks for things (terminus capabilities, link names, filters) is in 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bascule.amqp.errors import AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
+from bascule.broker.containment import ErrorKind
+from bascule.broker.errors import BodyUnavailable
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.jms.sections import head_of, header_bytes
+from bascule.jms.sections import MalformedMessage, head_of, header_bytes
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -177,9 +180,10 @@ class ConsumerLink:
         body = engine.bodies.read(message)
         parts: bytes | tuple[bytes, ...] = body
         if delivery_count:
-            (durable, _, ttl_ms, *_), body_start = head_of(body)
-            header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
-            parts = (header, body[body_start:])
+            with suppress(MalformedMessage):  # stored by an earlier version: it is sent as it is
+                (durable, _, ttl_ms, *_), body_start = head_of(body)
+                header = header_bytes(durable, message.priority, ttl_ms, False, delivery_count)
+                parts = (header, body[body_start:])
         self.link.send(parts, context=(self.consumer, message), settled=self.settled)
         if self.settled and self.consumer is not None:
             engine.acknowledge(self.consumer, message)
@@ -226,7 +230,12 @@ class BrowserLink:
         while self.messages and self.link.credit > 0 and not client.full:
             message = self.messages.pop()
             if message.references and not 0 < message.expiry_ms <= now_ms:  # still there
-                self.link.send(engine.bodies.read(message), context=None, settled=True)
+                try:
+                    body = engine.bodies.read(message)
+                except BodyUnavailable as error:
+                    engine.journaling.errors.contain(ErrorKind.BODY, error, mid=message.mid)
+                    continue
+                self.link.send(body, context=None, settled=True)
                 client.given(message.size_bytes)
         if not self.link.withheld and not client.full:
             self.link.drained()

@@ -19,6 +19,7 @@ import uvloop
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.sasl import ExternalServer, SaslServer
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.delivery import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.retention import RetentionHold
@@ -27,6 +28,7 @@ from bascule.config.settings import Broker as BrokerSettings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
+from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import topics
 from bascule.server.connection import GOING_DOWN, ClientConnection
 from bascule.server.descriptors import raise_limit
@@ -43,7 +45,7 @@ from bascule.server.status import (
     sum_of,
 )
 from bascule.server.tls import amqp_tls
-from bascule.server.uncaught import UncaughtErrorHandler
+from bascule.server.uncaught import ErrorLog, UncaughtErrorHandler
 
 log = get_log(__name__)
 
@@ -72,6 +74,7 @@ class Node:
         self.held_back: dict[ClientConnection, None] = {}  # not read from while the broker is congested
         self.interruptions = Interruptions()
         self.uncaught = UncaughtErrorHandler()
+        self.errors = ErrorContainment(ErrorLog().write)
         self.permissions: Permissions = AllowAll()
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
@@ -155,6 +158,7 @@ class Node:
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self.send_output, on_stalled=on_stalled,
+            errors=self.errors,
         )  # fmt: skip
         return self._epoch
 
@@ -168,6 +172,7 @@ class Node:
         """The state of the epoch is whole: take what the ingress topic has."""
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
+        self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
         # What a load leaves behind lives long: the collector need not look at it again and again.
         gc.freeze()
         _return_memory()
@@ -180,7 +185,7 @@ class Node:
     def close_clients(self, error: BasculeError | None) -> None:
         """End every connection; None says that the broker goes down in order."""
         for connection in list(self.connections):
-            connection.close(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
+            connection.end(GOING_DOWN if error is None else AmqpError(CONNECTION_FORCED, str(error)))
 
     def close_spill(self) -> None:
         """Delete the bodies that were spilled."""
@@ -196,7 +201,7 @@ class Node:
         if self.held_back and not self.congested:
             held_back, self.held_back = self.held_back, {}
             for connection in held_back:
-                connection.read_on()
+                self.errors.run(ErrorKind.CONNECTION, connection.read_on)
         self.send_output()
 
     # -- for the admin server ----------------------------------------------------------------------------------------
@@ -238,6 +243,11 @@ class Node:
     def foreign_records(self) -> int:
         """Records that somebody else wrote into the journal, as far as it was read."""
         return self._epoch.foreign_records if self._epoch is not None else 0
+
+    @property
+    def ingress_foreign_records(self) -> int:
+        """Records of the ingress topic that were passed over in the present epoch."""
+        return self.tail.foreign if self.tail is not None else 0
 
 
 def free_what_ended() -> None:

@@ -110,13 +110,16 @@ class SpillFiles:
         self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
-        """The body behind a handle."""
+        """The body behind a handle. Raises OSError."""
         segment, start = handle >> _OFFSET_BITS, handle & ((1 << _OFFSET_BITS) - 1)
         if segment == self._segment:
             first = start - (self._end - len(self._unwritten))
             if first >= 0:
                 return bytes(self._unwritten[first : first + size_bytes])
-        return os.pread(self._files[segment], size_bytes, start)
+        body = os.pread(self._files[segment], size_bytes, start)
+        if len(body) != size_bytes:
+            raise OSError(f"spill file {self._path(segment)}: {len(body)} of {size_bytes} bytes at {start}")
+        return body
 
     def free(self, handle: int, size_bytes: int) -> None:  # noqa: ARG002 - the port tells the size
         """The body will not be asked for again."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import bascule
 from bascule.broker.branch_requests import STATES
 from bascule.broker.branches import Listed, listed
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.delivery import Counters
 from bascule.broker.queue import BrokerQueue
 from bascule.server.links import ConsumerLink, ProducerLink
@@ -150,6 +151,7 @@ def status_of(node: Node) -> BrokerStatus:
     engine = node.loaded_engine
     gauges: dict[str, float] = {
         "connections": len(node.connections), "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
+        "ingress_foreign_records": node.ingress_foreign_records,
     }  # fmt: skip
     queues: list[QueueStatus] = []
     branches: list[BranchStatus] = []
@@ -168,7 +170,8 @@ def status_of(node: Node) -> BrokerStatus:
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
-        branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total},
+        branches=branches, memory=memory, gauges=gauges,
+        counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total} | error_counters(node.errors),
     )  # fmt: skip
 
 
@@ -205,6 +208,11 @@ def hold_status(hold: RetentionHold) -> RetentionHoldStatus:
 
 def _named(counters: Counters) -> dict[str, float]:
     return {COUNTERS[field]: value for field, value in dataclasses.asdict(counters).items()}
+
+
+def error_counters(errors: ErrorContainment) -> dict[str, float]:
+    """How many errors were contained, by what they concerned."""
+    return {f"{kind}_errors": errors.counts[kind] for kind in ErrorKind}
 
 
 def sum_of(one: Counters, other: Counters) -> Counters:

@@ -1,14 +1,46 @@
-"""Errors that nobody has awaited, of tasks, futures and callbacks of the broker's event loop: logged with a name and a count."""
+"""The log of errors that end nothing: those that were contained, and those of the event loop that nobody has awaited."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
+from bascule.broker.containment import ErrorKind
 from bascule.core.log import get_log
 
 log = get_log(__name__)
+
+#: Contained errors written in one second: a peer that causes them at will must not fill the disk. All are counted.
+LINES_PER_S: Final = 20
+
+
+class ErrorLog:
+    """The log of contained errors: see bascule.broker.containment."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._written = self._left_out = 0
+
+    def write(self, kind: ErrorKind, error: Exception, fields: dict[str, object]) -> None:
+        """Write an error with its traceback, unless there were many in this second."""
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._left_out:
+                log.error("contained errors left out", count=self._left_out)
+            self._second, self._written, self._left_out = second, 0, 0
+        if self._written >= LINES_PER_S:
+            self._left_out += 1
+            return
+        self._written += 1
+        log.error(
+            "error contained",
+            kind=kind,
+            error=f"{error!r:.500}",
+            **{name: f"{value!s:.200}" for name, value in fields.items()},
+            exc_info=error,
+        )
 
 
 class UncaughtErrorHandler:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bascule.amqp.types import Symbol
 from bascule.broker import snapshot as snapshots
+from bascule.broker.containment import ErrorContainment
 from bascule.broker.engine import Engine
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
@@ -119,15 +120,18 @@ class BrokerInMemory:
     """One epoch after another on a log in memory. Appends are confirmed when the test says so, in order."""
 
     def __init__(
-        self,
-        log: MemoryLog | None = None,
-        *,
-        clock: Callable[[], int] = lambda: 1_000,
-        policy: Policy | None = None,
-        memory_bytes: int = MEMORY_BYTES,
-    ) -> None:
-        """A broker whose first epoch has begun. ``memory_bytes`` is the limit of its account of memory."""
+        self, log: MemoryLog | None = None, *, clock: Callable[[], int] = lambda: 1_000, policy: Policy | None = None,
+        memory_bytes: int = MEMORY_BYTES, errors: ErrorContainment | None = None,
+        bodies: Callable[[int], Bodies] = lambda size: Bodies(None, size), journaling: Callable[..., Journaling] = Journaling,
+    ) -> None:  # fmt: skip
+        """A broker whose first epoch has begun. ``memory_bytes`` is the limit of its account of memory.
+
+        Errors are raised that a broker process contains, unless ``errors`` does.
+        """
         self.memory_bytes = memory_bytes
+        self.errors = errors
+        self.bodies = bodies
+        self.journaling = journaling
         self.log = log or MemoryLog()
         self.clock = clock
         self.policy = policy
@@ -155,8 +159,8 @@ class BrokerInMemory:
 
     def replay(self, snapshot: bytes | None) -> Loader:
         """What a load of the log, from a snapshot or from its start, makes of it."""
-        journaling = Journaling(lambda key, value: self.in_flight.append((key, value)))
-        engine = Engine(journaling, Bodies(None, self.memory_bytes), self.clock, self.policy)
+        journaling = self.journaling(lambda key, value: self.in_flight.append((key, value)), errors=self.errors)
+        engine = Engine(journaling, self.bodies(self.memory_bytes), self.clock, self.policy)
         loader = Loader(engine, None if snapshot is None else snapshots.decode(snapshot))
         for offset in range(loader.first_offset, len(self.log.records)):
             try:

@@ -23,9 +23,9 @@ START_MS = 1_000_000
 class Bench:
     """The broker under test and one producer."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, **options: Any) -> None:
         self.now_ms = START_MS
-        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=policy)
+        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=policy, **options)
         self.sender = Sender()
 
     @property

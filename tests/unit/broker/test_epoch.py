@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bascule.broker.addresses import Diverts
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.epoch import AppendOffsetUnknown, EpochLimits, EpochProtocol, SteppedDown
 from bascule.broker.errors import BrokerFault, JournalUnavailable
@@ -45,6 +46,7 @@ class Surroundings:
         self.ends: list[BasculeError] = []
         self.stalls: list[BasculeError] = []
         self.notes: list[str] = []
+        self.contained: list[tuple[ErrorKind, str]] = []
         self.rounds = 0
         self.stored_bytes = 0
         self.refusal: Exception | None = None
@@ -115,7 +117,8 @@ class Surroundings:
     # -- what tests do ---------------------------------------------------------------------------------------------------
 
     def make(self) -> EpochProtocol:
-        self.epoch = EpochProtocol(self, LIMITS, "journal", Diverts())
+        errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, str(error))))
+        self.epoch = EpochProtocol(self, LIMITS, "journal", Diverts(), errors=errors)
         return self.epoch
 
     def run(self, seconds: float = 0.01) -> None:
@@ -135,9 +138,9 @@ class Surroundings:
         assert epoch.state is EpochState.SERVING
         return epoch
 
-    def send(self, *names: str) -> Sender:
+    def send(self, *names: str, sender: Sender | None = None) -> Sender:
         """Each in a record of its own."""
-        sender = Sender()
+        sender = sender or Sender()
         for name in names:
             body = message_bytes(name)
             self.epoch.engine.send("q", Routing.ANYCAST, body, scan(body), "client", sender, name)
@@ -261,12 +264,11 @@ def test_append_that_the_client_refuses_ends_the_epoch(around: Surroundings) -> 
 def test_append_that_fails_of_a_fault_ends_the_epoch(around: Surroundings) -> None:
     around.serving()
     around.refusal = MemoryError("no room for a record")
-    with pytest.raises(MemoryError):
-        around.send("a")
+    around.send("a")
     assert around.why == "BrokerFault: journal journal: append failed: MemoryError('no room for a record')"
 
 
-def test_fault_of_an_action_ends_the_epoch(around: Surroundings) -> None:
+def test_error_while_a_stored_record_is_applied_ends_the_epoch(around: Surroundings) -> None:
     epoch = around.serving()
     sender = around.send("a")
     epoch.engine.journaling.then(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
@@ -274,6 +276,37 @@ def test_fault_of_an_action_ends_the_epoch(around: Surroundings) -> None:
     epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
     assert sender.accepted_tokens == ["a"]
     assert around.why.startswith("BrokerFault: what a stored record decided could not be done: ZeroDivisionError")
+
+
+def test_error_in_an_answer_is_contained_and_the_next_ones_are_given(around: Surroundings) -> None:
+    epoch = around.serving()
+    sender = around.send("a")
+    epoch.engine.journaling.tell(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    sender = around.send("b", sender=sender)
+    epoch.outcomes([(EPOCH + 1, None), (EPOCH + 2, None)])
+    assert sender.accepted_tokens == ["a", "b"]
+    assert around.contained == [(ErrorKind.ANSWER, "division by zero")]
+    assert not epoch.ended
+
+
+def test_error_in_a_timer_is_contained_and_the_other_timers_go_on(around: Surroundings) -> None:
+    epoch = around.serving()
+    done: list[str] = []
+    now_ms = int(around.world.now_ms)
+    epoch.engine.schedule.at(now_ms + 100, lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    epoch.engine.schedule.at(now_ms + 100, done.append, "same turn")
+    epoch.engine.schedule.at(now_ms + 200, done.append, "later")
+    around.run(1)
+    assert done == ["same turn", "later"]
+    assert around.contained == [(ErrorKind.TIMER, "division by zero")]
+    assert not epoch.ended
+
+
+def test_record_that_cannot_be_made_ends_the_epoch_as_a_failed_append_does(around: Surroundings) -> None:
+    epoch = around.serving()
+    epoch.engine.journaling.batch.parts.append("no bytes")  # type: ignore[arg-type]
+    epoch.flush()
+    assert around.why.startswith("BrokerFault: journal journal: record not made: TypeError")
 
 
 def test_only_so_many_records_travel_at_once_and_the_rest_follows(around: Surroundings) -> None:
@@ -388,12 +421,16 @@ def test_stalled_epoch_goes_on_as_long_as_nobody_is_answered(around: Surrounding
     assert epoch.state is EpochState.STALLED
 
 
-def test_fault_of_a_probe_ends_the_stalled_epoch(around: Surroundings) -> None:
-    around.serving()
+def test_error_of_a_probe_is_contained_and_kafka_is_asked_again(around: Surroundings) -> None:
+    epoch = around.serving()
     around.send("a")
     around.reachable = [KeyError("min.insync.replicas")]
     around.run(LIMITS.append_timeout_s + 1)
-    assert around.why == "BrokerFault: Kafka could not be asked whether it takes appends: KeyError('min.insync.replicas')"
+    assert around.contained == [(ErrorKind.TIMER, "'min.insync.replicas'")]
+    assert not epoch.ended
+    around.reachable = [True, True]
+    around.run(3 * LIMITS.probe_s)
+    assert around.why.endswith("so a new producer takes over")
 
 
 def test_answer_between_two_probes_begins_the_count_again(around: Surroundings) -> None:

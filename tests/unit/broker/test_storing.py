@@ -99,11 +99,10 @@ def test_what_goes_together_is_one_record_however_large(bench: Bench) -> None:
     queue = bench.queue()
     bench.broker.settle()
     journaling = bench.engine.journaling
-    journaling.begin_atomic(0)
-    for mid in range(RECORD_BYTES_SOFT // 4):
-        journaling.add_ack(queue, mid)
-    assert bench.broker.in_flight == []
-    journaling.end_atomic()
+    with journaling.atomic(0):
+        for mid in range(RECORD_BYTES_SOFT // 4):
+            journaling.add_ack(queue, mid)
+        assert bench.broker.in_flight == []
     ((_, value),) = bench.broker.in_flight
     assert ops_of(value) == ["ACK"]
 

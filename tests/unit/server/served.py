@@ -17,6 +17,7 @@ from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
@@ -53,6 +54,8 @@ class Served:
         self.congested = False
         self.up = True
         self.epoch_errors: list[BasculeError] = []
+        self.contained: list[tuple[ErrorKind, Exception]] = []
+        self.errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, error)))
         self.interruptions = Interruptions()
         self.amqp_limits = ConnectionLimits()
         self.logins = LoginChecks()

@@ -35,6 +35,7 @@ class Node(Served):
         self.retention_holds: list[Any] = []
         self.journal_offset = 7
         self.foreign_records = 1
+        self.ingress_foreign_records = 0
         self.uncaught = UncaughtErrorHandler()
         self.spill: Any = None
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from bascule.broker import ingress_tail
-from bascule.broker.ingress_tail import CHUNK_BYTES, CHUNKS_MAX
+from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.ingress_tail import CHUNK_BYTES, CHUNKS_MAX, FAILED_RETRY_MS
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
-from bascule.core.destination import Routing
+from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import Unavailable
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
-from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
+from bascule.jms.sections import PROPERTIES, section_bytes
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX, KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.server import ingress
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
@@ -28,12 +30,11 @@ PATIENCE_S = 30.0
 class Record:
     """One of ``bascule.ingress``, for a queue."""
 
-    def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, body: bytes = b"") -> None:
-        flags = SendFlag.SOURCE | (SendFlag.GROUPED if body else 0)
-        body = body or message_bytes(offset if content is None else content)
-        send = Send(flags, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
+    def __init__(self, offset: int, address: str, content: Any = None, *, damaged: bool = False, count: int = 1, **fields: Any) -> None:
+        body = message_bytes(offset if content is None else content)
+        send = Send(SendFlag.SOURCE, Routing.ANYCAST, 4, 0, 0, 0, address, (), (), (), KafkaOrigin("topic", 0, offset), body)
         self._offset = offset
-        self._value = encode_record(Kind.DATA, 0, 0, send_entry(send))
+        self._value = encode_record(Kind.DATA, 0, 0, count * send_entry(send._replace(**fields)))
         if damaged:
             self._value = self._value[:-1] + b"!"
 
@@ -189,9 +190,8 @@ def test_it_goes_on_when_the_full_queue_is_deleted(monkeypatch: pytest.MonkeyPat
     [
         (Record(3, "q", damaged=True), "offset 3: checksum"),
         (Record(3, "q", "x" * 2000), "offset 3: a message of 2015 bytes; the journal has room for 1000"),
-        (Record(3, "q", body=b"\x00\x53\x73\xc0"), "offset 3: no AMQP message: section properties at byte"),
     ],
-    ids=["damaged", "too large", "whose group cannot be read"],
+    ids=["damaged", "too large"],
 )
 def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
     bad: Record, reason: str, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +207,84 @@ def test_what_stands_before_a_bad_record_is_taken_and_the_bad_one_is_named(
         assert broker.engine.ingress_positions == {0: 2}
 
     run(Policy(transaction_bytes_max=1000), check, monkeypatch, AllAtOnce)
+
+
+class Unreadable(Record):
+    """A record whose headers the client cannot decode."""
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+TIME_MAX_MS = (1 << 63) - 1
+#: What anybody with the right to write to the topic may write, and how many messages of it are taken.
+HOSTILE = {
+    "an unknown routing": (Record(2, "q", routing=7), 0),
+    "no address": (Record(2, ""), 0),
+    "too long an address": (Record(2, "a" * (ADDRESS_MAX + 1)), 0),
+    "a body that is no message": (Record(2, "q", body=b"\x00\x53\x73\xc0", flags=SendFlag.SOURCE | SendFlag.GROUPED), 0),
+    "a body of too many properties": (Record(2, "q", body=section_bytes(PROPERTIES, [None] * 14), flags=SendFlag.GROUPED), 0),
+    "no body": (Record(2, "q", body=b""), 1),
+    "more messages than a record holds": (Record(2, "q", count=MESSAGES_PER_RECORD_MAX + 1), 0),
+    "flags of the broker's own": (Record(2, "q", flags=SendFlag.PIPELINES_ONLY | SendFlag.DIVERTS, diverts=("x",)), 1),
+    "queues of its own": (Record(2, "q", queues=(1, 2, 3)), 1),
+    "a priority above all": (Record(2, "q", priority=255), 1),
+    "an address with a backslash": (Record(2, "\\ud800"), 1),
+    "a time before the epoch": (Record(2, "q", expiry_ms=-1, delivery_time_ms=-1, timestamp_ms=-1), 1),
+    "a time that never comes": (Record(2, "q", delivery_time_ms=TIME_MAX_MS, expiry_ms=TIME_MAX_MS), 1),
+    "headers that are no text": (Unreadable(2, "q"), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hostile", "taken"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_record_is_passed_over_or_taken_and_what_is_around_it_is_taken(
+    hostile: Record, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AllAtOnce(Reader):
+        def read(self, count: int, timeout_s: float) -> list[Record]:
+            found = [Record(0, "q"), Record(1, "q"), hostile, Record(3, "q")][self._position :]
+            self._position += len(found)
+            if not found:
+                time.sleep(0.01)
+            return found
+
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        broker.engine.queue("q")
+        await until(broker, lambda: broker.engine.confirmed_ingress == {0: 4})
+        assert tail.failure == ""
+        assert tail.foreign == 1 - taken
+        for engine in (broker.engine, broker.replay(None).engine):
+            assert sum(queue.held_messages for queue in engine.addresses.queues.values()) == 3 + taken
+
+    run(Policy(AddressPolicy(expiry_address="")), check, monkeypatch, AllAtOnce)
+
+
+def test_chunk_that_cannot_be_journaled_waits_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has room for no record of its size, until it has."""
+    now_ms = [1_000]
+    errors = ErrorContainment(lambda *_: None)
+    monkeypatch.setattr(ingress, "PartitionReader", Reader)
+    monkeypatch.setattr(ingress, "Topics", Topics)
+    monkeypatch.setattr(ingress, "TopicHistory", lambda *_: SimpleNamespace(earliest=lambda: 0, stable=lambda: SENDS, latest=lambda: SENDS))
+
+    async def tailed() -> None:
+        broker = BrokerInMemory(errors=errors, clock=lambda: now_ms[0])
+        broker.engine.journaling.record_bytes_max = 1
+        tail = IngressTail({}, "bascule.ingress", 0, broker.engine, asyncio.get_running_loop())
+        try:
+            await until(broker, lambda: tail.failure != "")
+            assert "could not be journaled: a journal record of" in tail.failure
+            assert errors.counts == {ErrorKind.INGRESS: 1}
+            broker.engine.journaling.record_bytes_max = RECORD_BYTES_MAX
+            broker.send("other", message_bytes("a client's"), Sender(), 1)
+            now_ms[0] += FAILED_RETRY_MS
+            broker.engine.tick()
+            await until(broker, lambda: broker.engine.confirmed_ingress == {0: SENDS})
+            assert sum(queue.held_messages for queue in broker.engine.addresses.queues.values()) == SENDS + 1
+        finally:
+            tail.close()
+
+    asyncio.run(tailed())
 
 
 @pytest.mark.parametrize("what_came", [[Record(7, "q")], []], ids=["with records", "with none"])
