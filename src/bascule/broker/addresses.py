@@ -70,6 +70,8 @@ class AddressBook:
     queues: dict[int, BrokerQueue] = field(default_factory=dict)
     anycast: dict[str, BrokerQueue] = field(default_factory=dict)  # by address, which is the queue's name too
     subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
+    queues_of: Counter[str] = field(default_factory=Counter)  # queues and subscriptions, by the user who created them
+    durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # the same of durable subscriptions
     _routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)
 
     def add(self, queue: BrokerQueue) -> None:
@@ -79,13 +81,24 @@ class AddressBook:
             self.anycast[queue.name] = queue
         else:
             self.subscriptions[queue.name] = queue
+        self._count(queue, 1)
         self._routes.clear()
 
     def remove(self, queue: BrokerQueue) -> None:
         """A queue is gone."""
-        self.queues.pop(queue.id, None)
+        if self.queues.pop(queue.id, None) is not None:
+            self._count(queue, -1)
         (self.anycast if queue.routing is Routing.ANYCAST else self.subscriptions).pop(queue.name, None)
         self._routes.clear()
+
+    def _count(self, queue: BrokerQueue, change: int) -> None:
+        counts = [self.queues_of]
+        if queue.durable and queue.subscription:
+            counts.append(self.durable_subscriptions_of)
+        for count in counts:
+            count[queue.user] += change
+            if not count[queue.user]:
+                del count[queue.user]
 
     def use(self, diverts: Diverts) -> None:
         """The diverts that are configured now."""

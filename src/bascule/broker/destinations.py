@@ -29,14 +29,14 @@ class Destinations:
         settings = self.policy.of(address)
         return settings.duplicate_count, settings.duplicate_ms
 
-    def queue(self, name: str) -> BrokerQueue:
-        """The anycast queue of a name; made when it is not there. Raises UnknownAddress, ResourceLimit."""
+    def queue(self, name: str, user: str = "") -> BrokerQueue:
+        """The anycast queue of a name; created for ``user`` when it is not there. Raises UnknownAddress, ResourceLimit."""
         queue = self.addresses.anycast.get(name)
         if queue is None:
             configured = name in self.policy.queues
             if not configured:
                 self._check_creatable(name, Routing.ANYCAST)
-            queue = self.create_queue(name, name, Routing.ANYCAST, auto_created=not configured)
+            queue = self.create_queue(name, name, Routing.ANYCAST, auto_created=not configured, user="" if configured else user)
         return queue
 
     def check_topic(self, address: str) -> None:
@@ -55,16 +55,35 @@ class Destinations:
     def create_queue(
         self, name: str, address: str, routing: Routing, *,
         durable: bool = True, selector: str = "", no_local: str = "", subscription: str = "", shared: bool = False,
-        auto_created: bool = False,
+        auto_created: bool = False, user: str = "",
     ) -> BrokerQueue:  # fmt: skip
-        """A new queue, bound to its address. A durable one is there for good once the open record is stored. Raises ResourceLimit."""
-        limit = self.policy.queues_max
-        if len(self.addresses.queues) >= limit:
-            raise ResourceLimit(f"queue {name!r}: the broker holds {limit} queues already")
+        """A new queue, bound to its address. A durable one is there for good once the open record is stored.
+
+        ``user`` is who creates it, "" for the broker's owner. Raises ResourceLimit.
+        """
+        self._check_limits(name, user, durable_subscription=durable and bool(subscription))
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
-        queue.shared, queue.auto_created = shared, auto_created
+        queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         return self._create(queue)
+
+    def _check_limits(self, name: str, user: str, *, durable_subscription: bool) -> None:
+        """Whether there may be one more queue, of this user. Raises ResourceLimit."""
+        policy, addresses = self.policy, self.addresses
+        limits = [(len(addresses.queues), policy.queues_max, "queues and subscriptions", "broker.max_queues")]
+        if user:
+            of = f"of user {user!r}"
+            limits.append(
+                (addresses.queues_of[user], policy.queues_per_user_max, f"queues and subscriptions {of}", "broker.max_queues_per_user")
+            )
+            if durable_subscription:
+                limits.append(
+                    (addresses.durable_subscriptions_of[user], policy.durable_subscriptions_per_user_max, f"durable subscriptions {of}",
+                     "broker.max_durable_subscriptions_per_user")
+                )  # fmt: skip
+        for count, most, what, setting in limits:
+            if most and count >= most:
+                raise ResourceLimit(f"queue {name!r}: the limit of {most} {what} is reached ({setting})")
 
     def create_configured(self) -> None:
         """The queues that the configuration names: when the state is loaded."""
@@ -118,11 +137,11 @@ class Destinations:
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
         self._deliveries.go_on(queue)
 
-    def create_temporary(self, name: str, routing: Routing) -> None:
+    def create_temporary(self, name: str, routing: Routing, user: str = "") -> None:
         """A temporary destination: it lives as long as its link. Raises ResourceLimit."""
-        self.addresses.temporary.add(name)
         if routing is Routing.ANYCAST:
-            self.create_queue(name, name, routing, durable=False)
+            self.create_queue(name, name, routing, durable=False, user=user)
+        self.addresses.temporary.add(name)
 
     def delete_temporary(self, name: str) -> None:
         """The destination is gone, and what it holds."""
@@ -131,10 +150,10 @@ class Destinations:
         if queue is not None:
             self.delete_queue(queue)
 
-    def attach_producer(self, address: str, routing: Routing) -> None:
+    def attach_producer(self, address: str, routing: Routing, user: str = "") -> None:
         """Somebody has a link for sending to an address. Raises UnknownAddress, ResourceLimit."""
         if routing is Routing.ANYCAST:
-            self.queue(address)
+            self.queue(address, user)
         else:
             self.check_topic(address)
         self.addresses.producers[address, routing] += 1

@@ -93,6 +93,9 @@ class Policy:
     transaction_ms_max: int = TRANSACTION_TIMEOUT_S * 1000
     #: Queues a broker holds; each costs memory for good, and a peer can ask for any name.
     queues_max: int = QUEUES_MAX
+    #: The same of each user who creates some, and of those that are durable subscriptions. 0: no limit.
+    queues_per_user_max: int = 0
+    durable_subscriptions_per_user_max: int = 0
     #: Queues (name) and topics that are there although nobody uses them.
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()

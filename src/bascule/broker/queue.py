@@ -46,7 +46,7 @@ class BrokerQueue:
         "_selector", "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
         "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name", "no_local_container", "owner",
         "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "shared", "subscription",
-        "sweep_at_ms", "turn",
+        "sweep_at_ms", "turn", "user",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -81,6 +81,7 @@ class BrokerQueue:
         self.no_local_container = ""
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
+        self.user = ""  # who has created it, "" for the broker's owner
 
     def describe(self) -> dict[str, Any]:
         """What the journal keeps of it."""
@@ -94,6 +95,7 @@ class BrokerQueue:
             "subscription": self.subscription,
             "auto_created": self.auto_created,
             "shared": self.shared,
+            "user": self.user,
         }
 
     @classmethod
@@ -105,6 +107,7 @@ class BrokerQueue:
         queue.subscription = content["subscription"]
         queue.auto_created = content.get("auto_created", False)
         queue.shared = content.get("shared", False)
+        queue.user = content.get("user", "")
         queue.confirmed = True
         return queue
 

@@ -152,6 +152,24 @@ class Broker(AddressSettings):
     max_queues: int = Field(
         default=QUEUES_MAX, ge=1, le=QUEUES_MAX, description="Queues and subscriptions at once: a client can ask for any name"
     )
+    max_queues_per_user: int = Field(
+        default=32_000, ge=0, description="Queues and subscriptions that clients of one user have created, temporary ones too; 0 = no limit"
+    )
+    max_durable_subscriptions_per_user: int = Field(
+        default=10_000, ge=0, description="Durable subscriptions that clients of one user have created; 0 = no limit"
+    )
+    max_connections: int = Field(
+        default=10_000,
+        ge=0,
+        description="Connections that have logged in, and no more than file descriptors allow; 0 = what those allow",
+    )
+    max_connections_per_address: int = Field(default=5_000, ge=0, description="Connections from one remote address; 0 = no limit")
+    max_connections_per_user: int = Field(
+        default=5_000, ge=0, description="Connections of one user; all anonymous clients are one user; 0 = no limit"
+    )
+    max_sessions_per_user: int = Field(default=50_000, ge=0, description="Sessions of one user; 0 = no limit")
+    max_links_per_user: int = Field(default=100_000, ge=0, description="Producers and consumers of one user; 0 = no limit")
+    max_transactions_per_user: int = Field(default=50_000, ge=0, description="Open local transactions of one user; 0 = no limit")
 
     @field_validator("users")
     @classmethod

@@ -101,6 +101,15 @@ PIN_METRICS = (
     ("bascule_journal_pinned_records", "Records of the journal that are kept for a pipeline or another keeper", "records"),
     ("bascule_journal_pinned_bytes", "Size of these records", "bytes"),
 )
+#: The same of UserStatus.
+USER_METRICS = (
+    ("bascule_user_connections", "Connections of a user", "connections"),
+    ("bascule_user_sessions", "Sessions of a user", "sessions"),
+    ("bascule_user_links", "Producers and consumers of a user", "links"),
+    ("bascule_user_transactions", "Open local transactions of a user", "transactions"),
+    ("bascule_user_queues", "Queues and subscriptions that a connected user has created", "queues"),
+    ("bascule_user_durable_subscriptions", "Durable subscriptions that a connected user has created", "durable_subscriptions"),
+)
 
 
 #: Metric, its help, and the field of MemoryStatus.
@@ -131,6 +140,11 @@ class _StatusCollector(Collector):
             family = GaugeMetricFamily(metric, text, labels=("queue", "address"))
             for queue in status["queues"]:
                 family.add_metric((queue["name"], queue["address"]), queue[field])  # type: ignore[literal-required]
+            yield family
+        for metric, text, field in USER_METRICS:
+            family = GaugeMetricFamily(metric, text, labels=("user",))
+            for user in status["users"]:
+                family.add_metric((user["user"],), user[field])  # type: ignore[literal-required]
             yield family
         for metric, text, field in PIN_METRICS:
             family = GaugeMetricFamily(metric, text, labels=("keeper", "name"))

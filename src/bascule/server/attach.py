@@ -122,7 +122,7 @@ def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing
         engine.addresses.producers[address, routing] += 1  # no queue is behind it
     else:
         client.authorize_sending(address, routing)
-        engine.attach_producer(address, routing)
+        engine.attach_producer(address, routing, client.user)
     return ProducerLink(client, link, address, routing)
 
 
@@ -133,7 +133,7 @@ def _temporary(client: Client, link: Link, capabilities: tuple[str, ...]) -> tup
     client.authorize(Permission.CREATE_ADDRESS, name)
     if routing is Routing.ANYCAST:
         client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, name)
-    client.engine.create_temporary(name, routing)
+    client.engine.create_temporary(name, routing, client.user)
     client.temporary[link] = name
     return name, routing
 
@@ -155,7 +155,7 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
             _consume(client, link, engine.queue(address), None, source=answer)
         else:
             client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, address)
-            queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, routing, durable=False)
+            queue = engine.create_queue(f"{address}.{uuid.uuid4()}", address, routing, durable=False, user=client.user)
             _consume(client, link, queue, None, source=answer, made_for=True)
         return
     place = place_of(source.address, source.capabilities)
@@ -171,7 +171,7 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
     if routing is Routing.MULTICAST:
         _subscribe(client, link, source, place.address, selector)
         return
-    queue = client.engine.queue(place.address)
+    queue = client.engine.queue(place.address, client.user)
     if browses:
         _browse(client, link, queue, selector)
     else:
@@ -229,7 +229,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
     if not shared and not durable:
         client.authorize(Permission.CREATE_NON_DURABLE_QUEUE, address)
         queue = engine.create_queue(
-            f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local
+            f"{address}.{uuid.uuid4()}", address, Routing.MULTICAST, durable=False, selector=text, no_local=no_local, user=client.user
         )
         _consume(client, link, queue, None, made_for=True)
         return
@@ -251,7 +251,7 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
         client.authorize(Permission.to_create(durable=durable), address)
     queue = existing or engine.create_queue(
         subscription_queue(owner, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
-        subscription=name, shared=shared,
+        subscription=name, shared=shared, user=client.user,
     )  # fmt: skip
     _consume(client, link, queue, None, made_for=not durable)
 

@@ -14,7 +14,7 @@ from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
-from bascule.broker.errors import UnknownTransaction
+from bascule.broker.errors import ResourceLimit, UnknownTransaction
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
@@ -24,6 +24,7 @@ from bascule.core.permissions import Permission
 from bascule.server.attach import detached
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
+from bascule.server.usage import Holdings, UserUsage
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -83,13 +84,18 @@ class Client:
         self.ended = False  # by the broker
         self.full = False  # consumers wait until the socket has taken what they were given
         self.given_bytes = 0  # to consumers, since the last write
-        self.links: dict[Link, None] = {}
+        self.sessions: Holdings[Session, None] = Holdings()
+        self.links: Holdings[Link, None] = Holdings()
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
-        self.transactions: dict[bytes, LocalTransaction] = {}
+        self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
 
-    def opened(self, properties: Mapping[Any, Any] | None) -> None:
-        """The client has opened its connection, as ``user`` and ``container`` say, with these properties."""
+    def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
+        """The client has opened its connection, as ``user`` and ``container`` say, with these properties.
+
+        What it holds counts towards ``usage``.
+        """
+        self.sessions.tally, self.links.tally, self.transactions.tally = usage.sessions, usage.links, usage.transactions
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.container, properties)
@@ -169,13 +175,23 @@ class Client:
         link.detach(error)
         self.touch()
 
-    # -- transactions ------------------------------------------------------------------------------------------------
+    # -- sessions and transactions -----------------------------------------------------------------------------------
+
+    def begin_session(self, session: Session) -> None:
+        """A session begins; where the user may have no more, it ends."""
+        try:
+            self.sessions.tally.check()
+        except ResourceLimit as error:
+            session.end(AmqpError(error.condition, str(error)))
+        else:
+            self.sessions[session] = None
 
     def begin(self) -> LocalTransaction:
-        """Begin a transaction of this connection.
+        """Begin a transaction of this connection. Raises ResourceLimit.
 
         No later broker gives its name again: a client with ``failover:`` may repeat a request about it to the next one.
         """
+        self.transactions.tally.check()
         transaction = self.engine.begin(b"%x.%x" % (self.engine.journaling.epoch, next(_transaction_ids)))
         self.transactions[transaction.id] = transaction
         return transaction
@@ -191,6 +207,7 @@ class Client:
 
     def end_session(self, session: Session) -> None:
         """A session has ended, and its links with it."""
+        self.sessions.pop(session, None)
         for link in [link for link in self.links if link.session is session]:
             del self.links[link]
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, False)
@@ -205,6 +222,7 @@ class Client:
         for link in list(self.links):
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed)
         self.links.clear()
+        self.sessions.clear()
         for transaction in self.transactions.values():
             self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
         self.transactions.clear()

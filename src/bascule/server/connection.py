@@ -19,7 +19,7 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.errors import QueueFull
+from bascule.broker.errors import QueueFull, ResourceLimit
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
@@ -35,6 +35,7 @@ from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink
 from bascule.server.tls import certified_name
+from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -70,6 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._stuck = False  # the client does not read
         self._transport: asyncio.Transport | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._usage: UserUsage | None = None  # of its user, once the connection counts
         self._login: asyncio.Task[None] | None = None  # whose outcome the client waits for
 
     # -- the socket --------------------------------------------------------------------------------------------------
@@ -201,6 +203,9 @@ class ClientConnection(asyncio.Protocol):
         """The client is gone, with or without a word."""
         self.client.lost = True
         self._handshake.end()
+        if self._usage is not None:
+            self._usage = None
+            self.server.usage.disconnect(self.client.user, self._handshake.address)
         if self._login is not None:
             self._login.cancel()
         if self._tick is not None:
@@ -281,22 +286,38 @@ class ClientConnection(asyncio.Protocol):
         others = (other for other in self.server.connections if other is not self and not other.amqp.closed)
         taken = any(other.client.container == client.container for other in others)
         if taken and "sole-connection-for-container" in event.open.desired_capabilities:
-            properties[Symbol("amqp:connection-establishment-failed")] = True
-            self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
             info = {Symbol("invalid-field"): Symbol("container-id")}
-            self.amqp.close(AmqpError(INVALID_FIELD, f"client id {client.container!r} is connected already", info))
-            return
-        self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
-        if self.server.reason:
-            self.amqp.close(AmqpError(CONNECTION_FORCED, self.server.reason))
+            self._refuse(properties, AmqpError(INVALID_FIELD, f"client id {client.container!r} is connected already", info))
+        elif self.server.reason:
+            self._refuse(properties, AmqpError(CONNECTION_FORCED, self.server.reason))
         else:
-            self._handshake.end()
-            client.opened(event.open.properties)
+            try:
+                usage = self._usage = self.server.usage.connect(client.user, self._handshake.address)
+            except ResourceLimit as error:
+                log.debug("connection refused", peer=self.peer, container=client.container, reason=error)
+                self._refuse(properties, AmqpError(error.condition, str(error)))
+            else:
+                self._handshake.end()
+                self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+                client.opened(event.open.properties, usage)
         self._ticking()  # the client has said how often it wants to hear of us
+
+    def _refuse(self, properties: dict[Any, Any], error: AmqpError) -> None:
+        """Open and close. A client that knows the property reports no connection in between (Qpid JMS)."""
+        self.client.ended = True  # what it has sent behind its open counts for nothing
+        properties[Symbol("amqp:connection-establishment-failed")] = True
+        self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+        self.amqp.close(error)
+
+    def _begun(self, event: events.SessionBegun) -> None:
+        self.client.begin_session(event.session)
 
     def _attached(self, event: events.Attached) -> None:
         link = event.link
+        if link.session not in self.client.sessions:
+            return  # which the broker has ended
         try:
+            self.client.links.tally.check()
             self.client.links[link] = None
             attach(self.client, link)
         except BasculeError as error:
@@ -351,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
     def _check_relay(self, address: str, routing: Routing) -> None:
         """Check a message of a producer that names each message's address, which cannot be held up by credit.
 
-        Raises Unauthorized, UnknownAddress, QueueFull.
+        Raises Unauthorized, UnknownAddress, QueueFull, ResourceLimit.
         """
         if address == MANAGEMENT_ADDRESS:
             self.client.authorize(Permission.MANAGE, address)
@@ -360,13 +381,19 @@ class ClientConnection(asyncio.Protocol):
         engine = self.client.engine
         if routing is Routing.MULTICAST:
             engine.check_topic(address)
+        elif address not in engine.addresses.anycast:
+            engine.queue(address, self.client.user)
         if not engine.share_of_room(address, routing, 1):
             raise QueueFull(f"{address!r} is full")
 
     def _check_creation(self, address: str) -> None:
-        """The queue of a producer was deleted after the producer attached: the message creates it again. Raises Unauthorized."""
+        """The queue of a producer was deleted after the producer attached: the message creates it again.
+
+        Raises Unauthorized, ResourceLimit.
+        """
         if address != MANAGEMENT_ADDRESS:
             self.client.authorize_creation(address, Routing.ANYCAST)
+            self.client.engine.queue(address, self.client.user)
 
     def _requested(self, producer: ProducerLink, body: bytes, token: Any) -> None:
         """A request to the management node: taken at once, and answered when it is done."""
@@ -417,9 +444,6 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
 
-    def _nothing(self, event: object) -> None:
-        """Nothing to do."""
-
 
 def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
     engine.acknowledge(consumer, message)
@@ -458,7 +482,7 @@ OUTCOMES: dict[type, Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]
 
 HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
     events.Opened: ClientConnection._opened,
-    events.SessionBegun: ClientConnection._nothing,
+    events.SessionBegun: ClientConnection._begun,
     events.SessionEnded: ClientConnection._session_ended,
     events.Attached: ClientConnection._attached,
     events.Detached: ClientConnection._detached,

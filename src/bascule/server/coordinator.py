@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected
 from bascule.amqp.session import Session
-from bascule.broker.errors import UnknownTransaction
+from bascule.broker.errors import ResourceLimit, UnknownTransaction
 from bascule.core.errors import BasculeError
 from bascule.server.connection_reset import consumers_of, reset_connection, rollback_loses_messages
 from bascule.server.links import PRODUCER_CREDIT
@@ -52,7 +52,11 @@ class CoordinatorLink:
         if self._waits:
             return
         self._declared &= self.client.transactions.keys()  # without those that have become branches
-        transaction = self.client.begin()
+        try:
+            transaction = self.client.begin()
+        except ResourceLimit as error:
+            self._answer(delivery_id, error)
+            return
         self._declared.add(transaction.id)
         if self._first == b"":
             self._first = transaction.id

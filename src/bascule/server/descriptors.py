@@ -11,6 +11,10 @@ RESERVED: Final = 128
 RESERVED_FOR_ADMIN: Final = 32
 #: Of a small limit the broker keeps at most this part, so that clients get something.
 _RESERVED_PART_MAX: Final = 2
+#: What the broker itself has open when it serves an embedded or a small Kafka; measured: 25 to 60.
+_OWN: Final = 64
+#: At most this part of the clients' share is for those that have not logged in.
+_HANDSHAKES_PART: Final = 4
 #: More than any broker can serve; where the hard limit is higher, the kernel would only make its table larger.
 _LIMIT_MAX: Final = 1 << 20
 
@@ -36,3 +40,18 @@ def left_by(reserved: int) -> int:
     """
     most = limit()
     return most - min(reserved, most // _RESERVED_PART_MAX)
+
+
+def handshake_share(wanted: int) -> int:
+    """Return how many of ``wanted`` connections (0: any number) may be on the way to their login at once."""
+    most = max(1, _for_clients() // _HANDSHAKES_PART)
+    return min(wanted, most) if wanted else most
+
+
+def client_share(handshakes: int) -> int:
+    """Return how many connections there may be beside ``handshakes`` on the way to their login."""
+    return max(1, _for_clients() - handshake_share(handshakes))
+
+
+def _for_clients() -> int:
+    return left_by(RESERVED + RESERVED_FOR_ADMIN + _OWN)

@@ -58,6 +58,11 @@ class BrokerLife(LoopEffects):
         """Why what is stored is not safe; "" while all is well."""
         return self._watch.trouble if self._watch is not None else ""
 
+    @property
+    def refused_connections(self) -> int:
+        """Connections that were refused for want of file descriptors."""
+        return self._listener.refused if self._listener is not None else 0
+
     async def run(self) -> None:
         """Live until told to stop. Raises BasculeError."""
         self._node.uncaught.install(self._loop)

@@ -29,9 +29,8 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.server import topics
+from bascule.server import descriptors, topics
 from bascule.server.connection import GOING_DOWN, ClientConnection
-from bascule.server.descriptors import raise_limit
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
@@ -46,6 +45,7 @@ from bascule.server.status import (
 )
 from bascule.server.tls import amqp_tls
 from bascule.server.uncaught import ErrorLog, UncaughtErrorHandler
+from bascule.server.usage import CONNECTIONS, Usage, UsageLimits
 
 log = get_log(__name__)
 
@@ -83,6 +83,7 @@ class Node:
         self.spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
         self.logins = LoginChecks()
+        self.usage = Usage(usage_limits(settings.broker))
         self.amqp_limits = ConnectionLimits(handshake_timeout_s=settings.broker.handshake_timeout_s)
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
         self._life: BrokerLife | None = None
@@ -229,6 +230,11 @@ class Node:
         return self._earlier if engine is None else sum_of(self._earlier, engine.counters)
 
     @property
+    def refused_connections(self) -> int:
+        """Connections that were refused: for a limit on their number, or for want of file descriptors."""
+        return self.usage.refused + (self._life.refused_connections if self._life else 0)
+
+    @property
     def retention_holds(self) -> list[RetentionHold]:
         """What the journal is kept for, as of the last snapshot."""
         housekeeping = self._epoch.housekeeping if self._epoch is not None else None
@@ -262,9 +268,25 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def usage_limits(broker: BrokerSettings) -> UsageLimits:
+    """How much clients may hold, by the settings and by the file descriptors that there are."""
+    connections, setting = broker.max_connections, CONNECTIONS
+    room = descriptors.client_share(broker.max_handshakes)
+    if not connections or room < connections:
+        tell = log.warning if "max_connections" in broker.model_fields_set and connections else log.info
+        tell("connections limited by file descriptors", connections=room, limit=descriptors.limit(), max_connections=connections)
+        connections, setting = room, f"file descriptors of the broker, of which there are {descriptors.limit()}"
+    return UsageLimits(
+        connections, broker.max_connections_per_address, broker.max_connections_per_user, broker.max_sessions_per_user,
+        broker.max_links_per_user, broker.max_transactions_per_user, setting,
+    )  # fmt: skip
+
+
 def handshake_limits(broker: BrokerSettings) -> HandshakeLimits:
     """What holds for connections before their login."""
-    return HandshakeLimits(broker.max_handshakes, broker.max_handshakes_per_address, broker.handshake_timeout_s)
+    return HandshakeLimits(
+        descriptors.handshake_share(broker.max_handshakes), broker.max_handshakes_per_address, broker.handshake_timeout_s
+    )
 
 
 def _failover_list(addresses: Iterable[str], scheme: str) -> list[dict[Any, Any]]:
@@ -291,6 +313,6 @@ def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_s
     """Run a broker until it is told to stop; tells its AMQP and admin port when it serves, and when it stands by. Raises BasculeError."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_limit()
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
         runner.run(Node(settings).run(on_ready, on_standby))

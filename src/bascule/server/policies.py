@@ -59,6 +59,8 @@ def policy_of(settings: Settings) -> Policy:
         tuple((address.match, _turned(address.given())) for address in settings.address),
         transaction_ms_max=_ms(broker.transaction_timeout_s),
         queues_max=broker.max_queues,
+        queues_per_user_max=broker.max_queues_per_user,
+        durable_subscriptions_per_user_max=broker.max_durable_subscriptions_per_user,
         queues=tuple(queue.name for queue in settings.queue),
         topics=tuple(topic.name for topic in settings.topic),
     )

@@ -95,6 +95,18 @@ class ConnectionStatus(TypedDict):
     transactions: int
 
 
+class UserStatus(TypedDict):
+    """What the clients of one connected user hold, and the queues and subscriptions that they have created."""
+
+    user: str
+    connections: int
+    sessions: int
+    links: int
+    transactions: int
+    queues: int
+    durable_subscriptions: int
+
+
 class BranchStatus(TypedDict):
     """One branch of a transaction over several resources."""
 
@@ -140,6 +152,7 @@ class BrokerStatus(TypedDict):
     reason: str  # why it does not serve; empty when it does
     queues: list[QueueStatus]
     pins: list[RetentionHoldStatus]
+    users: list[UserStatus]  # that are connected
     branches: list[BranchStatus]  # prepared, or ended by an administrator and not forgotten
     memory: MemoryStatus | None  # None until the state is loaded
     gauges: dict[str, float]
@@ -150,7 +163,8 @@ def status_of(node: Node) -> BrokerStatus:
     """How the broker stands now."""
     engine = node.loaded_engine
     gauges: dict[str, float] = {
-        "connections": len(node.connections), "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
+        "connections": node.usage.connections.count, "handshakes": len(node.handshakes),
+        "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
         "ingress_foreign_records": node.ingress_foreign_records,
     }  # fmt: skip
     queues: list[QueueStatus] = []
@@ -170,8 +184,10 @@ def status_of(node: Node) -> BrokerStatus:
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, state="serving" if node.serving else "waiting",
         serving=node.serving, reason=node.trouble, queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
-        branches=branches, memory=memory, gauges=gauges,
-        counters=_named(node.counters) | {"uncaught_errors": node.uncaught.total} | error_counters(node.errors),
+        users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
+            "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
+            "handshakes_aborted": node.handshakes.aborted,
+        } | error_counters(node.errors),
     )  # fmt: skip
 
 
@@ -183,6 +199,16 @@ def memory_status(engine: Engine, spill: SpillFiles | None) -> MemoryStatus:
         parts={str(part): used_bytes for part, used_bytes in account.parts().items()}, spilled_bytes=engine.bodies.stored_bytes,
         spill_bytes=spill.used_bytes if spill is not None else 0, spill_limit_bytes=spill.limit_bytes if spill is not None else 0,
     )  # fmt: skip
+
+
+def _users(node: Node) -> Iterator[UserStatus]:
+    engine = node.loaded_engine
+    for user, usage in node.usage.users.items():
+        yield UserStatus(
+            user=user, connections=usage.connections.count, sessions=usage.sessions.count, links=usage.links.count,
+            transactions=usage.transactions.count, queues=engine.addresses.queues_of[user] if engine is not None else 0,
+            durable_subscriptions=engine.addresses.durable_subscriptions_of[user] if engine is not None else 0,
+        )  # fmt: skip
 
 
 def branch_status(branch: Listed) -> BranchStatus:

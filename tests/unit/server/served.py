@@ -25,9 +25,11 @@ from bascule.server.connection import ClientConnection
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import LoginChecks
+from bascule.server.usage import Usage, UsageLimits
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
 E = TypeVar("E", bound=Event)
+UNLIMITED = UsageLimits()
 QUEUE, TOPIC = (Symbol("queue"),), (Symbol("topic"),)
 
 
@@ -44,7 +46,7 @@ def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 class Served:
     """What a connection needs of a node, with a broker in memory."""
 
-    def __init__(self, broker: BrokerInMemory | None = None, *, idle_timeout_s: float = 60.0) -> None:
+    def __init__(self, broker: BrokerInMemory | None = None, *, idle_timeout_s: float = 60.0, usage: UsageLimits = UNLIMITED) -> None:
         self.broker = broker or BrokerInMemory()
         self.idle_timeout_s = idle_timeout_s
         self.container_id = "bascule"
@@ -59,6 +61,7 @@ class Served:
         self.interruptions = Interruptions()
         self.amqp_limits = ConnectionLimits()
         self.logins = LoginChecks()
+        self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
         self.partials = PartialBudget()
         self.permissions: Permissions = AllowAll()
@@ -154,8 +157,10 @@ class Client:
     """A client's protocol engine on a wire of its own, open, with one session."""
 
     def __init__(
-        self, served: Served, container: str = "client", limits: ConnectionLimits | None = None, *, product: str | None = None
-    ) -> None:
+        self, served: Served, container: str = "client", limits: ConnectionLimits | None = None, *, product: str | None = None,
+        begins: bool = True, pipelined: str | None = None,
+    ) -> None:  # fmt: skip
+        """``begins``: a session; ``pipelined``: the queue of a consumer that is asked for before the broker has answered anything."""
         self.served = served
         self.wire = Wire()
         self.connection = served.connection()
@@ -164,9 +169,12 @@ class Client:
         self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]), limits=limits)
         self.amqp.open(properties=None if product is None else {Symbol("product"): product})
         self.heard: list[Event] = []
+        if pipelined is not None:
+            self.amqp.begin().attach_receiver("pipelined", Source(pipelined, capabilities=QUEUE), Target())
         self.run()
-        self.session: Session = self.amqp.begin()
-        self.run()
+        if begins:
+            self.session: Session = self.amqp.begin()
+            self.run()
 
     def say(self) -> bool:
         """The broker hears what the client has to say. Whether that was anything."""

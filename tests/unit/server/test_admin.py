@@ -56,6 +56,7 @@ class Broker:
             queues=[QUEUE],
             pins=[PIN],
             memory=MEMORY,
+            users=[],
             gauges={"connections": 4},
             counters={"messages_sent": 5},
         )

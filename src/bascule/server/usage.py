@@ -1,0 +1,132 @@
+"""What clients hold of the broker, counted for each user and address and in total, with the limits on it.
+
+A user is who has logged in; all anonymous clients are one user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from bascule.broker.errors import ResourceLimit
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+CONNECTIONS: Final = "broker.max_connections"
+CONNECTIONS_PER_ADDRESS: Final = "broker.max_connections_per_address"
+CONNECTIONS_PER_USER: Final = "broker.max_connections_per_user"
+SESSIONS_PER_USER: Final = "broker.max_sessions_per_user"
+LINKS_PER_USER: Final = "broker.max_links_per_user"
+TRANSACTIONS_PER_USER: Final = "broker.max_transactions_per_user"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLimits:
+    """How much clients may hold. 0: no limit. ``connections_setting`` is what bounds the connections."""
+
+    connections: int = 0
+    connections_per_address: int = 0
+    connections_per_user: int = 0
+    sessions_per_user: int = 0
+    links_per_user: int = 0
+    transactions_per_user: int = 0
+    connections_setting: str = CONNECTIONS
+
+
+class Tally:
+    """How many things of one kind are held, and how many may be."""
+
+    __slots__ = ("_most", "_setting", "_what", "count")
+
+    def __init__(self, most: int, what: str, setting: str) -> None:
+        self.count = 0
+        self._most = most
+        self._what = what
+        self._setting = setting
+
+    def check(self) -> None:
+        """Whether there may be one more. Raises ResourceLimit."""
+        if self._most and self.count >= self._most:
+            raise ResourceLimit(f"the limit of {self._most} {self._what} is reached ({self._setting})")
+
+
+class Holdings(MutableMapping[K, V]):
+    """What one client holds of one kind; it counts towards a tally, which may be set while nothing is held."""
+
+    __slots__ = ("_held", "tally")
+
+    def __init__(self) -> None:
+        self.tally = Tally(0, "", "")
+        self._held: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        return self._held[key]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if key not in self._held:
+            self.tally.count += 1
+        self._held[key] = value
+
+    def __delitem__(self, key: K) -> None:
+        del self._held[key]
+        self.tally.count -= 1
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class UserUsage:
+    """What the clients of one user hold."""
+
+    def __init__(self, user: str, limits: UsageLimits) -> None:
+        self.connections = Tally(limits.connections_per_user, f"connections of user {user!r}", CONNECTIONS_PER_USER)
+        self.sessions = Tally(limits.sessions_per_user, f"sessions of user {user!r}", SESSIONS_PER_USER)
+        self.links = Tally(limits.links_per_user, f"links of user {user!r}", LINKS_PER_USER)
+        self.transactions = Tally(limits.transactions_per_user, f"open transactions of user {user!r}", TRANSACTIONS_PER_USER)
+
+
+class Usage:
+    """What all clients hold."""
+
+    def __init__(self, limits: UsageLimits) -> None:
+        self.refused = 0  # connections
+        self.users: dict[str, UserUsage] = {}  # those that are connected
+        self.connections = Tally(limits.connections, "connections", limits.connections_setting)
+        self._limits = limits
+        self._addresses: dict[str, Tally] = {}
+
+    def connect(self, user: str, address: str) -> UserUsage:
+        """Count a connection that has logged in, and return the usage of its user. Raises ResourceLimit."""
+        usage = self.users.get(user) or UserUsage(user, self._limits)
+        of_address = self._addresses.get(address) or Tally(
+            self._limits.connections_per_address, f"connections from address {address}", CONNECTIONS_PER_ADDRESS
+        )
+        counts = (self.connections, of_address, usage.connections)
+        try:
+            for tally in counts:
+                tally.check()
+        except ResourceLimit:
+            self.refused += 1
+            raise
+        self.users[user], self._addresses[address] = usage, of_address
+        for tally in counts:
+            tally.count += 1
+        return usage
+
+    def disconnect(self, user: str, address: str) -> None:
+        """A counted connection is gone, and all that it held."""
+        usage, of_address = self.users[user], self._addresses[address]
+        for tally in (self.connections, of_address, usage.connections):
+            tally.count -= 1
+        if not usage.connections.count:
+            del self.users[user]
+        if not of_address.count:
+            del self._addresses[address]

@@ -1,0 +1,176 @@
+"""Limits on what clients hold: what goes beyond one is refused with a text that names it, and all else goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
+from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, SessionEnded
+from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge, Source, Target
+from bascule.amqp.transactions import encode_control
+from bascule.broker.policy import Policy
+from bascule.core.destination import Routing
+from bascule.server.usage import UsageLimits
+from bascule.testing.broker import BrokerInMemory
+from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
+
+
+def told(error: AmqpError | None) -> str:
+    """What a client is told, which is that a limit is reached."""
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
+    return error.description
+
+
+CONNECTION_LIMITS = {
+    "in total": (UsageLimits(connections=2), "the limit of 2 connections is reached (broker.max_connections)"),
+    "of an address": (
+        UsageLimits(connections_per_address=2),
+        "the limit of 2 connections from address 127.0.0.1 is reached (broker.max_connections_per_address)",
+    ),
+    "of a user": (
+        UsageLimits(connections_per_user=2),
+        "the limit of 2 connections of user 'anonymous' is reached (broker.max_connections_per_user)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("limits", "text"), CONNECTION_LIMITS.values(), ids=CONNECTION_LIMITS)
+@run_async
+async def test_connection_beyond_a_limit_is_opened_and_closed_with_its_reason(limits: UsageLimits, text: str) -> None:
+    served = Served(usage=limits)
+    first, second = Client(served, "first"), Client(served, "second")
+    third = Client(served, "third", begins=False)
+    assert third.amqp.remote_open.properties is not None
+    assert third.amqp.remote_open.properties["amqp:connection-establishment-failed"] is True
+    (closed,) = third.told(ConnectionClosed)
+    assert told(closed.error) == text
+    assert served.usage.refused == 1
+    second.consumer("q", credit=1)
+    served.fill("q", 1)
+    assert served.engine.addresses.anycast["q"].delivering_count == 1
+    first.connection.connection_lost(None)
+    assert not Client(served, "fourth").told(ConnectionClosed)
+
+
+@run_async
+async def test_what_a_refused_client_has_sent_behind_its_open_counts_for_nothing() -> None:
+    served = Served(usage=UsageLimits(connections=1))
+    Client(served, "first")
+    refused = Client(served, "second", begins=False, pipelined="left-behind")
+    assert refused.told(ConnectionClosed)
+    assert "left-behind" not in served.engine.addresses
+
+
+@run_async
+async def test_session_beyond_a_limit_is_ended_and_others_go_on() -> None:
+    served = Served(usage=UsageLimits(sessions_per_user=2))
+    first = Client(served, "first")
+    second = Client(served, "second")
+    refused = second.amqp.begin()
+    link = refused.attach_receiver("unwanted", Source("unwanted", capabilities=QUEUE), Target())
+    second.run()
+    (ended,) = second.told(SessionEnded)
+    assert ended.session is refused
+    assert told(ended.error) == "the limit of 2 sessions of user 'anonymous' is reached (broker.max_sessions_per_user)"
+    assert not link.attached
+    assert "unwanted" not in served.engine.addresses
+    assert second.consumer("q").attached
+    first.session.end()
+    first.run()
+    second.amqp.begin()
+    second.run()
+    assert len(second.told(SessionEnded)) == 1
+
+
+@run_async
+async def test_link_beyond_a_limit_is_refused_and_others_go_on() -> None:
+    served = Served(usage=UsageLimits(links_per_user=2))
+    client = Client(served)
+    first = client.consumer("q", name="first")
+    client.producer("q", name="second")
+    client.consumer("other", name="third")
+    (refused,) = client.told(Detached)
+    assert told(refused.error) == "the limit of 2 links of user 'anonymous' is reached (broker.max_links_per_user)"
+    assert "other" not in served.engine.addresses
+    first.detach()
+    client.run()
+    assert client.consumer("q", name="fourth").attached
+
+
+@run_async
+async def test_transaction_beyond_a_limit_is_refused_and_the_next_one_is_not() -> None:
+    served = Served(usage=UsageLimits(transactions_per_user=1))
+    client = Client(served)
+    coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
+    client.run()
+
+    def ask(control: Declare | Discharge) -> Any:
+        before = len(client.told(Dispositioned))
+        coordinator.send(encode_control(control))
+        served.settle(client)
+        (answer,) = client.told(Dispositioned)[before:]
+        return answer.state
+
+    declared = ask(Declare())
+    refused = ask(Declare())
+    assert "the limit of 1 open transactions of user 'anonymous' is reached" in refused.error.description
+    assert refused.error.condition == RESOURCE_LIMIT_EXCEEDED
+    ask(Discharge(declared.txn_id, True))
+    assert isinstance(ask(Declare()), Declared)
+
+
+def limited(**limits: int) -> Served:
+    return Served(BrokerInMemory(policy=Policy(**limits)))
+
+
+@run_async
+async def test_queue_beyond_the_limit_of_a_user_is_refused_and_others_go_on() -> None:
+    served = limited(queues_per_user_max=2)
+    client = Client(served)
+    there = client.producer("q1", name="first")
+    client.consumer("q2", name="second")
+    for number, address in enumerate(("q3", "queue://q4")):
+        client.producer(address, name=f"refused-{number}")
+    client.session.attach_receiver("temporary", Source(None, dynamic=True, capabilities=(*QUEUE[:0], "temporary-queue")), Target())
+    client.run()
+    refused = client.told(Detached)
+    assert len(refused) == 3
+    assert "the limit of 2 queues and subscriptions of user 'anonymous' is reached (broker.max_queues_per_user)" in told(refused[0].error)
+    assert not served.engine.addresses.temporary
+    assert there.attached
+    served.engine.create_queue("by-the-administrator", "by-the-administrator", Routing.ANYCAST)
+
+
+@run_async
+async def test_durable_subscription_beyond_the_limit_of_a_user_is_refused_also_after_a_restart() -> None:
+    served = limited(durable_subscriptions_per_user_max=1)
+    subscriber = Client(served)
+    subscriber.consumer("t", name="first", capabilities=TOPIC, durable=2, expiry_policy="never")
+    subscriber.consumer("t", name="second", capabilities=TOPIC, durable=2, expiry_policy="never")
+    (refused,) = subscriber.told(Detached)
+    assert "the limit of 1 durable subscriptions of user 'anonymous' is reached" in told(refused.error)
+    subscriber.connection.connection_lost(None)
+    served.broker.start()
+    again = Client(served)
+    again.consumer("t", name="second", capabilities=TOPIC, durable=2, expiry_policy="never")
+    assert again.told(Detached)
+    assert served.engine.addresses.durable_subscriptions_of["anonymous"] == 1
+
+
+@run_async
+async def test_what_clients_hold_is_counted_until_they_are_gone() -> None:
+    served = Served()
+    clients = [Client(served, f"client-{number}") for number in range(3)]
+    for client in clients:
+        client.consumer("q")
+        client.producer("q")
+    usage = served.usage.users["anonymous"]
+    assert (usage.connections.count, usage.sessions.count, usage.links.count) == (3, 3, 6)
+    for client in clients:
+        client.connection.connection_lost(None)
+    assert (usage.connections.count, usage.sessions.count, usage.links.count) == (0, 0, 0)
+    assert not served.usage.users
+    assert served.usage.connections.count == 0
