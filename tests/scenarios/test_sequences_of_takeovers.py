@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ def test_a_broker_that_takes_over_knows_what_was_moved_to_the_store_while_it_sto
     stands_by = threading.Event()
     read = StoredMessages.read
 
-    def read_once(store: StoredMessages, *, behind_barrier: bool = False) -> dict[int, bytes]:
+    def read_once(store: StoredMessages, *, behind_barrier: bool = False) -> Mapping[int, bytes]:
         found = read(store, behind_barrier=behind_barrier)
         stands_by.set()
         return found

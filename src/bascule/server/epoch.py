@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import bascule
@@ -54,6 +55,7 @@ class JournalPlace:
     session_timeout_s: float
     retention: OwnersRetention
     pinned_bytes_max: int  # 0 for no quota
+    scratch_directory: Path | None = None  # for what a load does not keep in memory; None for the system's own
 
     @property
     def limits(self) -> EpochLimits:

@@ -70,6 +70,7 @@ class Following:
             return run_blocking(self._protocol.run())
         finally:
             self._effects.close()
+            self._effects.store.release()
 
     async def up_to(self, end: int) -> Loader:
         """The state of all records before ``end``. Raises Unavailable or RecordError."""
@@ -97,7 +98,7 @@ class _Effects:
         self.fresh_engine = fresh_engine
         self.end: int | None = None
         self.over = threading.Event()
-        self.store = StoredMessages(place.kafka, place.topics.store)
+        self.store = StoredMessages(place.kafka, place.topics.store, place.scratch_directory)
         self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)  # as it was read last
         self.journal_id = ""  # of the topic
         self._reader: PartitionReader | None = None
@@ -135,7 +136,8 @@ class _Effects:
 
     async def stored(self, *, behind_barrier: bool) -> Mapping[int, bytes]:
         """Raises Unavailable."""
-        self.store = StoredMessages(self._place.kafka, self._place.topics.store)
+        self.store.release()
+        self.store = StoredMessages(self._place.kafka, self._place.topics.store, self._place.scratch_directory)
         return self.store.read(behind_barrier=behind_barrier)
 
     async def range(self) -> tuple[int, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import RetentionHold
 from bascule.broker.snapshot import EncodedSnapshot, Snapshot
+from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
@@ -18,6 +20,7 @@ from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.server.effects import LoopEffects
 from bascule.server.pipeline_holds import PipelineHolds
+from bascule.server.stored_values import StoredValues
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -37,16 +40,33 @@ STORE_TIMEOUT_S = 60.0
 class StoredMessages:
     """The compacted topic of messages that have grown old, by mid. Blocking: to be used off the event loop."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
+    def __init__(self, kafka: Mapping[str, Any], topic: str, directory: Path | None = None) -> None:
+        """``directory`` is for the messages that ``read`` has found; None for the system's directory of temporary files."""
         self._kafka = kafka
         self._topic = topic
         self._next_offset = 0
         self._mids: set[int] = set()
+        self._values = StoredValues(directory)
 
-    def read(self, *, behind_barrier: bool = False) -> dict[int, bytes]:
-        """All of them. Raises Unavailable. No decision may rest on a read without a barrier, for a former leader may answer."""
+    def read(self, *, behind_barrier: bool = False) -> Mapping[int, bytes]:
+        """All of them, until ``release``. Raises Unavailable.
+
+        No decision may rest on a read without a barrier, for a former leader may answer.
+        """
         barrier = stored_barrier(self._kafka, self._topic, BARRIER_KEY) if behind_barrier else -1
-        return {mid: value for mid, value in dict(self._records(barrier)).items() if value is not None}
+        try:
+            for mid, value in self._records(barrier):
+                if value is None:
+                    self._values.forget(mid)
+                else:
+                    self._values.keep(mid, value)
+        except OSError as error:
+            raise Unavailable(f"messages of topic {self._topic} cannot be kept in a temporary file: {error}") from error
+        return self._values
+
+    def release(self) -> None:
+        """Delete what ``read`` has kept."""
+        self._values.close()
 
     def mids_now(self) -> set[int]:
         """Of all of them, also of those that came after ``read``. Raises Unavailable."""

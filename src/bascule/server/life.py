@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bascule.broker.node import ElectionOutcome, NodeProtocol
@@ -168,6 +169,7 @@ class BrokerLife(LoopEffects):
             session_timeout_s=self._settings.broker.session_timeout_s,
             retention=OwnersRetention(journal.retention_s, journal.retention_bytes),
             pinned_bytes_max=int(journal.pinned_bytes),
+            scratch_directory=Path(self._settings.embedded.data_dir),
         )
         self._ended, self._room, self._epoch = ended, None, None
         self._epoch = self._node.begin(place, ended.set_result, self.protocol.stalled)
