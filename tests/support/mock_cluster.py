@@ -8,10 +8,8 @@ committed sees what was rolled back, and no topic can be deleted.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,35 +19,22 @@ from confluent_kafka.admin import AdminClient
 
 from bascule.kafka import admin, clients, own_topics
 from bascule.pipelines import positions
+from tests.support.librdkafka import ERROR_BYTES, library
 
 #: librdkafka's type of a client (``RD_KAFKA_PRODUCER``): the cluster lives in it.
 _PRODUCER: Final = 0
-_ERROR_BYTES: Final = 512
 LIST_TRIES: Final = 5
-
-
-def _librdkafka() -> ctypes.CDLL:
-    """The library that the installed Kafka client has brought along."""
-    spec = importlib.util.find_spec("confluent_kafka")
-    if spec is None or spec.origin is None:
-        raise ImportError("confluent_kafka is not installed")
-    bundled = sorted((Path(spec.origin).parents[1] / "confluent_kafka.libs").glob("librdkafka*"))
-    library = ctypes.CDLL(str(bundled[0]) if bundled else "librdkafka.so.1")
-    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
-        getattr(library, name).restype = ctypes.c_void_p
-    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
-    return library
 
 
 class MockCluster:
     """A cluster of so many nodes. A context: it ends with it."""
 
     def __init__(self, nodes: int = 1) -> None:
-        self._library = _librdkafka()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self._library = library()
+        error = ctypes.create_string_buffer(ERROR_BYTES)
         conf = ctypes.c_void_p(self._library.rd_kafka_conf_new())
-        self._library.rd_kafka_conf_set(conf, b"log_level", b"0", error, _ERROR_BYTES)
-        self._client = ctypes.c_void_p(self._library.rd_kafka_new(_PRODUCER, conf, error, _ERROR_BYTES))
+        self._library.rd_kafka_conf_set(conf, b"log_level", b"0", error, ERROR_BYTES)
+        self._client = ctypes.c_void_p(self._library.rd_kafka_new(_PRODUCER, conf, error, ERROR_BYTES))
         if not self._client.value:
             raise RuntimeError(f"no client for a mock cluster: {error.value.decode()}")
         self._cluster = ctypes.c_void_p(self._library.rd_kafka_mock_cluster_new(self._client, nodes))

@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaError
+
+from tests.support.kafka_in_memory.state import failure
+from tests.support.librdkafka import refused
+
 if TYPE_CHECKING:
     from tests.support.kafka_in_memory.cluster import KafkaInMemory
 
 
 class MemoryClient:
+    """A client. Raises KafkaException for settings that librdkafka refuses, as the client that ships does."""
+
     def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any]) -> None:
+        if why := refused(settings):
+            raise failure(KafkaError._INVALID_ARG, reason=why)
         self.kafka = kafka
         self.settings = dict(settings)
         self.knows_controller = kafka.brokers > 0

@@ -233,6 +233,9 @@ class MemoryConsumer(MemoryClient):
     def close(self) -> None:
         self.kafka.meet("close")
         self.closed = True
+        if self.settings.get("enable.auto.commit", True):  # as Kafka's clients do unless they are told not to
+            with self.kafka.turn:
+                self.kafka.offsets[self.group].update({at: (offset, "") for at, offset in self._at.items()})
         if self.instance is None:
             self.unsubscribe()
         self._at = {}

@@ -128,10 +128,10 @@ def test_record_that_is_refused_is_named_and_nothing_is_written(kafka: KafkaInMe
 def test_record_that_client_refuses_is_named(kafka: KafkaInMemory) -> None:
     kafka.create("out")
     kafka.create("positions", 16, cleanup_policy="compact")
-    with closing(TransactionalWriter({**SETTINGS, "message.max.bytes": 200}, "id", "positions", "key", deadline_s=1.0)) as writer:
+    with closing(TransactionalWriter({**SETTINGS, "message.max.bytes": 1000}, "id", "positions", "key", deadline_s=1.0)) as writer:
         refuse = pytest.raises(Unwritable)
         with refuse as refused:
-            writer.write(outputs("1", "x" * 300), None, FIRST)
+            writer.write(outputs("1", "x" * 1100), None, FIRST)
     assert list(refused.value.faults) == [1]
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
+import os
+import signal
 import socket
+import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +213,20 @@ async def test_stalled_broker_lets_clients_go_and_takes_them_again(kafka: KafkaI
         await broker.send("orders", "2")
 
 
+@run_async
+async def test_stalled_broker_begins_anew_where_a_new_client_could_append(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path, journal={"append_timeout_s": 1}) as broker:
+        stalled = broker.epoch
+        going_on = kafka.held["send"] = threading.Event()
+        with await called(broker.connect) as context, pytest.raises(BasculeError):
+            await called(context.send, Queue("orders"), "1")
+        await until(lambda: broker.epoch not in (stalled, None), "the next epoch begins")
+        going_on.set()
+        await broker.serves(2)
+        await broker.send("orders", "2")
+        assert await broker.receive("orders", 1) == ["2"]
+
+
 # -- elections -------------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +256,21 @@ async def test_broker_that_loses_election_stops_serving_at_once(kafka: KafkaInMe
             await until(lambda: not context.connected, "the clients of the first broker are let go")
             assert not first.node.serving
             await standby.stop()
+
+
+@run_async
+async def test_broker_that_is_told_of_another_election_ends_its_epoch_before_the_other_one_writes(
+    kafka: KafkaInMemory, tmp_path: Path
+) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        with await called(broker.connect) as context:
+            (member,) = kafka.members[broker.settings.journal_topics.brokers]
+            with kafka.turn:
+                member.target = set()
+                kafka.turn.notify_all()
+            await until(lambda: not context.connected, "the clients are let go")
+        assert not broker.node.serving
+        assert len(broker.ready) == 1
 
 
 @run_async
@@ -333,6 +367,32 @@ async def test_admin_server_tells_status_and_health(kafka: KafkaInMemory, tmp_pa
         assert '"orders"' in await called(get, "/queues")
         assert "bascule_messages_in_total 2" in await called(get, "/metrics")
         assert broker.node.counters.messages_in == 2
+
+
+@pytest.fixture
+def _own_tuning() -> Iterator[None]:
+    """What a broker sets for its whole process is put back."""
+    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("kafka", "_own_tuning")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_broker_process_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    told: list[tuple[int, int]] = []
+
+    def ready(port: int, admin_port: int) -> None:
+        told.append((port, admin_port))
+        os.kill(os.getpid(), number)
+
+    given: Any = {"kafka": {"bootstrap_servers": "memory"}, "embedded": {"data_dir": tmp_path}}
+    settings = Settings(**given, broker={"port": 0, "session_timeout_s": 6}, admin={"port": 0}, journal={"prefix": PREFIX})
+    for _ in range(2):  # the data directory is free again
+        run_broker(settings, on_ready=ready, on_standby=lambda *_: None)
+    assert len(told) == 2
+    assert all(port > 0 and admin_port > 0 for port, admin_port in told)
 
 
 def test_second_broker_in_data_directory_is_refused(kafka: KafkaInMemory, tmp_path: Path) -> None:

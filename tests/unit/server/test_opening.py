@@ -1,0 +1,102 @@
+"""How a client's connection opens, or is refused, and what it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.errors import CONNECTION_FORCED, INVALID_FIELD, AmqpError
+from bascule.amqp.events import ConnectionClosed, Opened
+from bascule.amqp.performatives import Role
+from bascule.amqp.sasl import AnonymousClient, SaslClient
+from bascule.amqp.types import Symbol
+from tests.unit.server.served import Client, Served, Wire, run_async
+
+SOLE = "sole-connection-for-container"
+FAILED = Symbol("amqp:connection-establishment-failed")
+
+
+class Opening(Client):
+    """A client that has said open, and nothing more."""
+
+    def __init__(self, served: Served, container: str = "client", *wanted: str) -> None:
+        self.served, self.wire, self.heard = served, Wire(), []
+        self.connection = served.connection()
+        wire: Any = self.wire
+        self.connection.connection_made(wire)
+        self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]))
+        self.amqp.open(desired_capabilities=wanted)
+        self.run()
+
+    @property
+    def offered(self) -> list[str]:
+        return [str(each) for each in self._answer.offered_capabilities]
+
+    @property
+    def properties(self) -> dict[Any, Any]:
+        return dict(self._answer.properties or {})
+
+    @property
+    def _answer(self) -> Any:
+        (event,) = self.told(Opened)
+        return event.open
+
+    @property
+    def refusal(self) -> AmqpError | None:
+        """Why the broker has closed the connection."""
+        return next((event.error for event in self.told(ConnectionClosed)), None)
+
+
+@run_async
+async def test_open_connection_is_told_what_the_broker_is_and_can() -> None:
+    client = Opening(Served())
+    assert client.offered == [SOLE, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"]
+    assert client.properties[Symbol("product")] == "Bascule"
+    assert FAILED not in client.properties
+    assert client.refusal is None
+
+
+@run_async
+async def test_client_id_that_is_connected_already_is_refused_by_the_field_that_is_wrong() -> None:
+    served = Served()
+    first, second = Opening(served, "shop", SOLE), Opening(served, "shop", SOLE)
+    assert second.properties[FAILED] is True
+    assert "SHARED-SUBS" in second.offered
+    assert second.refusal is not None
+    assert (second.refusal.condition, second.refusal.info) == (INVALID_FIELD, {Symbol("invalid-field"): Symbol("container-id")})
+    assert second.refusal.description == "client id 'shop' is connected already"
+    assert first.refusal is None
+
+
+@run_async
+async def test_client_id_may_be_connected_twice_where_nobody_asks_to_be_the_only_one() -> None:
+    served = Served()
+    clients = [Opening(served, "shop", SOLE), Opening(served, "shop"), Opening(served, "other", SOLE)]
+    assert [client.refusal for client in clients] == [None] * 3
+
+
+@run_async
+async def test_client_id_is_free_when_its_connection_is_closed() -> None:
+    served = Served()
+    first = Opening(served, "shop", SOLE)
+    first.amqp.close()
+    first.run()
+    assert Opening(served, "shop", SOLE).refusal is None
+
+
+@run_async
+async def test_connection_is_refused_with_the_reason_while_the_broker_does_not_serve() -> None:
+    served = Served()
+    served.reason = "Kafka does not answer"
+    client = Opening(served)
+    assert client.refusal is not None
+    assert (client.refusal.condition, client.refusal.description) == (CONNECTION_FORCED, "Kafka does not answer")
+
+
+@run_async
+async def test_client_is_told_to_which_brokers_it_may_turn() -> None:
+    served = Served()
+    served.failover = [{"network-host": "b", "port": 5672}]
+    others = Opening(served).properties[Symbol("failover-server-list")]
+    assert others == [{"network-host": "b", "port": 5672}]
+    assert all(isinstance(field, Symbol) for field in others[0])

@@ -1,0 +1,127 @@
+"""From where the journal is kept for pipelines, and the reason that is shown, by positions in Kafka in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.broker.retention import OwnersRetention, RetentionHold
+from bascule.broker.snapshot import Snapshot
+from bascule.core.topics import JournalTopics
+from bascule.journal.offsets import OffsetMap
+from bascule.server.epoch import JournalPlace
+from bascule.server.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHolds
+from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, INGRESS, Position, lag_group, position_key, position_partition
+from tests.support.journal import SyntheticJournal, text_message
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+
+TOPICS = JournalTopics("test")
+BRIDGE = "bridge"
+
+
+class Holds:
+    """What an epoch looks at: a journal with an exclusive divert ``export``, positions, and what drivers have said."""
+
+    def __init__(self, kafka: KafkaInMemory) -> None:
+        self.kafka = kafka
+        self.journal_id = kafka.create(TOPICS.journal).id
+        self.journal = SyntheticJournal("memory", TOPICS.journal)
+        self.journal.start_epoch(["export"])
+        for number in range(9):
+            self.journal.send(text_message(str(number)))
+        self.journal.flush()
+        self._looking = PipelineHolds(
+            JournalPlace(
+                SETTINGS, TOPICS, bridge=BRIDGE, append_timeout_s=5.0, snapshot_records=100, session_timeout_s=6.0,
+                retention=OwnersRetention(0.0), pinned_bytes_max=0,
+            )
+        )  # fmt: skip
+
+    def put(self, pipeline: str, offset: int, **fields: Any) -> None:
+        """Store the position of a pipeline."""
+        if TOPICS.positions not in self.kafka.topics:
+            self.kafka.create(TOPICS.positions, 16, cleanup_policy="compact")
+        given = {"topic": TOPICS.journal, "topic_id": self.journal_id, "partition": 0, "members": ("x",), "owner": "driver", **fields}
+        position = Position(offset=offset, **given)
+        key = position_key(pipeline, position.topic, position.partition)
+        self.kafka.put(TOPICS.positions, position.encode(), key.encode(), partition=position_partition(key))
+
+    def say(self, pipeline: str, offset: int, note: str) -> None:
+        """A driver's word beside the lag of its pipeline."""
+        self.kafka.offsets[lag_group(TOPICS.prefix, BRIDGE, pipeline)][TOPICS.journal, 0] = (offset, note)
+
+    def look(self) -> dict[str, RetentionHold]:
+        end = self.kafka.partition(TOPICS.journal).end
+        return {hold.name: hold for hold in self._looking.found(Snapshot(0, 0, end, 1, OffsetMap(), [], {}))}
+
+    def found(self) -> dict[str, tuple[int, str]]:
+        return {name: (hold.offset, hold.reason) for name, hold in self.look().items()}
+
+
+@pytest.fixture
+def holds(monkeypatch: pytest.MonkeyPatch) -> Holds:
+    return Holds(KafkaInMemory(monkeypatch))
+
+
+def test_pipeline_that_moves_has_no_reason_and_one_that_does_not_is_said_to_stand_since_when(holds: Holds) -> None:
+    holds.put(COMMON, 3)
+    assert holds.found() == {COMMON: (3, "")}
+    holds.put(COMMON, 4)
+    assert holds.found() == {COMMON: (4, "")}
+    (_, reason), *_ = holds.found().values()
+    assert reason.startswith("has not moved since 20")
+    assert "+00:00: its driver does not run" in reason
+    holds.put(COMMON, 10)
+    assert holds.found() == {COMMON: (10, "")}
+    assert holds.found() == {COMMON: (10, "")}  # has read all
+
+
+@pytest.mark.parametrize(("said_at", "reason"), [(3, "topic orders is missing"), (4, "topic orders is missing"), (2, "")])
+def test_last_word_of_the_driver_is_the_reason_unless_the_pipeline_has_moved_since(holds: Holds, said_at: int, reason: str) -> None:
+    holds.put(COMMON, 3)
+    holds.say(COMMON, said_at, "topic orders is missing")
+    assert holds.found() == {COMMON: (3, reason)}
+
+
+def test_disabled_divert_is_told_from_one_that_has_stopped_for_good(holds: Holds) -> None:
+    holds.put(COMMON, 3)
+    for name, said in (("off", ""), ("ended", ENDED), ("stopped", "topic orders is missing")):
+        holds.put(f"{DIVERT}{name}", 2, owner="", members=(name,))
+        if said:
+            holds.say(f"{DIVERT}{name}", 2, said)
+    assert holds.found() == {
+        COMMON: (3, ""),
+        f"{DIVERT}off": (2, DISABLED),
+        f"{DIVERT}ended": (2, DISABLED),
+        f"{DIVERT}stopped": (2, "topic orders is missing"),
+    }
+
+
+def test_pipelines_without_an_enabled_divert_say_so(holds: Holds) -> None:
+    holds.put(COMMON, 3, members=())
+    assert holds.found() == {COMMON: (3, ALL_DISABLED)}
+
+
+def test_journal_is_kept_for_nobody_who_reads_something_else_or_reads_no_more(holds: Holds) -> None:
+    holds.put(COMMON, 9)
+    holds.put(f"{BEGUN}{DIVERT}x", 1)
+    holds.put(f"{DIVERT}gone", 1, owner="", members=())
+    holds.put(f"{INGRESS}stock", 1, topic="stock", topic_id="other")
+    holds.put(f"{DIVERT}other-partition", 1, partition=1)
+    assert holds.found() == {COMMON: (9, "")}
+
+
+def test_journal_is_kept_from_the_start_for_an_exclusive_divert_that_no_pipelines_know(holds: Holds) -> None:
+    holds.put(f"{DIVERT}known", 5, members=("known",))
+    assert holds.found() == {f"{DIVERT}export": (0, UNTOLD), f"{DIVERT}known": (5, "")}
+
+
+def test_exclusive_divert_needs_nothing_before_what_the_pipelines_have_answered_for(holds: Holds) -> None:
+    holds.put(COMMON, 6, owner="", members=(), epoch=0, exclusive=("export",))
+    assert holds.found() == {f"{DIVERT}export": (6, UNTOLD)}
+
+
+def test_position_in_an_earlier_journal_answers_for_nothing(holds: Holds) -> None:
+    holds.put(COMMON, 6, owner="", members=(), epoch=0, exclusive=("export",), topic_id="earlier")
+    assert holds.found() == {f"{DIVERT}export": (0, UNTOLD)}
