@@ -86,7 +86,9 @@ def test_each_record_reaches_its_endpoint_once_over_a_restart(kafka: KafkaInMemo
     assert in_flight() == []
 
 
-def test_record_that_fails_too_often_is_a_dead_letter_with_its_reason_and_comes_back_when_it_is_sent_back(kafka: KafkaInMemory) -> None:
+def test_record_that_fails_too_often_is_a_dead_letter_with_its_reason_and_comes_back_when_it_is_sent_back(
+    kafka: KafkaInMemory, caplog: pytest.LogCaptureFixture
+) -> None:
     mended = threading.Event()
 
     def act(record: Record) -> None:
@@ -103,6 +105,7 @@ def test_record_that_fails_too_often_is_a_dead_letter_with_its_reason_and_comes_
         (letter,) = letters.waiting()
         assert (letter.origin, letter.failures, letter.key, letter.size_bytes) == ("payments/0/1", 2, b"key", 3)
         assert letter.error == "ValueError: no price"
+        assert caplog.text.count("ValueError: no price") == 2
         assert (letter.partition, letter.offset, letters.count()) == (0, 0, 1)
         mended.set()
         assert letters.send_back() == 1
@@ -151,7 +154,7 @@ def test_member_that_lost_its_partition_leaves_what_is_at_work_to_the_next_one(k
             wait_for(lambda: quick.records, "the record to be delivered by the other member")
             wait_for(lambda: done(second, delivered=1), "the record to be done")
             kafka.put("payments", b"2")
-            wait_for(lambda: done(second, delivered=2), "the next record to be delivered")
+            wait_for(lambda: done(second, delivered=2, redelivered=1), "the next record to be delivered")
             assert [record.redelivered for record in quick.records] == [True, False]
             assert first.status()[0].partitions == {}
             goes_on.set()

@@ -73,3 +73,19 @@ def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_on
     with pytest.raises(UnknownXid):
         resource.commit(FIRST)
     assert committed == [(7, "first", "db")]
+
+
+def test_recovery_lists_the_prepared_branches_and_keeps_no_transaction_open() -> None:
+    class Listing(Driver):
+        open = False
+
+        def tpc_recover(self) -> list[tuple[Any, str, str]]:
+            self.open = True
+            return [(FIRST.format_id, "first", "db"), (None, "of somebody who has no xid", ""), (SECOND.format_id, "second", "db")]
+
+        def rollback(self) -> None:
+            self.open = False
+
+    driver = Listing([])
+    assert list(DbapiResource("db", lambda: driver).recover()) == [FIRST, SECOND]
+    assert not driver.open
