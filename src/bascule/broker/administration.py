@@ -14,7 +14,7 @@ from typing import Any
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.errors import QueueFull, UnknownAddress
+from bascule.broker.errors import BodyUnavailable, QueueFull, UnknownAddress
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft
@@ -31,7 +31,7 @@ from bascule.jms.annotate import (
     annotated,
 )
 from bascule.jms.message import decode_message
-from bascule.jms.sections import message_annotation
+from bascule.jms.sections import TIME_MAX_MS, message_annotation
 from bascule.jms.selector import Selector
 
 #: The address in the journal of a message that goes to one queue by name: no pattern of a divert matches it.
@@ -39,6 +39,8 @@ NOWHERE = "."
 #: One step: about a hundredth of a second, and so much in flight to the journal.
 STEP_MESSAGES = 1_000
 STEP_BYTES = 8 << 20
+#: Characters of a text in what a dead letter says of itself.
+TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
 FAILED = "the broker failed; its log says more"
 #: Messages looked at by a selector in one step.
@@ -111,8 +113,9 @@ def return_dead_letters(
         check(target)
         _check_room(target)
         now_ms = engine.clock()
-        expiry_ms = message_annotation(body, ORIGINAL_EXPIRY) or 0
-        copy = BrokerMessage(annotated(body, {}), message.priority, expiry_ms if expiry_ms > now_ms else 0, message.group)
+        expiry_ms = message_annotation(body, ORIGINAL_EXPIRY)
+        lives = isinstance(expiry_ms, int) and now_ms < expiry_ms <= TIME_MAX_MS  # any client may have set the annotation
+        copy = BrokerMessage(annotated(body, {}), message.priority, int(expiry_ms) if lives else 0, message.group)
         draft = Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, "")
         engine.put_into(queue, message, draft, target)
         queue.take_out(message)
@@ -136,12 +139,18 @@ def create(engine: Engine, name: str) -> BrokerQueue:
 
 
 def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
-    """What a dead letter says of itself, by plain names; what it does not say is None."""
-    body = engine.bodies.read(message)
+    """What a dead letter says of itself, by plain names; what it does not say, or cannot be read, is None.
+
+    Any client may send a message with these annotations.
+    """
+    try:
+        body = engine.bodies.read(message)
+    except BodyUnavailable:
+        body = b""
 
     def said(name: str) -> Any:
         try:
-            return message_annotation(body, name)
+            return _plain(message_annotation(body, name))
         except BasculeError:
             return None
 
@@ -150,10 +159,20 @@ def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
     except BasculeError:
         message_id = None
     return {
-        "message_id": message_id, "address": said(ORIGINAL_ADDRESS), "queue": said(ORIGINAL_QUEUE),
+        "message_id": _plain(message_id), "address": said(ORIGINAL_ADDRESS), "queue": said(ORIGINAL_QUEUE),
         "routing": {0: "anycast", 1: "multicast"}.get(said(ORIGINAL_ROUTING)), "reason": said(REASON), "deliveries": said(DELIVERIES),
         "moved_at_ms": said(MOVED_AT), "bytes": message.size_bytes,
     }  # fmt: skip
+
+
+def _plain(value: Any) -> str | int | None:
+    """A value as JSON holds it, its text cut off where it is long."""
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return int(value)
+    text = value if isinstance(value, str) else repr(value)
+    return text[:TEXT_MAX].encode(errors="backslashreplace").decode()
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,13 @@ class BrokerQueue:
 
     @classmethod
     def from_journal(cls, content: dict[str, Any], settings: AddressPolicy) -> BrokerQueue:
-        """The queue that a QUEUE_CREATED entry describes."""
+        """The queue that a QUEUE_CREATED entry describes.
+
+        Earlier versions took names with half of a surrogate pair, which JSON holds and nothing else: it is escaped.
+        """
+        content = {
+            key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value for key, value in content.items()
+        }
         queue = cls(content["id"], content["name"], content["address"], Routing(content["routing"]), settings, durable=True)
         queue.selector_text = content["selector"]
         queue.no_local_container = content["no_local"]

@@ -20,7 +20,7 @@ import hmac
 import json
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
@@ -29,10 +29,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from bascule.broker.errors import RequestFailed
 from bascule.config.settings import is_loopback
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
@@ -87,7 +88,11 @@ class AdministeredBroker(Protocol):
     async def act(self, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Do one of ACTIONS. Raises BasculeError."""
 
+    def contain(self, error: Exception, path: str) -> None:
+        """Count and log an error that concerns one request only."""
 
+
+Page = Callable[[Request], Awaitable[Response]]
 #: Metric, its help, and the field of QueueStatus.
 QUEUE_METRICS = (
     ("bascule_queue_messages", "Messages in the queue", "messages"),
@@ -252,20 +257,14 @@ class _Pages:
 
     async def look(self, request: Request) -> Response:
         """One of LOOKS."""
-        try:
-            return JSONResponse(LOOKS[request.url.path](self, request))
-        except BasculeError as error:
-            return _answer(error)
+        return JSONResponse(LOOKS[request.url.path](self, request))
 
     async def act(self, request: Request) -> Response:
         """One of ACTIONS."""
-        try:
-            _check_administrator(request, self._token)
-            action = request.url.path.removeprefix("/")
-            arguments = await _arguments(request)
-            answer = await self._broker.act(action, arguments)
-        except BasculeError as error:
-            return _answer(error)
+        _check_administrator(request, self._token)
+        action = request.url.path.removeprefix("/")
+        arguments = await _arguments(request)
+        answer = await self._broker.act(action, arguments)
         log.info("administrator acted", action=action, arguments=arguments, answer=answer)
         return JSONResponse(answer)
 
@@ -315,11 +314,28 @@ def admin_app(broker: AdministeredBroker, token: str | None = None) -> Starlette
     pages = _Pages(broker, token)
     return Starlette(
         routes=[
-            *(Route(f"/{each.__name__}", each) for each in (pages.livez, pages.readyz, pages.metrics)),
-            *(Route(path, pages.look) for path in LOOKS),
-            *(Route(f"/{action}", pages.act, methods=["POST"]) for action in ACTIONS),
+            *(Route(f"/{each.__name__}", _contained(broker, each)) for each in (pages.livez, pages.readyz, pages.metrics)),
+            *(Route(path, _contained(broker, pages.look)) for path in LOOKS),
+            *(Route(f"/{action}", _contained(broker, pages.act), methods=["POST"]) for action in ACTIONS),
         ]
     )
+
+
+def _contained(broker: AdministeredBroker, page: Page) -> Page:
+    """A page whose errors are its answer: of those that Bascule raises on purpose the text, of any other that the log has it."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await page(request)
+        except BasculeError as error:
+            return _answer(error)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            broker.contain(error, request.url.path)
+            return _answer(RequestFailed("the broker failed to answer; its log says more"))
+
+    return answer
 
 
 class _Server(uvicorn.Server):

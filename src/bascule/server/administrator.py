@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bascule.broker.administration import dead_letter
+from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import Unavailable
 from bascule.core.permissions import Permission
@@ -66,6 +67,10 @@ class Administrator:
     async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one of ACTIONS. Raises BasculeError."""
         return await act(self._node, action, arguments)
+
+    def contain(self, error: Exception, path: str) -> None:
+        """Count and log an error that concerns one request only."""
+        self._node.errors.contain(ErrorKind.REQUEST, error, path=path)
 
     def _dead_letters(self, queue: str) -> str:
         return queue or self._node.settings.broker.dead_letter_address

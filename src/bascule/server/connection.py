@@ -19,7 +19,7 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.errors import QueueFull, ResourceLimit
+from bascule.broker.errors import QueueFull, RequestFailed, ResourceLimit
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
@@ -402,6 +402,9 @@ class ClientConnection(asyncio.Protocol):
         except BasculeError as error:
             check_answerable(error)
             producer.refused(token, error)
+        except Exception as error:
+            self.server.errors.contain(ErrorKind.REQUEST, error, peer=self.peer, container=self.client.container)
+            producer.refused(token, RequestFailed("the broker failed to carry out the request; its log says more"))
         else:
             producer.accepted(token)
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
+from bascule.broker.duplicates import SEGMENT_IDS, DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.policy import AddressPolicy, Policy
 from tests.unit.broker.conftest import Bench
@@ -192,3 +192,18 @@ def test_a_repeat_of_what_is_on_its_way_waits_for_the_first_ones_answer_also_whi
     bench.broker.settle()
     assert [token for token, error in bench.sender.answers if error is None] == ["x", "x"]
     assert bench.waiting(bench.queue()) == ["x"]
+
+
+@pytest.mark.parametrize("before", [0, 1, SEGMENT_IDS - 1, SEGMENT_IDS, SEGMENT_IDS + 1, 2 * SEGMENT_IDS - 1])
+def test_message_that_is_not_taken_after_all_is_no_repeat_and_the_ones_before_are(before: int) -> None:
+    window = DuplicateWindow(10 * SEGMENT_IDS)
+    known = [number.to_bytes(16, "big") for number in range(before)]
+    for digest in known:
+        assert window.admit((digest,), 1)
+    fresh = (b"a" * 16, b"b" * 16)
+    assert window.admit(fresh, 2)
+    window.take_back(fresh)
+    assert [digest for digest, _ in window.remembered(0, frozenset()).ids()] == known
+    assert window.admit(fresh, 3)
+    assert not window.admit(fresh[:1], 4)
+    assert all(not window.admit((digest,), 5) for digest in known)

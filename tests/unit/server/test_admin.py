@@ -62,6 +62,7 @@ class Broker:
         )
 
         self.acted: list[tuple[str, Mapping[str, Any]]] = []
+        self.contained: list[tuple[str, str]] = []
         self.denied: tuple[Permission, str] | None = None
 
     def status(self) -> BrokerStatus:
@@ -88,6 +89,9 @@ class Broker:
     def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         return [{"queue": queue or "DLQ", "count": count}]
 
+    def contain(self, error: Exception, path: str) -> None:
+        self.contained.append((path, repr(error)))
+
     async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         self.acted.append((action, arguments))
         match arguments:
@@ -95,6 +99,8 @@ class Broker:
                 raise InUse("has consumers")
             case {"name": "later"}:
                 raise Unavailable("Kafka is away")
+            case {"name": "fault"}:
+                raise KeyError("a fault of ours")
         return {"purged": 3}
 
 
@@ -322,5 +328,29 @@ def test_an_administrator_without_the_permission_is_refused(path: str, permissio
         broker.denied = permission, address
         code, text = get(port, path)
         assert (code, f"{permission.value!r} on address {address!r}" in text) == (403, True)
+
+    served(broker, ask)
+
+
+def test_fault_of_one_request_is_contained_and_the_next_one_is_answered() -> None:
+    broker = Broker()
+
+    def ask(port: int) -> None:
+        code, answer = post(port, "/queues/purge", json.dumps({"name": "fault"}))
+        assert (code, answer) == (500, {"error": "the broker failed to answer; its log says more"})
+        assert broker.contained == [("/queues/purge", "KeyError('a fault of ours')")]
+        assert post(port, "/queues/purge", json.dumps({"name": "q"}))[0] == 200
+
+    served(broker, ask)
+
+
+@pytest.mark.parametrize("path", ["/status", "/queues", "/metrics", "/readyz"])
+def test_fault_of_a_page_is_contained(path: str) -> None:
+    broker = Broker()
+    del broker.now["queues"], broker.now["serving"]  # type: ignore[misc]
+
+    def ask(port: int) -> None:
+        code, _ = get(port, path)
+        assert (code, [where for where, _ in broker.contained]) == ((200, []) if path == "/status" else (500, [path]))
 
     served(broker, ask)

@@ -1,0 +1,334 @@
+"""Messages that a peer managed to store, also under an earlier version that checked less: they load, move and go out like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.amqp.types import Symbol
+from bascule.broker import administration, branches
+from bascule.broker.errors import RecordTooLarge
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.core.errors import TransactionRolledBack
+from bascule.core.xid import Xid
+from bascule.jms.annotate import ANNOTATION_BYTES_MAX, ORIGINAL_MESSAGE_ID, REASON, annotated
+from bascule.jms.sections import (
+    APPLICATION_PROPERTIES,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    VALUE,
+    header_bytes,
+    message_annotation,
+    places,
+    section_bytes,
+)
+from bascule.journal.branches import Ending
+from bascule.journal.records import Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
+from tests.support.faults import Faults
+from tests.unit.broker.conftest import Bench
+
+RAW = bytes((0, 0x53))
+BODY = section_bytes(VALUE, "poison")
+MIB = 1 << 20
+
+
+def raw(section: int, value: bytes) -> bytes:
+    return RAW + bytes((section,)) + value
+
+
+#: Bodies as they stand in a journal: sections that cannot be read, that no version would encode so, that are huge, or out of order.
+POISON = {
+    "header of too many fields": section_bytes(HEADER, [True, None, None, None, None, None]) + BODY,
+    "header of another type": section_bytes(HEADER, ["yes"]) + BODY,
+    "annotations cut off": raw(MESSAGE_ANNOTATIONS, b"\xd1\x00\x00\x00\x05\x00\x00\x00\x02\xa3") + BODY,
+    "annotations that are odd": raw(MESSAGE_ANNOTATIONS, b"\xc1\x02\x01\x40") + BODY,
+    "annotations of symbols beyond ASCII": raw(MESSAGE_ANNOTATIONS, b"\xc1\x06\x02\xa3\x02\xc3\xa9\x40") + BODY,
+    "annotations of text that is none": raw(MESSAGE_ANNOTATIONS, b"\xc1\x06\x02\xa3\x01a\xa1\x01\xff") + BODY,
+    "annotation with a map as key": raw(MESSAGE_ANNOTATIONS, b"\xc1\x05\x02\xc1\x01\x00\x40") + BODY,
+    "annotation with an array of booleans": raw(MESSAGE_ANNOTATIONS, b"\xc1\x09\x02\xa3\x01a\xe0\x03\x01\x56\x01") + BODY,
+    "annotation with an array of described values": raw(
+        MESSAGE_ANNOTATIONS, b"\xc1\x0d\x02\xa3\x01a\xe0\x07\x01\x00\xa3\x01x\x54\x01"
+    ) + BODY,
+    "annotation of a megabyte": section_bytes(MESSAGE_ANNOTATIONS, {Symbol("big"): "x" * MIB}) + BODY,
+    "annotations under our names": section_bytes(
+        MESSAGE_ANNOTATIONS, {Symbol("x-opt-ORIG-QUEUE"): [1], Symbol("x-opt-ORIG-ROUTING-TYPE"): {}, Symbol("x-opt-ORIG-EXPIRATION"): "x"}
+    ) + BODY,
+    "properties of too many fields": section_bytes(PROPERTIES, [None] * 14) + BODY,
+    "properties of other types": section_bytes(PROPERTIES, [True, 1, 2, 3, 4, 5, 6, 7, "never", "never", 10, 11, 12]) + BODY,
+    "properties cut off": raw(PROPERTIES, b"\xd0\x00\x00\x00\x08\x00\x00\x00\x09\xb1\x00\x00"),
+    "message id of 3 MiB": section_bytes(PROPERTIES, ["i" * 3 * MIB]) + BODY,
+    "group id of 3 MiB": section_bytes(PROPERTIES, [*[None] * 10, "g" * 3 * MIB]) + BODY,
+    "application properties of 3 MiB": section_bytes(APPLICATION_PROPERTIES, {"p": "x" * 3 * MIB}) + BODY,
+    "properties behind the body": BODY + section_bytes(PROPERTIES, ["id", *[None] * 7, 1]),
+    "unknown section": raw(0x60, b"\x40") + BODY,
+    "no descriptor": b"\xa1\x01x",
+    "nothing": b"",
+}  # fmt: skip
+
+
+class Poisoned(Bench):
+    """A broker whose journal has a poisonous message in "q" and in the subscription "sub", and a good one behind each."""
+
+    def __init__(self, body: bytes, **fields: Any) -> None:
+        self.faults = Faults()
+        super().__init__(Policy(AddressPolicy(deliveries_max=1)), errors=self.faults.errors)
+        self.fill("before")
+        self.subscription("sub", "t")
+        queue = self.queue()
+        self.broker.settle()
+        engine = self.engine
+        send = Send(SendFlag.DURABLE | SendFlag.GROUPED, 0, 4, 0, 0, 0, "q", (), (), (), None, body)._replace(**fields)
+        for at in (queue, engine.addresses.subscriptions["sub"]):
+            sequence = engine.journaling.sequence + 1
+            entry = send_entry(send._replace(address=at.address, routing=at.routing, queues=(at.id,)))
+            self.broker.log.append(b"D", encode_record(Kind.DATA, engine.journaling.epoch, sequence, entry))
+            engine.journaling.begin(engine.journaling.epoch, sequence)
+        self.fill("behind")
+        self.fill("behind", to="t")
+        self.crash()
+
+    def everywhere(self) -> int:
+        return sum(queue.held_messages for queue in self.engine.addresses.queues.values())
+
+    def look(self, seconds: int) -> None:
+        for _ in range(3):
+            self.now_ms += seconds * 1000
+            self.engine.tick()
+            self.broker.settle()
+
+
+@pytest.mark.parametrize("body", POISON.values(), ids=POISON)
+def test_poisonous_message_loads_and_goes_to_a_consumer_with_the_good_ones(body: bytes) -> None:
+    bench = Poisoned(body)
+    for queue in (bench.queue(), bench.engine.addresses.subscriptions["sub"]):
+        receiver = bench.consumer(queue)
+        assert body in [bench.engine.bodies.read(message) for message in receiver.messages]
+        bench.acknowledge(receiver)
+        bench.broker.settle()
+    assert bench.everywhere() == 0
+    assert bench.faults.contained == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at work", "after a restart"])
+@pytest.mark.parametrize("body", POISON.values(), ids=POISON)
+def test_poisonous_message_is_dead_lettered_and_returned(body: bytes, again: bool) -> None:
+    bench = Poisoned(body)
+    receiver = bench.consumer()
+    for message in receiver.messages:
+        bench.engine.reject(receiver.consumer, message)
+    bench.broker.settle()
+    if again:
+        bench.crash()
+    held = bench.everywhere()
+    dead = bench.queue("DLQ")
+    assert (dead.held_messages, bench.queue().held_messages) == (3, 0)
+    assert [administration.dead_letter(bench.engine, message)["bytes"] for message in dead.waiting()]
+    for progress in administration.return_dead_letters(bench.engine, dead):
+        assert progress.done + sum(progress.left.values()) <= 3
+    bench.broker.settle()
+    assert bench.everywhere() == held
+    assert dead.held_messages <= 1
+    bench.crash()
+    assert bench.everywhere() == held
+    assert [kind for kind, _ in bench.faults.contained] == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at work", "after a restart"])
+@pytest.mark.parametrize("body", POISON.values(), ids=POISON)
+def test_poisonous_message_expires_and_is_moved_by_an_administrator(body: bytes, again: bool) -> None:
+    bench = Poisoned(body, expiry_ms=1)
+    bench.look(60)
+    if again:
+        bench.crash()
+    expired = bench.queue("ExpiryQueue")
+    assert expired.held_messages == 2
+    for _ in administration.move(bench.engine, expired, "elsewhere"):
+        pass
+    bench.broker.settle()
+    bench.crash()
+    assert bench.queue("elsewhere").held_messages == 2
+    assert bench.everywhere() == 5
+    assert bench.faults.contained == []
+
+
+@pytest.mark.parametrize("body", POISON.values(), ids=POISON)
+def test_poisonous_message_is_matched_by_selectors_and_taken_by_a_branch(body: bytes) -> None:
+    bench = Poisoned(body)
+    picky = bench.consumer(selector="JMSMessageID = 'x' AND a = 'x' AND JMSXGroupID = 'g'")
+    assert picky.messages == []
+    bench.engine.detach(picky.consumer)
+    receiver = bench.consumer()
+    transaction = bench.engine.begin(b"1")
+    for message in receiver.messages:
+        bench.engine.acknowledge_in(transaction, receiver.consumer, message)
+    branches.prepare(bench.engine, transaction, Xid(1, b"a", b"b"), "client", lambda _: None)
+    bench.broker.settle()
+    bench.crash()
+    branches.end(bench.engine, Xid(1, b"a", b"b"), Ending.ROLLED_BACK, lambda: None)
+    bench.broker.settle()
+    assert bench.everywhere() == 5
+    assert bench.faults.contained == []
+
+
+def test_subscription_whose_name_has_half_of_a_surrogate_pair_is_loaded_and_its_messages_expire() -> None:
+    bench = Bench(Policy())
+    content = {
+        "id": 77, "name": "client.\ud800", "address": "t", "routing": 1, "selector": "", "no_local": "\ud800", "subscription": "\ud800",
+    }  # fmt: skip
+    engine = bench.engine
+    record = encode_record(Kind.STATE, engine.journaling.epoch, engine.journaling.sequence + 1, json_entry(Op.QUEUE_CREATED, content))
+    bench.broker.log.append(b"S", record)
+    bench.crash()
+    assert list(bench.engine.addresses.subscriptions) == ["client.\\ud800"]
+    bench.fill("short", to="t", ttl_ms=1)
+    for _ in range(3):
+        bench.now_ms += 60_000
+        bench.engine.tick()
+        bench.broker.settle()
+    (message,) = bench.queue("ExpiryQueue").waiting()
+    assert message_annotation(bench.engine.bodies.read(message), "x-opt-ORIG-QUEUE") == "client.\\ud800"
+
+
+def test_subscription_whose_selector_no_version_compiles_any_more_takes_nothing_and_disturbs_nobody() -> None:
+    faults = Faults()
+    bench = Bench(Policy(), errors=faults.errors)
+    bench.subscription("bad", "t", selector="x = ")
+    good = bench.subscription("good", "t")
+    bench.broker.settle()
+    bench.crash()
+    bench.fill("a", to="t")
+    assert bench.sender.accepted_tokens == ["a"]
+    assert [queue.held_messages for queue in bench.engine.addresses.subscriptions.values()] == [0, 1]
+    assert good.name == "good"
+    assert len(faults.contained) == 1
+
+
+# -- what a move adds --------------------------------------------------------------------------------------------------------
+
+
+def test_move_copies_the_senders_sections_byte_by_byte() -> None:
+    annotations = raw(MESSAGE_ANNOTATIONS, b"\xd1\x00\x00\x00\x0c\x00\x00\x00\x02\xa3\x01a\xe0\x03\x01\x56\x01")
+    properties = raw(PROPERTIES, b"\xd0\x00\x00\x00\x07\x00\x00\x00\x01\xa1\x01i")
+    moved = annotated(header_bytes(durable=True) + annotations + properties + BODY, {REASON: "expired"})
+    assert b"\xa3\x01a\xe0\x03\x01\x56\x01" in moved
+    assert properties + BODY in moved
+    assert message_annotation(moved, REASON) == "expired"
+    assert message_annotation(moved, ORIGINAL_MESSAGE_ID) == "i"
+    assert message_annotation(annotated(moved, {}), REASON) is None
+
+
+def test_move_gives_up_the_expiry_time_and_keeps_what_is_around_it() -> None:
+    fields = ["i", b"u", "to", "s", "r", "c", Symbol("text"), None, 12, 13, "g", None, None]
+    moved = annotated(section_bytes(PROPERTIES, fields) + BODY, {})
+    assert moved == header_bytes(durable=False) + section_bytes(PROPERTIES, [*fields[:8], None, *fields[9:]]) + BODY
+
+
+@pytest.mark.parametrize(("size", "copied"), [(ANNOTATION_BYTES_MAX - 5, True), (ANNOTATION_BYTES_MAX - 4, False)])
+def test_message_id_is_copied_into_an_annotation_up_to_a_size(size: int, copied: bool) -> None:
+    moved = annotated(section_bytes(PROPERTIES, ["i" * size]) + BODY, {REASON: "expired"})
+    assert (message_annotation(moved, ORIGINAL_MESSAGE_ID) == "i" * size) is copied
+    assert message_annotation(moved, REASON) == "expired"
+
+
+def test_annotations_that_are_moved_on_stay_within_what_every_peer_reads() -> None:
+    body = section_bytes(MESSAGE_ANNOTATIONS, {Symbol(f"k{number}"): number for number in range(200)}) + BODY
+    for _ in range(3):
+        body = annotated(body, {REASON: "expired", "x-opt-ORIG-ADDRESS": "q"})
+    assert [section for section, _, _ in places(body)] == [HEADER, MESSAGE_ANNOTATIONS, VALUE]
+    assert message_annotation(body, "k199") == 199
+
+
+# -- what the journal has no room for ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow(policy: Policy) -> Bench:
+    """A broker whose journal takes records of 20,000 bytes."""
+    bench = Bench(policy, errors=Faults().errors)
+    bench.engine.journaling.record_bytes_max = 20_000
+    bench.engine.local_transactions.bytes_max = 10_000
+    return bench
+
+
+def test_message_that_no_record_has_room_for_with_annotations_of_its_move_goes_without_them(narrow: Bench) -> None:
+    narrow.fill("x" * 18_000)
+    assert len(narrow.encode("x" * 18_000)) < 20_000
+    receiver = narrow.consumer()
+    narrow.queue("DLQ")
+    narrow.broker.settle()
+    narrow.engine.journaling.record_bytes_max = len(narrow.encode("x" * 18_000)) + 1024 + 100
+    narrow.engine.reject(receiver.consumer, receiver.messages[0])
+    narrow.broker.settle()
+    (dead,) = narrow.queue("DLQ").waiting()
+    assert narrow.engine.bodies.read(dead) == narrow.encode("x" * 18_000)
+
+
+def test_message_that_no_record_has_room_for_any_more_waits_in_its_queue(narrow: Bench) -> None:
+    narrow.fill("x" * 18_000, "small")
+    receiver = narrow.consumer()
+    narrow.queue("DLQ")
+    narrow.broker.settle()
+    narrow.engine.journaling.record_bytes_max = 10_000
+    for message in receiver.messages:
+        narrow.engine.reject(receiver.consumer, message)
+    narrow.broker.settle()
+    assert narrow.waiting(narrow.queue("DLQ")) == ["small"]
+    assert narrow.queue().held_messages == 1
+    narrow.crash()
+    assert narrow.queue().held_messages == 1
+
+
+def test_commit_that_grows_too_large_by_new_subscriptions_is_rolled_back(narrow: Bench) -> None:
+    transaction = narrow.engine.begin(b"1")
+    for number in range(20):
+        narrow.put(number, to="t", transaction=transaction, message_id=str(number))
+    for number in range(300):
+        narrow.subscription(f"s{number}", "t")
+    narrow.broker.settle()
+    outcome: list[Any] = []
+    narrow.engine.commit(transaction, outcome.append)
+    narrow.broker.settle()
+    (error,) = outcome
+    assert isinstance(error, TransactionRolledBack)
+    assert isinstance(error.cause, RecordTooLarge)
+    assert sum(queue.held_messages + queue.incoming for queue in narrow.engine.addresses.queues.values()) == 0
+    narrow.fill("after", to="t")
+    assert narrow.sender.accepted_tokens[-1] == "after"
+
+
+def test_branch_that_grows_too_large_by_new_subscriptions_stays_prepared_until_it_fits(narrow: Bench) -> None:
+    xid, engine = Xid(1, b"a", b"b"), narrow.engine
+    transaction = engine.begin(b"1")
+    for number in range(20):
+        narrow.put(number, to="t", transaction=transaction, message_id=str(number))
+    branches.prepare(engine, transaction, xid, "client", lambda _: None)
+    queues = [narrow.subscription(f"s{number}", "t") for number in range(300)]
+    narrow.broker.settle()
+    with pytest.raises(RecordTooLarge):
+        branches.end(engine, xid, Ending.COMMITTED, lambda: None)
+    for queue in queues[1:]:
+        engine.delete_queue(queue)
+    ended: list[str] = []
+    branches.end(engine, xid, Ending.COMMITTED, lambda: ended.append("committed"))
+    narrow.broker.settle()
+    assert (ended, queues[0].held_messages) == (["committed"], 20)
+
+
+def test_addresses_beyond_ascii_count_as_the_bytes_that_they_have_in_the_journal(narrow: Bench) -> None:
+    transaction = narrow.engine.begin(b"1")
+    for _ in range(4):
+        narrow.put("x", to="\U0001f40c" * 1000, transaction=transaction)
+    outcome: list[Any] = []
+    narrow.engine.commit(transaction, outcome.append)
+    assert isinstance(outcome[0], TransactionRolledBack)
+    assert "commit more often" in str(outcome[0])
+
+
+def test_move_to_a_queue_that_may_not_be_made_loses_no_message() -> None:
+    bench = Bench(Policy(AddressPolicy(auto_create=False), (("q", {"auto_create": True}),)), errors=Faults().errors)
+    bench.fill("a", "b")
+    with pytest.raises(Exception, match="not made by asking"):
+        administration.move(bench.engine, bench.queue(), "elsewhere")
+    assert bench.waiting(bench.queue()) == ["a", "b"]

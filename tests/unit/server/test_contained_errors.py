@@ -1,0 +1,105 @@
+"""What goes wrong with one client's connection, link or request reaches no other client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.amqp.events import ConnectionClosed, Dispositioned
+from bascule.amqp.performatives import Accepted, Error, Rejected
+from bascule.amqp.types import Symbol
+from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.core.errors import BasculeError
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.server.uncaught import LINES_PER_S, ErrorLog
+from bascule.testing.broker import message_bytes
+from tests.unit.server.served import Client, Served, run_async
+
+
+class Unsayable(Rejected):
+    """An outcome that cannot be encoded."""
+
+    def __init__(self) -> None:
+        super().__init__(Error(Symbol("é"), "text"))
+
+
+@run_async
+async def test_answer_that_cannot_be_encoded_ends_its_own_connection_and_the_others_are_answered() -> None:
+    served = Served()
+    bad, good = Client(served, "bad"), Client(served, "good")
+    sender, other = bad.producer("q"), good.producer("q")
+    sender.send(message_bytes("x"))
+    other.send(message_bytes("y"))
+    bad.say()
+    (link,) = bad.connection.client.links
+    link.settle(0, Unsayable())  # goes out with the next write
+    bad.connection.touch()
+    good.say()
+    served.broker.settle()
+    served.send_output()
+    served.settle(good)
+    assert bad.wire.aborted
+    assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
+    assert [event.state for event in good.told(Dispositioned)] == [Accepted()]
+    bad.connection.connection_lost(None)
+    assert list(served.connections) == [good.connection]
+
+
+@run_async
+async def test_fault_in_the_clock_of_a_connection_ends_that_connection() -> None:
+    served = Served()
+    client, other = Client(served, "one"), Client(served, "other")
+    client.connection.amqp._received_s = "never"  # type: ignore[assignment]
+    client.connection._ticking()
+    assert client.wire.aborted
+    assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
+    other.producer("q").send(message_bytes("y"))
+    served.settle(other)
+    assert [event.state for event in other.told(Dispositioned)] == [Accepted()]
+
+
+@run_async
+async def test_fault_in_the_release_of_one_link_keeps_no_other_link_from_its_release() -> None:
+    served = Served()
+    served.fill("q", 2)
+    served.fill("p", 2)
+    client = Client(served)
+    for name in ("q", "p"):
+        client.consumer(name, 2, name=name)
+    (first, _) = client.connection.client.links
+    first.context.consumer.unacked = None
+    client.connection.connection_lost(None)
+    assert [kind for kind, _ in served.contained] == [ErrorKind.LINK]
+    assert served.engine.queue("p").waiting_count == 2
+
+
+@run_async
+async def test_fault_of_a_management_request_refuses_the_request_alone() -> None:
+    class Faulty:
+        def authorize(self, user: str, permission: Permission, address: str) -> None:
+            if address == "answers":
+                raise ZeroDivisionError("a fault of ours")
+
+    served = Served()
+    client = Client(served)
+    link = client.producer(MANAGEMENT_ADDRESS)
+    client.connection.client._permissions = Faulty()
+    link.send(encode_message(JmsMessage(reply_to="answers", reply_to_kind="queue", body_kind="message")))
+    served.settle(client)
+    (event,) = client.told(Dispositioned)
+    state: Any = event.state
+    assert state.error.condition == BasculeError.condition
+    assert client.told(ConnectionClosed) == []
+    assert [kind for kind, _ in served.contained] == [ErrorKind.REQUEST]
+
+
+def test_contained_errors_are_logged_with_their_place_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    errors = ErrorContainment(ErrorLog().write)
+    for number in range(3 * LINES_PER_S):
+        errors.contain(ErrorKind.MOVE, ValueError(number), queue="q")
+    assert errors.counts == {ErrorKind.MOVE: 3 * LINES_PER_S}
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "error contained kind=move error=ValueError(0) queue=q"
+    assert LINES_PER_S <= len(lines) <= 2 * LINES_PER_S + 1
