@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from bascule.broker.errors import BranchBusy, BranchExists, BranchForced, ResourceLimit, UnknownBranch, UnknownTransaction
+from bascule.broker.errors import (
+    BranchBusy,
+    BranchExists,
+    BranchForced,
+    JournalUnavailable,
+    ResourceLimit,
+    UnknownBranch,
+    UnknownTransaction,
+)
 from bascule.broker.message import BrokerMessage, stored_group
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
@@ -277,7 +285,7 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
     if branch.ending is not None:
         raise BranchBusy(f"branch {xid} is being {_said(branch.ending)}")
     if engine.stalled is not None:
-        raise engine.stalled
+        raise JournalUnavailable(str(engine.stalled))  # not the same error again and again: each time its frames would be kept
     crash.point("branch.end.before")
     ended = Ended(xid, ending, engine.clock())
     entry = ended_entry(*ended)

@@ -39,7 +39,7 @@ IN_FLIGHT_COPIES: Final = 2
 
 #: Producers wait from this part of the limit on, and until no more than the second part is used: a gap, so that they do not alternate.
 BLOCK_AT: Final = 0.8
-FREE_AT: Final = 0.7
+FREE_AT: Final = 0.75
 #: What one part may take of the limit. Bodies go to the spill files beyond it, transactions are refused.
 BODIES_SHARE: Final = 0.25
 TRANSACTIONS_SHARE: Final = 0.25
@@ -172,8 +172,12 @@ class MemoryAccount:
         return bool(self._waiting)
 
     def credit(self, wanted: int) -> int:
-        """Messages that one producer may have on their way, ``wanted`` at most, 1 at least: all producers share what is kept for them."""
-        return max(1, min(wanted, self.credit_max // max(1, self.producers)))
+        """Messages that one producer may have on their way, ``wanted`` at most, 1 at least.
+
+        All producers share what has room before they are blocked, and no more than ``credit_max``, which has room after that.
+        """
+        room = min(self.credit_max, (self.block_at_bytes - self.used_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES))
+        return max(1, min(wanted, room // max(1, self.producers)))
 
     def refusal(self) -> ResourceLimit:
         """The answer to what has no room while producers are blocked."""

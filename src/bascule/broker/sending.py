@@ -104,10 +104,11 @@ class Sending:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
             duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
-            if scan.durable and self.stalled is not None and transaction is None and not self._known(address, duplicate_ids):
-                raise self.stalled
-            if self.memory.blocked and not self._known(address, duplicate_ids):
-                self._check_memory(transaction)
+            if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
+                refusal = self._refusal(scan.durable, transaction)
+                if refusal is not None:
+                    port.refused(token, refusal)
+                    return
             route = self.addresses.route(address, routing)
             if route.limited:
                 self._make_room(route, address, duplicate_ids)
@@ -135,17 +136,20 @@ class Sending:
         else:
             port.accepted(token)
 
-    def _check_memory(self, transaction: LocalTransaction | None) -> None:
-        """Whether a message is taken while producers are blocked: one whose producer had credit is, a transaction's is not.
+    def _refusal(self, durable: bool, transaction: LocalTransaction | None) -> BasculeError | None:
+        """Why a message cannot be taken now: the journal takes no more, or memory is short.
 
-        Bodies of a transaction cannot go to the spill files. Raises MemoryLow, or what the transaction is doomed by.
+        While producers are blocked, a message whose producer had credit is taken. A message in a transaction is not, because its body
+        cannot go to the spill files. The error is not raised: one that is raised again and again keeps the frames of each time, and with
+        them the messages.
         """
-        if transaction is not None:
-            if transaction.doomed is None:
-                self._transactions.doom(transaction, self.memory.refusal())
-            raise transaction.doomed or self.memory.refusal()
-        if self.memory.exhausted:
-            raise self.memory.refusal()
+        if transaction is None:
+            if durable and self.stalled is not None:
+                return self.stalled
+            return self.memory.refusal() if self.memory.blocked and self.memory.exhausted else None
+        if self.memory.blocked and transaction.doomed is None:
+            self._transactions.doom(transaction, self.memory.refusal())
+        return transaction.doomed if self.memory.blocked else None
 
     def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...]) -> None:
         """For a message to queues with limits. Raises QueueFull. A producer that was to wait had its credit before the queue was full."""

@@ -8,6 +8,7 @@ import pytest
 
 from bascule.broker import memory
 from bascule.broker.branches import prepare
+from bascule.broker.errors import JournalUnavailable
 from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
 from bascule.broker.policy import Policy
 from bascule.core.errors import TransactionRolledBack
@@ -172,6 +173,21 @@ def test_a_send_of_a_transaction_is_refused_while_producers_are_blocked_and_the_
     assert small.queue().held_messages == held
 
 
+def test_an_error_that_refuses_message_after_message_keeps_none_of_them(small: Bench) -> None:
+    small.queue()
+    transaction = small.engine.begin(b"1")
+    small.engine.memory.shortage = "the disk is full"
+    small.engine.stalled = JournalUnavailable("Kafka is away")
+    small.broker.settle()
+    small.sender.answers.clear()
+    for number in range(3):
+        small.put(BODY + b"%d" % number, transaction=transaction)
+        small.put(BODY + b"%d" % number)
+    for _, error in small.sender.answers:
+        assert error is not None
+        assert error.__traceback__ is None, "the frames of each send, and with them the messages"
+
+
 def test_a_transaction_without_sends_is_committed_while_producers_are_blocked(small: Bench) -> None:
     outcome: list[Any] = []
     fill_up(small)
@@ -249,6 +265,8 @@ def test_all_producers_share_the_credit_for_which_memory_has_room() -> None:
     account = MemoryAccount(1 << 20)
     account.producers = 1
     assert 100 < account.credit(1000) < 1000
+    account.bodies_bytes = account.block_at_bytes * 9 // 10
+    assert account.credit(1000) < 200, "less and less, the nearer the limit is"
     account.producers = 10_000
     assert account.credit(1000) == 1
     assert MemoryAccount(1 << 30).credit(1000) == 1000

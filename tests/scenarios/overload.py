@@ -1,0 +1,156 @@
+"""Clients that want more than a broker has memory for, and a canary that says whether it serves others meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bascule.amqp.connection import Connection
+from bascule.amqp.performatives import Role, Source, Target
+from bascule.amqp.sasl import AnonymousClient, SaslClient
+from bascule.client import Acknowledge, Queue, TimedOut, TransactionRolledBack, connect
+from bascule.core.errors import BasculeError
+from tests.support.system import System
+from tests.support.usage import memory_mib
+
+BODY = "x" * 1024
+LARGE_BODY = "x" * 100_000
+#: Of one transaction: together a quarter of 64 MiB and more.
+LARGE_MESSAGES = 200
+#: A client looks so often whether it is to end.
+LOOK_S = 0.5
+SOON_S = 30.0
+
+
+@dataclass
+class Figures:
+    """What was seen."""
+
+    sent: int = 0
+    received: int = 0
+    round_trips: int = 0
+    longest_gap_s: float = 0.0
+    blocked_seen: int = 0
+    idle_mib: float = 0.0
+    peak_mib: float = 0.0
+    normal_after_s: float = 0.0
+    refused: int = 0  # transactions
+    refusal: str = ""  # of the last of them
+
+
+class Overload:
+    """Clients in threads, from ``start`` to ``stop``."""
+
+    def __init__(self, system: System, queue: str) -> None:
+        self.system = system
+        self.queue = Queue(queue)
+        self.figures = Figures(idle_mib=memory_mib(system.broker.pid))
+        self._canary_queue = Queue(f"{queue}.canary")
+        self._over = threading.Event()
+        self._load_over = threading.Event()
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        self._errors: list[Exception] = []
+
+    def start(self, client: Callable[[threading.Event], None], *, load: bool = True) -> None:
+        """Run a client until its event is set: that of the load, or that of all."""
+        over = self._load_over if load else self._over
+
+        def run() -> None:
+            try:
+                client(over)
+            except Exception as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append((thread, over))
+        thread.start()
+
+    def end_load(self) -> None:
+        """End the load; the canary and the consumers go on."""
+        self._end(self._load_over)
+
+    def stop(self) -> None:
+        """End all, and raise what went wrong."""
+        self._end(self._load_over)
+        self._end(self._over)
+        if self._errors:
+            raise self._errors[0]
+
+    def _end(self, over: threading.Event) -> None:
+        over.set()
+        for thread, its in self._threads:
+            if its is over:
+                thread.join(SOON_S)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def produce(self, over: threading.Event) -> None:
+        """Send as fast as the broker gives credit."""
+        with suppress(BasculeError), connect(self.system.url) as context:  # the end of a send that waits for credit is no orderly one
+            producer = context.producer(self.queue, persistent=False)
+            while not over.is_set():
+                with suppress(BasculeError):
+                    producer.send_async(BODY, timeout_s=LOOK_S)
+                    self.figures.sent += 1
+
+    def consume(self, pause_s: float) -> Callable[[threading.Event], None]:
+        """A consumer that takes so long for each message."""
+
+        def client(over: threading.Event) -> None:
+            with connect(self.system.url) as context, context.consumer(self.queue, prefetch=10) as consumer:
+                while not over.wait(pause_s):
+                    self.figures.received += consumer.receive(LOOK_S) is not None
+
+        return client
+
+    def transact(self, over: threading.Event) -> None:
+        """Send more in one transaction than memory has room for, and then try to commit it; again and again."""
+        with suppress(BasculeError), connect(self.system.url) as connection:
+            context = connection.create_context(Acknowledge.TRANSACTED)
+            producer = context.producer(Queue(f"{self.queue.name}.transactions"))
+            while not over.is_set():
+                with suppress(TimedOut):  # it has no credit
+                    for _ in range(LARGE_MESSAGES):
+                        producer.send(LARGE_BODY, timeout_s=LOOK_S)
+                try:
+                    context.commit(timeout_s=SOON_S)
+                except TransactionRolledBack as error:
+                    self.figures.refused += 1
+                    self.figures.refusal = str(error)
+
+    def hang(self, over: threading.Event) -> None:
+        """A consumer with much credit that reads nothing."""
+        client = Connection(Role.CLIENT, container_id=f"hung-{threading.get_ident()}", sasl=SaslClient([AnonymousClient()]))
+        client.open()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", self.system.port))
+            link = client.begin().attach_receiver("consumer", Source(self.queue.name), Target())
+            while not link.attached:
+                sock.sendall(client.data_to_send())
+                client.receive(sock.recv(65536), time.monotonic())
+            link.flow(50_000)
+            sock.sendall(client.data_to_send())
+            over.wait()
+
+    def canary(self, over: threading.Event) -> None:
+        """Send a persistent message and receive it, again and again."""
+        with connect(self.system.url) as context, context.consumer(self._canary_queue) as consumer:
+            producer = context.producer(self._canary_queue)
+            while not over.wait(0.1):
+                begun_s = time.monotonic()
+                producer.send("canary", timeout_s=SOON_S)
+                assert consumer.receive(SOON_S) is not None
+                self.figures.round_trips += 1
+                self.figures.longest_gap_s = max(self.figures.longest_gap_s, time.monotonic() - begun_s)
+
+    def look(self, over: threading.Event) -> None:
+        """See what the broker says of its memory."""
+        while not over.wait(0.1):
+            memory = self.system.status()["memory"]
+            self.figures.blocked_seen += bool(memory["blocked"])
+            self.figures.peak_mib = max(self.figures.peak_mib, memory_mib(self.system.broker.pid))

@@ -1,0 +1,83 @@
+"""More than memory has room for: producers wait, transactions are refused, all others are served, and memory stays bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from bascule.core.log import get_log
+from bascule.embedded.kafka import EmbeddedKafka
+from tests.scenarios.overload import SOON_S, Figures, Overload
+from tests.support.system import System, wait_for
+
+log = get_log(__name__)
+
+#: What a process takes beyond its account: the allocator, and what a turn of the loop needs in passing.
+BEYOND_MIB = 64
+#: Of the canary on a machine that may be busy with other tests; the figure is in docs/guarantees.md.
+GAP_S = 10.0
+CONFIG = """
+[broker]
+memory_bytes = "{memory_mib} MiB"
+spill_bytes = "64 MiB"
+session_timeout_s = 30
+"""
+
+
+def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
+    """Producers ten times as fast as consumers, consumers that do not read, large open transactions; until all is normal again."""
+    with System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG.format(memory_mib=memory_mib)) as system:
+        load = Overload(system, f"{prefix}.load")
+        try:
+            load.start(load.canary, load=False)
+            load.start(load.look, load=False)
+            load.start(load.consume(0.002), load=False)
+            load.start(load.transact)
+            load.start(load.transact)
+            wait_for(lambda: load.figures.refused, "a transaction to be refused")
+            for client in (load.produce, load.produce, *(load.hang,) * hung):
+                load.start(client)
+            begun_s = time.monotonic()
+            wait_for(lambda: load.figures.blocked_seen and time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
+            load.end_load()
+            ended_s = time.monotonic()
+            for _ in range(2):
+                load.start(load.consume(0), load=False)
+            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to go on", 4 * SOON_S)
+            load.figures.normal_after_s = time.monotonic() - ended_s
+            round_trips = load.figures.round_trips
+            wait_for(lambda: load.figures.round_trips > round_trips, "the canary")
+        finally:
+            load.stop()
+        said = system.broker.said()
+        assert "producers blocked" in said
+        assert "producers go on" in said
+        assert "Traceback" not in said
+    return load.figures
+
+
+def check(figures: Figures, memory_mib: int) -> None:
+    log.info("overload", **dataclasses.asdict(figures))
+    assert figures.peak_mib < figures.idle_mib + memory_mib + BEYOND_MIB
+    assert figures.round_trips > 5
+    assert figures.longest_gap_s < GAP_S
+    assert "amqp:resource-limit-exceeded" in figures.refusal
+
+
+def test_under_overload_producers_wait_others_are_served_and_memory_is_bounded(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
+) -> None:
+    check(overload(kafka, tmp_path, topic_prefix, 8, load_s=3, hung=2), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_under_overload_for_two_minutes_producers_wait_others_are_served_and_memory_is_bounded(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
+) -> None:
+    load_s = float(os.environ.get("BASCULE_OVERLOAD_S", "120"))
+    check(overload(kafka, tmp_path, topic_prefix, 64, load_s=load_s, hung=20), 64)
