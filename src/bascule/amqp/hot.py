@@ -17,6 +17,8 @@ from bascule.amqp.composite import encode_composite as _encode
 from bascule.amqp.errors import DecodeError
 from bascule.amqp.performatives import Accepted, Disposition, Flow, Released, Transfer
 from bascule.amqp.types import Described, UInt, ULong
+from bascule.core import caches
+from bascule.core.caches import PeerCache
 
 FLOW, TRANSFER, DISPOSITION = Flow.CODE, Transfer.CODE, Disposition.CODE
 
@@ -27,6 +29,8 @@ _u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 #: Different ends of frames remembered: each transaction adds one or two, and lasts for some frames only.
 _TAILS_REMEMBERED: Final = 256
 _TAIL_SIZE_BYTES_MAX: Final = 255
+#: What such an end takes with all that is decoded from it, at most.
+_TAIL_ENTRY_BYTES: Final = 8192
 
 
 class TransferFrame(NamedTuple):
@@ -96,6 +100,7 @@ class _Tails(dict[bytes, T]):
     def __init__(self, read: Callable[[bytes], T]) -> None:
         super().__init__()
         self._read = read
+        caches.add(PeerCache(self.__len__, _TAIL_ENTRY_BYTES, self.clear))
 
     def __missing__(self, octets: bytes) -> T:
         if len(octets) > _TAIL_SIZE_BYTES_MAX:

@@ -6,11 +6,11 @@ import enum
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Set
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from bascule.broker.schedule import Schedule
+from bascule.core.caches import peer_cache
 from bascule.core.defaults import DUPLICATE_WINDOW_COUNT, DUPLICATE_WINDOW_S
 from bascule.journal.records import DIGEST_SIZE
 
@@ -40,7 +40,7 @@ class DuplicateViolation(enum.StrEnum):
     REPEATS_ADMITTED = "repeated sends are taken for new messages"
 
 
-@lru_cache(maxsize=1024)
+@peer_cache(entries=1024, entry_bytes=4096)
 def _begun(address: str, scope: str) -> blake2b:
     return blake2b(f"{len(address)} {address} {len(scope)} {scope} ".encode(), digest_size=DIGEST_SIZE)
 

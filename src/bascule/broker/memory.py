@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from bascule.broker.errors import ResourceLimit
+from bascule.core import caches
 from bascule.core.defaults import MEMORY_BYTES
 
 if TYPE_CHECKING:
@@ -200,5 +201,5 @@ def measure(engine: Engine) -> dict[MemoryPart, int]:
         MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: len(addresses.queues) * QUEUE_BYTES + in_views * VIEW_ENTRY_BYTES,
-        MemoryPart.CACHES: addresses.routes_kept * ROUTE_BYTES,
+        MemoryPart.CACHES: addresses.routes_kept * ROUTE_BYTES + caches.kept_bytes(),
     }

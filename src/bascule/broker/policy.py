@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Final
 
 from bascule.broker.duplicates import WINDOW_COUNT, WINDOW_MS
+from bascule.core.caches import peer_cache
 from bascule.core.defaults import (
     AUTO_DELETE_AFTER_S,
     DEAD_LETTER_ADDRESS,
@@ -109,7 +109,7 @@ class Policy:
         return id(self)
 
 
-@lru_cache(maxsize=10_000)
+@peer_cache(entries=10_000, entry_bytes=2048)
 def _settings(policy: Policy, address: str) -> AddressPolicy:
     settings = policy.defaults
     for pattern, overrides in sorted(policy.rules, key=lambda rule: _specificity(rule[0])):

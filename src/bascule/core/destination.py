@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from functools import lru_cache
+
+from bascule.core.caches import peer_cache
 
 #: An address stands in every record of a message, and its length there in two bytes; nobody types one as long as this.
 ADDRESS_MAX = 1000
@@ -17,7 +18,7 @@ class Routing(enum.IntEnum):
     MULTICAST = 1  # a JMS topic
 
 
-@lru_cache(maxsize=1024)
+@peer_cache(entries=1024, entry_bytes=16_384)
 def _compiled(pattern: str) -> re.Pattern[str]:
     out: list[str] = []
     for position, word in enumerate(pattern.split(".")):

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
 from bascule.amqp.codec import decode, encode
 from bascule.amqp.errors import DecodeError, EncodeError
 from bascule.amqp.types import Byte, Symbol, Timestamp, UInt
+from bascule.core.caches import peer_cache
 from bascule.core.errors import InvalidInput
 from bascule.jms.ids import amqp_id, correlation_id_text, message_id_text
 from bascule.jms.sections import (
@@ -178,7 +178,7 @@ def _facts(header: tuple[bool, int, int, bool, int], annotations: Mapping[str, A
     )
 
 
-@lru_cache(maxsize=256)
+@peer_cache(entries=256, entry_bytes=16_384, length_max=1024)
 def _annotations(encoded: bytes) -> Mapping[str, Any]:
     """The annotations, read only. A sender's are mostly the same for all its messages."""
     annotations, _ = decode(encoded)

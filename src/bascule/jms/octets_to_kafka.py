@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from bascule.amqp.codec import decode
+from bascule.core.caches import peer_cache
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers
@@ -103,7 +104,7 @@ def _head_end(data: bytes) -> int:
     return at
 
 
-@lru_cache(maxsize=1024)
+@peer_cache(entries=1024, entry_bytes=16_384, length_max=1024)
 def _head(octets: bytes) -> _Head | None:
     message = decode_message(octets)
     # A time to live or a delay counts from a time that stands elsewhere.
@@ -195,7 +196,7 @@ def _name(name: bytes, code: int) -> str:
     return _other(name, sample)[0]
 
 
-@lru_cache(maxsize=16_384)
+@peer_cache(entries=16_384, entry_bytes=2048, length_max=256)
 def _other(name: bytes, encoded: bytes) -> Pair:
     value, _ = decode(encoded)
     return kafka_headers(JmsMessage(properties={name.decode(): value}))[-1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Container, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from bascule.amqp.codec import (
@@ -31,6 +30,7 @@ from bascule.amqp.codec import (
 )  # fmt: skip
 from bascule.amqp.errors import DecodeError
 from bascule.amqp.types import Int, UByte, UInt, ULong
+from bascule.core.caches import peer_cache
 from bascule.core.errors import InvalidInput
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
@@ -303,7 +303,7 @@ def _milliseconds(data: bytes, position: int) -> int:
     return max(0, int(value))
 
 
-@lru_cache(maxsize=1024)
+@peer_cache(entries=1024, entry_bytes=512)
 def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
     """The fields of a header section. Senders repeat themselves, so most headers have been read before."""
     fields, _ = decode(encoded)
@@ -367,7 +367,7 @@ def _typed(data: bytes, position: int, kind: type) -> Any:
     return value
 
 
-@lru_cache(maxsize=4096)
+@peer_cache(entries=4096, entry_bytes=512)
 def header_bytes(
     durable: bool, priority: int = DEFAULT_PRIORITY, ttl_ms: int = 0, first_acquirer: bool = False, delivery_count: int = 0
 ) -> bytes:

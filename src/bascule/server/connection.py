@@ -23,6 +23,7 @@ from bascule.broker.errors import QueueFull, RequestFailed, ResourceLimit
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import QueueConsumer
 from bascule.broker.transactions import LocalTransaction
+from bascule.core.caches import forget_peers
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
@@ -215,6 +216,7 @@ class ClientConnection(asyncio.Protocol):
         self.client.release(failed=not self.amqp.closed)
         for session in self.amqp.sessions.values():
             session.on_connection_end()  # nothing is kept for it
+        forget_peers()
         self.server.dispatch()
 
     @property

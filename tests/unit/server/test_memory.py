@@ -12,6 +12,7 @@ from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target, Transfer
 from bascule.broker.memory import MemoryPart
+from bascule.core.caches import kept_bytes
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server.connection import WRITE_BUFFER_BYTES
 from bascule.server.memory import UNREAD_S, MemoryWatch
@@ -107,6 +108,18 @@ async def test_what_a_client_had_begun_to_send_is_not_kept_when_it_is_gone(spill
     client.connection.connection_lost(None)
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.PARTIAL] == 0
+
+
+@run_async
+async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served, "a client with a name")
+    client.producer("q").send(message_bytes("x", message_id="ID:1"))
+    client.consumer("q", credit=1)
+    served.settle(client)
+    assert kept_bytes() > 0
+    client.connection.connection_lost(None)
+    assert kept_bytes() == 0
 
 
 @run_async

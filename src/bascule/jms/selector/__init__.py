@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
+from bascule.core.caches import peer_cache
 from bascule.jms.selector.errors import SelectorError
 from bascule.jms.selector.evaluate import Evaluator, Lookup, evaluator
 from bascule.jms.selector.nodes import Identifier
@@ -13,9 +13,11 @@ from bascule.jms.selector.parser import parse
 __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
 #: Compiled selectors that are kept: a program uses few, and each attach of a consumer asks again.
-_CACHE_SIZE = 1024
-#: Longer ones are not: compiled, they take 150 times their length, and a client may ask for any number.
-_CACHED_LENGTH_MAX = 1024
+_CACHE_SIZE = 256
+#: Longer ones are not: a client may ask for any number.
+_CACHED_LENGTH_MAX = 256
+#: What a compiled selector takes, for each character of its text.
+COMPILED_BYTES = 150
 
 
 class Selector:
@@ -46,11 +48,12 @@ class Selector:
 
 def compile_selector(text: str | None) -> Selector:
     """The selector that ``text`` says; None and blank text match every message. Raises SelectorError."""
-    text = text or ""
-    return _kept(text) if len(text) <= _CACHED_LENGTH_MAX else Selector(text)
+    return _compile(text or "")
 
 
-_kept = lru_cache(maxsize=_CACHE_SIZE)(Selector)
+@peer_cache(entries=_CACHE_SIZE, entry_bytes=COMPILED_BYTES * _CACHED_LENGTH_MAX, length_max=_CACHED_LENGTH_MAX)
+def _compile(text: str) -> Selector:
+    return Selector(text)
 
 
 def _identifiers(tree: object) -> Iterator[str]:
