@@ -24,6 +24,7 @@ from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochStat
 from bascule.core import crash
 from bascule.core.effects import Severity, Timer, Waiter
 from bascule.core.errors import BasculeError, Scope, Unavailable
+from bascule.journal.fence import IN_FLIGHT_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET, OffsetMap
 from bascule.journal.records import (
     KEY_OF_KIND,
@@ -79,7 +80,7 @@ class EpochLimits:
     #: A process that stood still for longer may have been replaced.
     still_max_s: float
     #: Appends on their way at once: while they travel, what comes gathers in the next record. More would only make records smaller.
-    in_flight_max: int = 4
+    in_flight_max: int = IN_FLIGHT_MAX
     #: What nobody waits for (an acknowledgement alone) waits for company: the next send takes it along and saves an append.
     linger_s: float = 0.005
     #: How often the age of the oldest append is looked at.
@@ -191,6 +192,8 @@ class EpochProtocol:
         self.engine = self.fresh_engine()
         self._start: Waiter[int] | None = None  # the outcome of the start record, until it is known
         self._outcomes: deque[Outcome] = deque()  # not looked at yet
+        self._closed_records: deque[tuple[bytes, bytes]] = deque()  # key and value of records that wait for room in flight
+        self._on_their_way = 0  # appends without an outcome
         self._in_gap = False  # records between two of this epoch's are being read
         self._flush_due = False
         self._oldest_since_s = 0.0
@@ -253,21 +256,28 @@ class EpochProtocol:
         try:
             return int(await start.wait(timeout_s))
         except TimeoutError:
-            raise Unavailable(f"journal {self._topic}: Kafka has not stored the start record in {timeout_s:g} s") from None
+            error = Unavailable(f"journal {self._topic}: Kafka has not stored the start record in {timeout_s:g} s")
+            self.end(error)  # an answer that comes later is nobody's: the next epoch has a start record of its own
+            raise error from None
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
     def _append(self, key: bytes, value: bytes) -> None:
-        """Whoever was the one to close the record: without it the epoch cannot go on, and nothing may be stored behind it."""
-        if self.ended:
-            return
-        if len(self.engine.journaling.in_flight) == 1:
-            self._oldest_since_s = self._effects.now_s()
-        try:
-            self._effects.append(key, value)
-        except Exception as error:  # the outcome of the next record would be taken for this one's
-            self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
-            raise
+        """A record is closed: it is appended when there is room. Without it the epoch cannot go on, and nothing may be stored behind it."""
+        if not self.ended:
+            self._closed_records.append((key, value))
+            self._append_closed()
+
+    def _append_closed(self) -> None:
+        while self._closed_records and self._on_their_way < self._limits.in_flight_max and not self.ended:
+            if self._on_their_way == 0:
+                self._oldest_since_s = self._effects.now_s()
+            try:
+                self._effects.append(*self._closed_records.popleft())
+            except Exception as error:  # the outcome of the next record would be taken for this one's
+                self.end(error if isinstance(error, BasculeError) else BrokerFault(f"journal {self._topic}: append failed: {error!r}"))
+                raise
+            self._on_their_way += 1
 
     def _work(self, urgent: bool) -> None:
         if urgent:
@@ -319,7 +329,9 @@ class EpochProtocol:
     def _settle_one(self, offset: int, failure: str | None) -> None:
         if failure is not None:
             if EpochViolation.FAILED_APPEND_PASSED_OVER in self._violations and self.engine.journaling.in_flight:
+                self._on_their_way -= 1
                 self.engine.confirm()
+                self._append_closed()
                 return
             self.end(JournalUnavailable(f"journal {self._topic}: append failed: {failure}"))
         elif offset == UNKNOWN_OFFSET and (self._start is not None or EpochViolation.UNKNOWN_OFFSET_IS_NEXT not in self._violations):
@@ -339,6 +351,8 @@ class EpochProtocol:
         self.next_offset = offset + 1
         self.offsets.note(oldest.sequence, offset, oldest.size_bytes)
         self._effects.stored(oldest.size_bytes)
+        self._on_their_way -= 1
+        self._append_closed()
         crash.point("journal.confirm.before")
         self.engine.confirm()
         crash.point("journal.confirm.after")

@@ -5,8 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from bascule.journal.records import DamagedRecord, Header, Kind
+
+#: Appends of an epoch on their way at once. So many of its records, at most, stand behind the start of the epoch that replaces it.
+IN_FLIGHT_MAX: Final = 4
+#: Brokers that die one soon after the other, each with all that it had in flight: so many strays may stand together, and hide an epoch.
+#: Readers that begin in the middle of a journal look so far back, and ahead, to know the epoch in force.
+STRAY_RECORDS_MAX: Final = 25 * IN_FLIGHT_MAX
 
 
 class FenceViolation(enum.StrEnum):

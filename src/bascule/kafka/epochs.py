@@ -11,12 +11,10 @@ from contextlib import suppress
 
 from confluent_kafka import Message
 
+from bascule.journal.fence import STRAY_RECORDS_MAX
 from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, decode_send, entries
 from bascule.kafka.history import TopicHistory
 from bascule.writer.position import Position
-
-#: Of a dead broker's records so many may stand before an epoch's start and hide the epoch before: it is more than are ever in flight.
-LOOK_BACK_RECORDS = 100
 
 
 def taken_since(common: Position | None, history: TopicHistory, end: int) -> dict[str, int]:
@@ -56,7 +54,7 @@ def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, 
     first = history.earliest()
     found: dict[int, Collection[str]] = {}
     while end > max(start, first):
-        back = max(first, end - LOOK_BACK_RECORDS)
+        back = max(first, end - STRAY_RECORDS_MAX)
         epoch = max(map(_epoch, history.records(back, end)), default=-1)
         if epoch >= max(start, first):
             for began in history.records(epoch, epoch + 1):

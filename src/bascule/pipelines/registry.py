@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bascule.journal.fence import Fence
+from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
 from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
 from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
 from bascule.writer.position import Position, PositionLost
-
-#: A dead broker's records can follow a new epoch's start only as far as it had appends in flight. A reader that starts in the middle
-#: looks so many records back to know the epoch in force; it is more than a broker ever has in flight.
-LOOK_BACK_RECORDS = 10_000
-#: And so many ahead, where it does not find that epoch's start.
-LOOK_AHEAD_RECORDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
         return Position(topic, topic_id, partition, offset, epoch=-1, sequence=0)
     fence = Fence(epoch=-1, sequence=-1)
     exclusive: tuple[str, ...] = ()
-    for at, header, value in _headers(history, max(first, offset - LOOK_BACK_RECORDS), offset):
+    for at, header, value in _headers(history, max(first, offset - STRAY_RECORDS_MAX), offset):
         if header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
             # Begun among records of a dead broker, perhaps: the newer epoch counts.
             fence.epoch, fence.sequence = header.epoch, -1
@@ -121,11 +115,11 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
             exclusive = exclusive_of(value)
     if fence.epoch < first:
         # Its start is trimmed: records of a dead broker may stand before the first one of the epoch in force.
-        ahead = _headers(history, offset, min(offset + LOOK_AHEAD_RECORDS, history.latest()))
+        ahead = _headers(history, offset, min(offset + STRAY_RECORDS_MAX, history.latest()))
         newest = max((header.epoch for _, header, _ in ahead if header.kind is not Kind.EPOCH and header.epoch < first), default=-1)
         if newest > fence.epoch:
             fence.epoch, fence.sequence = newest, -1
-    if fence.epoch >= 0 and fence.epoch < offset - LOOK_BACK_RECORDS and fence.epoch >= first:
+    if fence.epoch >= 0 and fence.epoch < offset - STRAY_RECORDS_MAX and fence.epoch >= first:
         for message in history.records(fence.epoch, fence.epoch + 1):
             value = content_of(message)[1] or b""
             if decode_header(value).kind is not Kind.EPOCH:

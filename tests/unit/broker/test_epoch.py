@@ -12,7 +12,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.epoch import AppendOffsetUnknown, EpochLimits, EpochProtocol, SteppedDown
 from bascule.broker.errors import BrokerFault, JournalUnavailable
-from bascule.broker.journaling import Journaling
+from bascule.broker.journaling import RECORD_BYTES_SOFT, Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
@@ -21,8 +21,9 @@ from bascule.core.destination import Routing
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.jms.sections import scan
+from bascule.journal.fence import IN_FLIGHT_MAX
 from bascule.journal.offsets import UNKNOWN_OFFSET
-from bascule.journal.records import DamagedRecord, Kind, encode_record
+from bascule.journal.records import DamagedRecord, Kind, decode_header, encode_record
 from bascule.testing.broker import Sender, message_bytes
 from tests.sim.effects import PromiseWaiter, SimulatedTimer
 from tests.sim.world import Process, World
@@ -180,6 +181,33 @@ def test_start_record_without_an_answer_is_given_up(around: Surroundings) -> Non
     around.run(LIMITS.append_timeout_s + 0.1)
     assert str(started.error) == "journal journal: Kafka has not stored the start record in 2 s"
     assert isinstance(started.error, Unavailable)
+
+
+def test_answer_to_the_start_record_that_comes_too_late_begins_nothing(around: Surroundings) -> None:
+    epoch = around.make()
+    around.process.spawn(epoch.start({}))
+    around.run(LIMITS.append_timeout_s + 0.1)
+    epoch.outcomes([(EPOCH, None), (EPOCH + 1, None)])
+    around.run(60)
+    assert epoch.state is EpochState.ENDED
+    assert [type(each) for each in around.ends] == [Unavailable]
+    assert around.asked == []
+
+
+def test_no_more_appends_are_on_their_way_than_the_limit_however_large_the_records_are(around: Surroundings) -> None:
+    epoch = around.serving()
+    before = len(around.appended)
+    journaling = epoch.engine.journaling
+    for _ in range(10):
+        journaling.add(bytes(RECORD_BYTES_SOFT + 1))
+    assert len(around.appended) == before + LIMITS.in_flight_max == before + IN_FLIGHT_MAX
+    assert len(journaling.in_flight) == 10
+    for stored in range(1, 11):
+        epoch.outcomes([(EPOCH + stored, None)])
+        assert len(around.appended) == before + min(10, LIMITS.in_flight_max + stored)
+    assert not journaling.in_flight
+    sequences = [decode_header(value).sequence for _, value in around.appended[before:]]
+    assert sequences == sorted(sequences)
 
 
 @pytest.mark.parametrize(("outcome", "error"), [((UNKNOWN_OFFSET, None), AppendOffsetUnknown), ((-1, "refused"), JournalUnavailable)])

@@ -173,7 +173,7 @@ def data(kafka: KafkaInMemory, epoch: int, *diverts: str) -> int:
 
 
 def test_epochs_are_found_backwards_with_the_exclusive_diverts_of_each(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "LOOK_BACK_RECORDS", 2)
+    monkeypatch.setattr(epochs, "STRAY_RECORDS_MAX", 2)
     kafka.create("j")
     first = start(kafka, "a")
     data(kafka, first)
