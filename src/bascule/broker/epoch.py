@@ -93,7 +93,7 @@ class EpochEffects(Protocol):
     """What an epoch asks of its surroundings. All of it happens in one thread; ``now_s`` never goes back."""
 
     def now_s(self) -> float:
-        """Time of a monotonic clock."""
+        """Time of a monotonic clock, which goes on while the machine is suspended."""
         ...
 
     def soon(self, action: Callable[[], None]) -> object:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from confluent_kafka import KafkaError
 
+from bascule.core.clock import elapsed_s
 from bascule.core.errors import BasculeError, Scope
 from bascule.kafka.errors import FENCED_MEMBER
 
@@ -33,7 +32,7 @@ class InstanceFence:
 
     def meet(self) -> None:
         """A client is fenced, and one more is to be made. Raises SameInstance where that was done just now."""
-        now_s = time.monotonic()
+        now_s = elapsed_s()
         last_s, self._last_s = self._last_s, now_s
         if now_s - last_s < FENCED_BY_ITSELF_S:
             raise SameInstance("another process is a member of the group under this one's name (group.instance.id)")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from bascule.core.clock import elapsed_s
 from bascule.core.effects import Severity
 from bascule.core.log import EventLog, get_log
 from bascule.threads.background import in_background
@@ -66,8 +66,8 @@ class LoopEffects:
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold of them
 
     def now_s(self) -> float:
-        """Return the time of a monotonic clock."""
-        return time.monotonic()
+        """Return the time of a clock that goes on while the machine is suspended."""
+        return elapsed_s()
 
     def soon(self, action: Callable[[], None]) -> object:
         """Do it in the next round of the loop."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,20 @@ async def test_snapshot_that_is_not_stored_is_no_harm(kafka: KafkaInMemory, tmp_
         kafka.topics[SNAPSHOTS].config["max.message.bytes"] = "1"
     assert not [key for key in keys(kafka, SNAPSHOTS) if key != b"journal"]
     async with serving(kafka, tmp_path) as broker:
+        assert await broker.receive("orders", 1) == ["1"]
+
+
+@run_async
+async def test_a_machine_that_was_suspended_may_have_been_replaced(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock_gettime, suspended_s = time.clock_gettime, 60.0
+    async with serving(kafka, tmp_path) as broker:
+        await broker.send("orders", "1")
+        # The monotonic clock stands still with the machine; asyncio's timers notice nothing.
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + suspended_s * (clock == time.CLOCK_BOOTTIME))
+        await broker.serves(2)
+        assert "this process stood still for 60 s" in caplog.text
         assert await broker.receive("orders", 1) == ["1"]
 
 
