@@ -9,6 +9,9 @@ ORIGIN_HEADER = "bascule.origin"
 #: epoch-sequence-index of the message in the journal; the audit compares it.
 ID_HEADER = "bascule.id"
 DIVERT_HEADER = "bascule.divert"
+#: The timestamp (ms) of a record that has the time of its arrival instead, since its topic refuses it. A record with a header JMSTimestamp
+#: has none.
+TIMESTAMP_HEADER = "bascule.timestamp"
 #: Prefix of the headers that describe an error, as in Kafka Connect.
 ERRORS = "__connect.errors."
 

@@ -218,3 +218,5 @@ FENCED_PRODUCER: Final = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENC
 FENCED_MEMBER: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
 #: Kafka's, or its client's, words for a record that is larger than it takes.
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE, KafkaError.RECORD_LIST_TOO_LARGE})
+#: A topic's word for a timestamp that is too far from its node's clock.
+INVALID_TIMESTAMP: Final = KafkaError.INVALID_TIMESTAMP

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -12,9 +13,11 @@ from bascule.core import crash
 from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
+from bascule.kafka.errors import INVALID_TIMESTAMP
 from bascule.kafka.lineage import Lineages, PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
+from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
@@ -24,8 +27,11 @@ from bascule.writer.position import Position
 _COLLECT_AFTER = 1_000_000
 #: Records are handed to Kafka's client so many at a time while the transaction fills: what is left at its end takes no time to speak of.
 _AHEAD_RECORDS = 500
-#: Spark gives the partitions of a source to any worker. A writer has three Kafka clients, with a dozen threads and twenty descriptors.
-IDLE_WRITERS_MAX = 8
+#: Spark gives the partitions of a source to any worker, so each worker keeps a writer for each partition of its query. With fewer,
+#: partitions that take turns would make a new writer for each batch. This is the least number, and that of other tasks.
+IDLE_WRITERS_MIN = 8
+#: A writer has three Kafka clients, with a dozen threads. Half of what a process may open is for its writers.
+_WRITER_DESCRIPTORS = 20
 
 #: Says what to write in place of a record that Kafka refuses; raises what it is given where that is not the record's fault.
 Fallback = Callable[[Exception], Output]
@@ -36,6 +42,7 @@ class Targets:
 
     def __init__(self, pipelines: PipelinesSpec) -> None:
         self._topics = Topics(pipelines.kafka)
+        self.timestamps = Timestamps(self._topics)
         self._partitions = pipelines.target_partitions
         self._replication_factor = pipelines.replication_factor
         self._there: set[str] = set()
@@ -67,9 +74,10 @@ class Targets:
 
 @dataclass(slots=True)
 class _Tools:
-    """What a worker process keeps between batches: writers that nobody uses, those used last at the end, each with its next incarnation."""
+    """What a worker process keeps between batches: writers that nobody uses, each with its next incarnation."""
 
     idle: dict[str, TransactionalWriter] = field(default_factory=dict)
+    idle_max: int = IDLE_WRITERS_MIN
     targets: Targets | None = None
     lineages: Lineages | None = None
 
@@ -87,11 +95,28 @@ def writer_for(pipelines: PipelinesSpec, key: str) -> TransactionalWriter:
     return writer
 
 
+def keep_writers(keys: Collection[str]) -> None:
+    """Keep idle writers of these positions, and of no others, as far as the process may open descriptors for them."""
+    for key in _kept.idle.keys() - set(keys):
+        _kept.idle.pop(key).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * _WRITER_DESCRIPTORS * len(keys)
+    if needed > soft != resource.RLIM_INFINITY:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = len(keys) if soft == resource.RLIM_INFINITY else min(len(keys), soft // (2 * _WRITER_DESCRIPTORS))
+    _kept.idle_max = max(IDLE_WRITERS_MIN, room)
+
+
 def give_back(writer: TransactionalWriter) -> None:
-    """Keeps a writer for the next batch of its position; lets the one go that was not used for the longest time."""
-    _kept.idle[writer.key] = writer
-    if len(_kept.idle) > IDLE_WRITERS_MAX:
-        _kept.idle.pop(next(iter(_kept.idle))).close()
+    """Keeps a writer for the next batch of its position.
+
+    Beyond what is kept the newest one goes: partitions take turns, and the one that was not used for the longest time comes next.
+    """
+    if len(_kept.idle) >= _kept.idle_max:
+        writer.close()
+    else:
+        _kept.idle[writer.key] = writer
 
 
 def targets_for(pipelines: PipelinesSpec) -> Targets:
@@ -218,7 +243,7 @@ class Carrier:
         except (BadRecord, Denied, TopicMissing) as error:
             output = fallback(error)
             self._targets.ensure(output.topic)
-        return output
+        return self._targets.timestamps.fitting(output)
 
     def _place_anew(self, denied: WriteDenied) -> None:
         """After a right was taken away: what its topic does not take has its fallback. Raises what it is given where all are taken."""
@@ -230,15 +255,26 @@ class Carrier:
 
     def _replace(self, refused: Unwritable) -> None:
         for place, fault in refused.faults.items():
-            substitute = self._fallbacks[place](BadRecord(fault.str()))
-            if substitute.topic == self._outputs[place].topic:
-                # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
-                substitute = substitute._replace(value=b"")
-                if not self._outputs[place].value:
-                    what = f"topic {substitute.topic!r} has no room for a dead letter, not even without its value ({fault.str()})"
-                    raise Unwritable(refused.faults, f"{what}: raise its max.message.bytes") from refused
-            self._targets.ensure(substitute.topic)
-            self._outputs[place] = substitute
+            output = self._outputs[place]
+            if fault.code() == INVALID_TIMESTAMP and output.timestamp_ms:
+                self._outputs[place] = self._targets.timestamps.refused(output)
+            else:
+                self._outputs[place] = self._substitute(place, refused)
+        # Of a sender whose clock is wrong all records are refused: they are not found one by one.
+        self._outputs = list(map(self._targets.timestamps.fitting, self._outputs))
+
+    def _substitute(self, place: int, refused: Unwritable) -> Output:
+        """The dead letter in place of a record."""
+        output, fault = self._outputs[place], refused.faults[place]
+        substitute = self._fallbacks[place](BadRecord(fault.str()))
+        if substitute.topic == output.topic:
+            # Too large for the dead-letter topic as well: where it stands in the source is what can be said of it.
+            substitute = substitute._replace(value=b"")
+            if not output.value:
+                what = f"topic {substitute.topic!r} has no room for a dead letter, not even without its value ({fault.str()})"
+                raise Unwritable(refused.faults, f"{what}: raise its max.message.bytes") from refused
+        self._targets.ensure(substitute.topic)
+        return substitute
 
 
 def _moved(position: Position, found: Position) -> Position:

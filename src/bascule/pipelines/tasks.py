@@ -15,7 +15,7 @@ from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
 from bascule.core.kafka_records import KafkaRecord
 from bascule.journal.records import KEY_OF_KIND, ForeignRecord, Kind, Op, decode_send, entries
-from bascule.pipelines.carry import Carrier, held_position
+from bascule.pipelines.carry import Carrier, held_position, keep_writers
 from bascule.pipelines.divert import (
     DivertEngine,
     DivertFilter,
@@ -232,6 +232,7 @@ class IngressTask:
         )
         carriers: dict[tuple[str, int], Carrier] = {}
         records = 0
+        keep_writers([claim.key for claim in self.claims])
         with ExitStack() as opened:
             for batch in batches:
                 records += batch.num_rows

@@ -11,6 +11,10 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 class Refusal(Protocol):
     """Why Kafka refuses a record."""
 
+    def code(self) -> int:
+        """Kafka\'s error code."""
+        ...
+
     def str(self) -> str:
         """Return the reason for people."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,16 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bascule.core.destination import Routing
-from bascule.core.errors import Denied, TopicMissing
+from bascule.core.errors import Denied, TopicMissing, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Output
+from bascule.jms.record_headers import TIMESTAMP_HEADER
 from bascule.journal.records import Send, SendFlag
 from bascule.pipelines import carry
-from bascule.pipelines.carry import IDLE_WRITERS_MAX, Carrier, held_position
+from bascule.pipelines.carry import IDLE_WRITERS_MIN, Carrier, held_position, keep_writers
 from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, TransactionLimits
+from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
@@ -33,6 +36,9 @@ class Cluster:
 
     def partitions(self) -> dict[str, int]:
         return dict.fromkeys(("dead", "open", "closed"), 1)
+
+    def config(self, topic: str) -> dict[str, str]:
+        raise Unavailable(f"topic {topic!r} cannot be described")
 
     def check_writable(self, topic: str) -> None:
         if topic == "closed":
@@ -174,7 +180,9 @@ def test_a_transaction_ends_when_values_keys_and_headers_together_are_its_bytes(
         assert len(writer.topics) == 2
 
 
-def test_of_the_writers_of_many_positions_the_last_ones_are_kept_and_none_in_use_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
+    """The writers that are made."""
     made: list[Writer] = []
 
     def writer(_kafka: object, _id: str, _topic: str, key: str) -> Writer:
@@ -183,16 +191,132 @@ def test_of_the_writers_of_many_positions_the_last_ones_are_kept_and_none_in_use
 
     monkeypatch.setattr(carry, "_kept", carry._Tools(targets=carry.Targets.__new__(carry.Targets)))
     monkeypatch.setattr(carry, "TransactionalWriter", writer)
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: Lineage())
+    return made
+
+
+def take(claim: Claim) -> Carrier:
     pipelines = PipelinesSpec("bridge", {})
-    claims = [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(3 * IDLE_WRITERS_MAX)]
+    return Carrier(pipelines, claim, held_position(pipelines, claim))
 
-    def take(claim: Claim) -> Carrier:
-        return Carrier(pipelines, claim, held_position(pipelines, claim))
 
+def claims_of(count: int) -> list[Claim]:
+    return [Claim(f"ingress:in/t/{partition}", "journal", "id", 0, "") for partition in range(count)]
+
+
+def test_many_source_partitions_that_take_turns_make_no_new_writers(made: list[Writer]) -> None:
+    claims = claims_of(5 * IDLE_WRITERS_MIN)
+    for _batch in range(3):
+        keep_writers([claim.key for claim in claims])
+        for claim in claims:
+            with take(claim):
+                pass
+    assert len(made) == len(claims)
+    assert not any(each.closed for each in made)
+
+
+def test_writers_of_partitions_that_a_query_has_no_more_are_closed(made: list[Writer]) -> None:
+    claims = claims_of(12)
+    keep_writers([claim.key for claim in claims])
+    for claim in claims:
+        with take(claim):
+            pass
+    keep_writers([claim.key for claim in claims[:2]])
+    assert [each.key for each in made if not each.closed] == [claim.key for claim in claims[:2]]
+
+
+def test_where_few_descriptors_may_be_opened_fewer_writers_are_kept_and_none_in_use_is_closed(
+    made: list[Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry.resource, "getrlimit", lambda _: (256, 400))
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(carry.resource, "setrlimit", lambda _, limits: raised.append(limits))
+    claims = claims_of(100)
+    keep_writers([claim.key for claim in claims])
+    assert raised == [(400, 400)]
     with take(claims[0]):
         for claim in claims[1:]:
             with take(claim):
                 pass
-        assert [each.key for each in made if not each.closed] == [claim.key for claim in (claims[0], *claims[-IDLE_WRITERS_MAX:])]
-    with take(claims[0]), take(claims[-1]):
-        assert len(made) == len(claims)
+        assert [each.key for each in made if not each.closed] == [claim.key for claim in claims[: 1 + 10]]
+
+
+# -- timestamps ---------------------------------------------------------------------------------------------------------------
+
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+class Configured:
+    """Topics that say which timestamps they take, or nothing."""
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    def config(self, topic: str) -> dict[str, str]:
+        if not self.settings:
+            raise Unavailable(f"topic {topic!r} cannot be described")
+        return self.settings
+
+
+def timestamps(topics: Configured) -> Timestamps:
+    return Timestamps(topics, lambda: NOW_MS / 1000)  # type: ignore[arg-type]
+
+
+def at(timestamp_ms: int, *headers: tuple[str, bytes]) -> Output:
+    return Output("t", None, b"v", list(headers), timestamp_ms)
+
+
+def test_a_timestamp_that_its_topic_refuses_gives_way_to_the_time_of_arrival() -> None:
+    known = timestamps(Configured(message_timestamp_after_max_ms=str(HOUR_MS), message_timestamp_before_max_ms=str(2 * HOUR_MS)))
+    ahead = at(NOW_MS + 2 * HOUR_MS)
+    assert known.fitting(ahead) == ahead, "nothing is known yet"
+    kept = [(TIMESTAMP_HEADER, str(ahead.timestamp_ms).encode())]
+    assert known.refused(ahead) == ahead._replace(timestamp_ms=0, headers=kept)
+    assert [known.fitting(at(NOW_MS + hours * HOUR_MS)).timestamp_ms == 0 for hours in (-3, -1, 0, 2)] == [True, False, False, True]
+    assert known.fitting(at(2**63 - 1)).timestamp_ms == 0
+    assert known.fitting(ahead._replace(topic="other")).timestamp_ms == ahead.timestamp_ms
+
+
+def test_a_topic_whose_settings_are_not_shown_is_known_by_what_it_has_refused() -> None:
+    known = timestamps(Configured())
+    known.refused(at(NOW_MS + 2 * HOUR_MS))
+    assert known.fitting(at(NOW_MS + 3 * HOUR_MS)).timestamp_ms == 0
+    assert known.fitting(at(NOW_MS + HOUR_MS)).timestamp_ms != 0
+    known.refused(at(NOW_MS - HOUR_MS))
+    assert known.fitting(at(NOW_MS - 2 * HOUR_MS)).timestamp_ms == 0
+
+
+@pytest.mark.parametrize("timestamp_ms", [-1, -(2**63)])
+def test_no_record_has_a_time_before_1970(timestamp_ms: int) -> None:
+    assert timestamps(Configured()).fitting(at(timestamp_ms)).timestamp_ms == 0
+
+
+def test_jms_timestamp_is_among_the_headers_already() -> None:
+    headers = ("jms.JMSTimestamp", b"1")
+    assert timestamps(Configured()).refused(at(2**62, headers)) == at(0, headers)
+
+
+def test_records_and_dead_letters_are_written_whatever_their_timestamps_are(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Output] = []
+
+    def write(outputs: Sequence[Output], *_: Position) -> None:
+        if late := {place: TIMESTAMP for place, each in enumerate(outputs) if each.timestamp_ms > time.time() * 1000 + HOUR_MS}:
+            raise Unwritable({min(late): TIMESTAMP})
+        written.extend(outputs)
+
+    monkeypatch.setattr(writer, "write", write)
+    ahead_ms = int(time.time() * 1000) + 5 * HOUR_MS
+    with carrier() as carrying:
+        for offset, topic in enumerate(("open", "closed", "open", "open")):
+            output = Output(topic, None, b"v", [], ahead_ms)
+            carrying.add(output, lambda error: Output("dead", None, b"v", [("why", str(error).encode())], ahead_ms))
+            carrying.reach(SeenRecord(offset, None, b""))
+        carrying.commit()
+    assert [each.topic for each in written] == ["open", "dead", "open", "open"]
+    assert {each.timestamp_ms for each in written} == {0}
+    assert all((TIMESTAMP_HEADER, str(ahead_ms).encode()) in each.headers for each in written)
+
+
+TIMESTAMP = KafkaError(KafkaError.INVALID_TIMESTAMP)

@@ -61,6 +61,9 @@ class Late(Done):
 class Refusal:
     """Why a record is refused."""
 
+    def code(self) -> int:
+        return 10
+
     def str(self) -> str:
         return "too large"
 
