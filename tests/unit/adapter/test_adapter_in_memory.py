@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
-from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Xa
+from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Xa, log_topic
 from bascule.adapter.inbound.dead_letters import DeadLetters
+from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.outbound import KafkaConnectionFactory, KafkaTransactions, XaSends
+from bascule.client import Message, Queue, Topic
 from bascule.core.errors import InvalidInput
 from bascule.kafka import incarnation
 from bascule.xa import TransactionManager
@@ -189,7 +192,8 @@ def test_record_and_what_its_endpoint_sends_are_one_transaction(kafka: KafkaInMe
                 wait_for(lambda: done(adapter, dead_lettered=1, failed=2, retried=1), "a dead letter")
             else:
                 wait_for(lambda: done(adapter, delivered=1), "the record to be delivered")
-            assert len(DeadLetters(SETTINGS, GROUP).waiting()) == fails
+            letters = [(each.origin, each.failures, each.error) for each in DeadLetters(SETTINGS, GROUP).waiting()]
+            assert letters == ([("payments/0/0", 2, "ValueError: no price")] if fails else [])
         if not fails:
             (stored,) = [record for record in kafka.partition("orders").records.values() if record.value is not None]
             assert (stored.value, stored.key, stored.headers, stored.timestamp_ms) == (b"order", b"key", [("name", b"header")], 7)
@@ -219,6 +223,39 @@ def test_connection_without_transactions_has_stored_what_it_sent_when_it_is_flus
         assert len(factory.leases()) == 1
         with pytest.raises(OutOfOrder, match="have no transactions"), connection.transaction():
             pass
+
+
+def test_message_of_jms_is_a_record_of_the_topic_of_its_destination(kafka: KafkaInMemory) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    with closing(KafkaConnectionFactory(SETTINGS)) as factory, factory.connection() as connection:
+        message_id = connection.jms().send(Queue("orders"), "text")
+        connection.jms(key="property:number", topic="payments").producer(Topic("any")).send(Message("text", properties={"number": 7}))
+    (order,), (payment,) = (kafka.partition(topic).records.values() for topic in ("orders", "payments"))
+    assert (order.value, order.key) == (b"text", message_id.encode())
+    assert before_ms <= order.timestamp_ms <= time.time_ns() // 1_000_000
+    assert payment.key == b"7"
+
+
+def test_inbound_log_is_trimmed_up_to_what_still_says_something(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_topic, "TRIM_RECORDS_MIN", 1)
+    with closing(InboundLog("inbound", SETTINGS, group=GROUP)) as log:
+        place = Place("payments", 0)
+        partition = kafka.topics[log.topic].partitions[log_topic.partition_of(place)] if log.owner(place) is None else None
+        assert partition is not None
+        token = log.take(place, None)
+        first, second = Ref(place, token, 1), Ref(place, token, 2)
+        log.schedule([first, second])
+        log.advance([Ref(place, token, 3)])
+        log.housekeep()
+        assert partition.first == 0
+        assert log.flights(place).keys.keys() == {1, 2}
+        successor = log.take(place, token)
+        log.done(place, log.flights(place).keys[1], wait=True)
+        log.housekeep()
+        assert 0 < partition.first < partition.end
+        flights = log.flights(place)
+        assert (flights.keys.keys(), flights.read_to) == ({2}, 3)
+        assert log.owner(place) == successor
 
 
 def test_what_a_connection_sends_in_a_transaction_is_seen_at_its_end_or_never(kafka: KafkaInMemory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +92,25 @@ def test_an_endpoint_that_ends_by_no_exception_has_failed_and_those_behind_its_r
     with at_work(endpoint, taken, range(1, 4)) as counts:
         pass
     assert (taken.done, taken.dead, counts.failed, counts.dead_lettered) == ([2, 3], [1], 2, 1)
+
+
+def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be committed: the record must not go to another worker."""
+    monkeypatch.setattr("bascule.adapter.inbound.workers.WATCH_S", 0.01)
+    overdue, give_up = threading.Event(), Workers._give_up
+
+    def watched(workers: Workers, worker: Any) -> None:
+        give_up(workers, worker)
+        overdue.set()
+
+    def commit() -> None:
+        assert overdue.wait(LONG_S)
+
+    monkeypatch.setattr(Workers, "_give_up", watched)
+    taken = Taken(commit)
+    with at_work(lambda _: None, taken, range(1, 2), replace(SPEC, delivery_timeout_s=0.05)) as counts:
+        pass
+    assert (taken.done, taken.dead, counts.failed, counts.hung) == ([1], [], 0, 0)
 
 
 def test_who_is_told_to_end_while_a_record_is_committed_says_nothing_about_the_record(monkeypatch: pytest.MonkeyPatch) -> None:

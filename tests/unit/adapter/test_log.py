@@ -356,6 +356,13 @@ def test_number_of_failures_is_stored_when_it_is_told_and_unavailable_where_it_m
     assert case.log.flights(PLACE).failures == {5: 2}
 
 
+def test_record_is_not_done_where_somebody_waits_for_that_and_kafka_has_not_stored_it(case: Case) -> None:
+    case.topic.drops = 1
+    with pytest.raises(Unavailable):
+        case.log.done(PLACE, [key_of(FLIGHT, case.ref)], wait=True)
+    assert set(case.log.flights(PLACE).keys) == {5}
+
+
 @pytest.mark.parametrize("store", [InboundLog.schedule, InboundLog.advance])
 def test_member_is_told_when_kafka_has_not_stored_what_was_read(case: Case, store: Callable[[InboundLog, list[Ref]], None]) -> None:
     """The member commits the group's offsets behind these entries: without them nobody would deliver the records after a crash."""

@@ -59,6 +59,12 @@ async def test_queue_subscription_and_connection_are_told_as_they_are(kafka: Kaf
         assert status["counters"]["messages_in"] == 5
         assert status["gauges"]["queues"] == len(status["queues"])
         assert status["gauges"]["connections"] == 0
+        assert status["gauges"].keys() >= {
+            "connections", "journal_offset", "journal_foreign_records", "queues", "transactions_open", "branches_prepared", "epoch",
+            "journal_sequence", "journal_in_flight_bytes", "memory_bodies_bytes", "spilled_bodies_bytes",
+        }  # fmt: skip
+        journaling = broker.node.engine.journaling
+        assert (status["gauges"]["epoch"], status["gauges"]["journal_sequence"]) == (journaling.epoch, journaling.confirmed_sequence)
 
 
 @run_async

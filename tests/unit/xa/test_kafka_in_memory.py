@@ -228,6 +228,19 @@ def test_branches_are_listed_though_kafka_does_not_tell_what_is_old(make: Make, 
     assert kafka.values("orders") == [b"1"]
 
 
+def test_branch_whose_messages_cannot_be_read_back_stays_prepared(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    one.prepare(xid)
+    kafka.denied.add("orders")  # so that what is left of the branch is no empty transaction
+    for partition in kafka.topics["xa.side"].partitions:
+        partition.delete(partition.end)
+    with pytest.raises(ResourceFailed, match=r"kafka: xa\.side"):
+        other.commit(xid)
+    assert list(other.recover()) == [xid]
+    assert kafka.values("orders") == []
+
+
 def on_side(kafka: KafkaInMemory) -> set[bytes | None]:
     """The messages on the side topic."""
     return {value for number in range(len(kafka.topics["xa.side"].partitions)) for value in kafka.values("xa.side", number)}

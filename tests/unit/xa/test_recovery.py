@@ -378,6 +378,17 @@ def test_the_operator_cannot_go_against_what_the_log_says(durable: DurableBranch
     assert durable.committed == ["work"]
 
 
+def test_word_of_the_operator_is_a_decision_with_its_time_and_who_has_made_it(durable: DurableBranches) -> None:
+    gtrid = new_gtrid("shop", 0)
+    durable.prepared[branch(gtrid, "db")] = ["work"]
+    log, before_ms = ModelLog(), now_ms()
+    done = recoverer(log, ModelResource("db", durable)).finish_now(branch(gtrid, "db"), Outcome.COMMIT, who="ann")
+    made = log.durable.decisions[gtrid]
+    assert (done, made.outcome, made.resources, made.by) == (Outcome.COMMIT, Outcome.COMMIT, ("db",), "ann, test")
+    assert before_ms <= made.at_ms <= now_ms()
+    assert durable.committed == ["work"]
+
+
 def test_what_is_not_recorded_cannot_be_forgotten() -> None:
     xid = branch(new_gtrid("shop", 0), "db")
     log = ModelLog()

@@ -313,6 +313,7 @@ def test_a_heuristic_outcome_is_recorded_and_raised_if_it_differs(
         with pytest.raises(HeuristicOutcome) as raised:
             transaction.commit()
         assert raised.value.branches[0].endswith(":two")
+        assert raised.value.transaction_id == transaction.id
     else:
         transaction.commit()
     assert one.durable.committed == ["a"]
