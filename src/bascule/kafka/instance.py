@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from bascule.core.clock import elapsed_s
 from bascule.core.errors import BasculeError, Scope
 from bascule.kafka.errors import FENCED_MEMBER
+from bascule.threads.clock import elapsed_s
 
 #: A client that repeats its request to join over a pause of Kafka is fenced by itself, once. Twice within so long, it is by another one.
 FENCED_BY_ITSELF_S = 60.0

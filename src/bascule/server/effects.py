@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from bascule.core.clock import elapsed_s
 from bascule.core.effects import Severity
 from bascule.core.log import EventLog, get_log
 from bascule.threads.background import in_background
+from bascule.threads.clock import elapsed_s
 
 log = get_log(__name__)
 
