@@ -96,6 +96,40 @@ def test_a_listener_that_throws_gets_the_message_again(connect: Connect, queue: 
     assert [message.body for message in consumer.collect(2)] == ["once more", "once more"]
 
 
+MODES: list[Mode] = ["AUTO", "DUPS_OK", "CLIENT", "TRANSACTED"]
+
+
+@pytest.mark.parametrize("closed", ["session", "connection"])
+@pytest.mark.parametrize("received", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_close_only_what_the_application_has_seen_comes_back_marked(
+    connect: Connect, system: System, name: str, queue: str, mode: Mode, received: int, closed: str
+) -> None:
+    connect().session().producer(queue).send("{n}", count=5)
+    connection = connect()
+    session = connection.session(mode)
+    assert len(session.consumer(queue).receive_many(received)) == received
+    held = 5 - received if mode in ("AUTO", "DUPS_OK") else 5
+    wait_for(lambda: (found := system.queue(name)) and found["delivering"] == held, "everything prefetched")
+    (session if closed == "session" else connection).close()
+    seen = [(str(n), True, 2) for n in range(received)] if mode in ("CLIENT", "TRANSACTED") else []
+    unseen = [(str(n), False, 1) for n in range(received, 5)]
+    assert facts(connect().session().consumer(queue).receive_all(5 - received + len(seen))) == seen + unseen
+
+
+def test_after_a_commit_and_a_close_what_was_prefetched_comes_back_unmarked(
+    connect: Connect, system: System, name: str, queue: str
+) -> None:
+    connect().session().producer(queue).send("{n}", count=5)
+    connection = connect()
+    session = connection.session("TRANSACTED")
+    session.consumer(queue).receive_many(2)
+    session.commit()
+    wait_for(lambda: (found := system.queue(name)) and found["delivering"] == 3, "everything prefetched")
+    connection.close()
+    assert facts(connect().session().consumer(queue).receive_all(3)) == [(str(n), False, 1) for n in range(2, 5)]
+
+
 def test_messages_of_a_connection_that_breaks_come_back_marked(connect: Connect, system: System, name: str, queue: str) -> None:
     connect().session().producer(queue).send("{n}", count=5)
     with Proxy(system.port) as proxy:

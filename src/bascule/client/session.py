@@ -405,6 +405,7 @@ class ClientSession(Sends):
         finally:  # without a wait: a caller that was cancelled does not come back here
             for consumer in list(self.consumers):
                 consumer.accept_lazy()
+                consumer.give_back()
             self.leave()
         if not self.core.sessions:
             yield from self.core.gone(until_s)

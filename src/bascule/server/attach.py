@@ -305,8 +305,8 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
 def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False) -> None:
     """A link is gone: closed by its client, or with its session or connection.
 
-    ``orderly``: the client closed this link alone. Then it has said what it did with what it was given, and the rest was never seen.
-    With a session or a connection it need not: what an application has in its hands, unacknowledged one by one, comes without a word.
+    ``orderly``: the client has settled all that its application has seen, and the rest was never seen. So it is where it closes a link
+    alone, and with some clients where it ends a session or a connection (Client._sessions_that_tell).
     """
     engine = client.engine
     context, link.context = link.context, None

@@ -22,6 +22,7 @@ from bascule.core.destination import Routing
 from bascule.core.log import get_log
 from bascule.core.permissions import Permission
 from bascule.server.attach import detached
+from bascule.server.coordinator import CoordinatorLink
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.usage import Holdings, UserUsage
@@ -205,32 +206,51 @@ class Client:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def end_session(self, session: Session) -> None:
-        """A session has ended, and its links with it."""
+    def end_session(self, session: Session, *, orderly: bool = False) -> None:
+        """A session has ended, and its links with it; ``orderly``: the client has ended it, without an error."""
+        telling = self._sessions_that_tell() if orderly else set()
         self.sessions.pop(session, None)
         for link in [link for link in self.links if link.session is session]:
             del self.links[link]
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, session in telling)
 
-    def release(self, *, failed: bool = False) -> None:
-        """Take back everything that the client holds. ``failed``: its connection broke, perhaps because of a message it was given."""
+    def release(self, *, failed: bool = False, orderly: bool = False) -> None:
+        """Take back everything that the client holds.
+
+        ``failed``: its connection broke, perhaps because of a message it was given. ``orderly``: the client closed it, without an error.
+        """
         if failed:
             self.interrupted()
         if self.reset is not None:
             self.reset.drop()
             self.reset = None
+        telling = self._sessions_that_tell() if orderly else set()
         for link in list(self.links):
-            self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed)
+            self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
         self.links.clear()
         self.sessions.clear()
         for transaction in self.transactions.values():
             self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
         self.transactions.clear()
 
-    def _release_link(self, link: Link, failed: bool) -> None:
-        if failed and isinstance(link.context, ConsumerLink):
-            link.context.fail_oldest()
-        detached(self, link, closed=False)
+    def _release_link(self, link: Link, failed: bool, told: bool) -> None:
+        context = link.context
+        if failed and isinstance(context, ConsumerLink):
+            context.fail_oldest()
+        detached(self, link, closed=False, orderly=told and not (isinstance(context, ConsumerLink) and context.selective))
+
+    def _sessions_that_tell(self) -> set[Session]:
+        """Return the sessions whose client settles all that its application has seen before it ends them.
+
+        Qpid JMS does, in every mode of JMS: what the application has not acknowledged is modified with a failed delivery, or part of a
+        transaction that is rolled back. It does not in a session whose transaction was interrupted and not ended, nor in its own mode of
+        individual acknowledgement (see ConsumerLink.selective). Nothing is known of other clients.
+        """
+        if self.history is None:
+            return set()
+        contexts = [link.context for link in self.links]
+        interrupted = {each.link.session for each in contexts if isinstance(each, CoordinatorLink) and each.in_first_transaction}
+        return set(self.sessions) - interrupted
 
     def interrupted(self) -> None:
         """The connection ends without a request of the client."""

@@ -333,14 +333,14 @@ class ClientConnection(asyncio.Protocol):
         detached(self.client, event.link, closed=event.closed, orderly=event.error is None)
 
     def _session_ended(self, event: events.SessionEnded) -> None:
-        self.client.end_session(event.session)
+        self.client.end_session(event.session, orderly=event.error is None)
 
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
             log.info("connection closed", peer=self.peer, container=self.client.container, error=event.error)
         if not event.by_peer:
             self.client.interrupted()
-        self.client.release()
+        self.client.release(orderly=event.by_peer and event.error is None)
 
     def _transferred(self, event: events.Transferred) -> None:
         producer = event.link.context
@@ -415,6 +415,10 @@ class ClientConnection(asyncio.Protocol):
         if state is None and not event.settled:
             return
         client, engine = self.client, self.client.engine
+        if event.deliveries:
+            link, _, (consumer, message) = event.deliveries[0]
+            if isinstance(link.context, ConsumerLink):
+                link.context.settling(consumer, message)
         settle = OUTCOMES.get(type(state), _return_failed)
         if event.txn_id is not None:
             transaction = client.transactions.get(event.txn_id)

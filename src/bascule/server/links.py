@@ -133,7 +133,7 @@ class ProducerLink:
 class ConsumerLink:
     """A client's consumer; the broker's :class:`~bascule.broker.ports.ConsumerPort`."""
 
-    __slots__ = ("_keeps_credit", "_kept", "client", "consumer", "gave_back", "link", "on_close", "settled")
+    __slots__ = ("_keeps_credit", "_kept", "client", "consumer", "gave_back", "link", "on_close", "selective", "settled")
 
     def __init__(self, client: Client, link: SenderLink, *, settled: bool, keeps_credit: bool = False) -> None:
         self.client = client
@@ -145,6 +145,8 @@ class ConsumerLink:
         self.gave_back = False
         self.consumer: QueueConsumer | None = None
         self.on_close: BrokerQueue | None = None  # a queue that goes with its last consumer
+        #: The client has settled a message before an older one: it acknowledges one by one, and its application may hold some in its hands.
+        self.selective = False
 
     @property
     def credit(self) -> int:
@@ -161,6 +163,11 @@ class ConsumerLink:
         credit, drain = self.link.credit, self.link.drain
         self._kept = int(self._keeps_credit and not drain and credit > 1 - self._kept)
         self.gave_back = bool(self._kept) or drain
+
+    def settling(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
+        """The client settles this message, and perhaps more behind it."""
+        if next(iter(consumer.unacked), message.position) != message.position:
+            self.selective = True
 
     def taken(self) -> None:
         """The application has taken something: a drain before that was no part of a rollback."""
