@@ -1,0 +1,123 @@
+"""Many connections, idle or coming and going, and one client among them that must notice nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bascule.core.log import get_log
+from bascule.embedded.kafka import EmbeddedKafka
+from tests.scenarios.crowd import crowd
+from tests.scenarios.overload import Overload
+from tests.support.system import System, wait_for
+from tests.support.usage import memory_mib
+
+log = get_log(__name__)
+
+#: Of the canary on a machine that may be busy with other tests; the figures are in docs/guarantees.md.
+GAP_S = 10.0
+#: Of the broker, for each idle connection with a session.
+IDLE_KIB_MAX = 64
+#: Descriptors of a broker that has few.
+FEW = 300
+
+
+@contextmanager
+def few_descriptors(pid: int) -> Iterator[None]:
+    """A process has no more than so many, for a while."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (FEW, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def canary(system: System, queue: str) -> Iterator[Overload]:
+    load = Overload(system, queue)
+    try:
+        load.start(load.canary, load=False)
+        wait_for(lambda: load.figures.round_trips, "the canary")
+        yield load
+    finally:
+        load.stop()
+
+
+def idle(kafka: EmbeddedKafka, directory: Path, prefix: str, count: int) -> None:
+    """So many idle connections."""
+    with System(kafka.bootstrap, directory, prefix=prefix) as system, canary(system, prefix) as bird:
+        before_mib = memory_mib(system.broker.pid)
+        begun_s = time.monotonic()
+        with crowd("idle", system.port, count) as many:
+            connected_s = time.monotonic() - begun_s
+            wait_for(lambda: system.status()["gauges"]["connections"] > count, "all connections")
+            each_kib = (memory_mib(system.broker.pid) - before_mib) * 1024 / count
+            round_trips = bird.figures.round_trips
+            wait_for(lambda: bird.figures.round_trips > round_trips + 20, "the canary among them")
+            assert many.count == count
+            assert many.end() == [count]
+        log.info("idle", connections=count, connected_s=connected_s, each_kib=each_kib, longest_gap_s=bird.figures.longest_gap_s)
+        assert bird.figures.longest_gap_s < GAP_S
+        assert each_kib < IDLE_KIB_MAX
+        wait_for(lambda: system.status()["gauges"]["connections"] <= 1, "all are gone")
+        assert "Traceback" not in system.broker.said()
+
+
+def churn(kafka: EmbeddedKafka, directory: Path, prefix: str, per_second: int, seconds: float) -> None:
+    """So many connections each second that come and go."""
+    with System(kafka.bootstrap, directory, prefix=prefix) as system, canary(system, prefix) as bird:
+        before_mib = memory_mib(system.broker.pid)
+        with crowd("churn", system.port, per_second) as many:
+            begun_s = time.monotonic()
+            wait_for(lambda: time.monotonic() - begun_s > seconds, "the load", seconds + 60)
+            count, rate, longest_open_s = many.end()
+        more_mib = memory_mib(system.broker.pid) - before_mib
+        log.info("churn", connections=count, rate=rate, open_s=longest_open_s, gap_s=bird.figures.longest_gap_s, more_mib=more_mib)
+        assert bird.figures.longest_gap_s < GAP_S
+        wait_for(lambda: system.status()["gauges"]["connections"] <= 1, "all are gone")
+        assert system.status()["gauges"]["handshakes"] == 0
+        assert more_mib < 32
+        assert "Traceback" not in system.broker.said()
+
+
+def test_a_client_among_idle_connections_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+    idle(kafka, tmp_path, topic_prefix, 300)
+
+
+def test_a_client_among_connections_that_come_and_go_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+    churn(kafka, tmp_path, topic_prefix, 50, 5)
+
+
+@pytest.mark.slow
+def test_a_client_among_3000_idle_connections_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+    idle(kafka, tmp_path, topic_prefix, int(os.environ.get("BASCULE_IDLE_CONNECTIONS", "3000")))
+
+
+@pytest.mark.slow
+def test_a_client_among_500_connections_a_second_notices_nothing(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+    churn(kafka, tmp_path, topic_prefix, 500, 30)
+
+
+def test_more_clients_than_descriptors_take_nothing_from_those_that_are_there(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
+) -> None:
+    """Those beyond are refused; the broker still gets to Kafka and its files, and its administrator to it."""
+    with System(kafka.bootstrap, tmp_path, prefix=topic_prefix) as system, canary(system, topic_prefix) as bird:
+        with few_descriptors(system.broker.pid), crowd("idle", system.port, FEW) as many:
+            assert 0 < many.count < FEW
+            assert system.status()["counters"]["connections_refused"] > 0
+            round_trips = bird.figures.round_trips
+            wait_for(lambda: bird.figures.round_trips > round_trips + 20, "the canary among them")
+            assert many.end() == [many.count]
+        assert bird.figures.longest_gap_s < GAP_S
+        said = system.broker.said()
+        assert said.count("connections refused") == 1
+        assert "Traceback" not in said
+        with crowd("idle", system.port, 10) as again:
+            assert again.count == 10
