@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bascule.cli.config import ConfigOption
+from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bascule.adapter.inbound.dead_letters import DeadLetter
+    from bascule.config import Settings
 
 commands = typer.Typer(help="Groups of the Kafka resource adapter: what is in flight, what is dead.", no_args_is_help=True)
 dead_letters = typer.Typer(help="Records that failed too often.", no_args_is_help=True)
@@ -40,6 +40,8 @@ def status(
     log: Annotated[str, typer.Option("--log", help="The inbound log's topic [default: GROUP.inbound]", show_default=False)] = "",
     topic: TopicOption = "",
     config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show what is in flight of each source partition, which transactions have claimed records, and how many dead letters wait."""
@@ -47,7 +49,7 @@ def status(
     from bascule.adapter.inbound.log import InboundLog
     from bascule.kafka.admin import Topics
 
-    settings = _kafka(kafka, config)
+    settings = _kafka(kafka, settings_with_log(config, log_format, log_level))
     inbound = InboundLog("look", settings, group=group, topic=log or None)
     if inbound.topic not in Topics(settings).partitions():
         raise InvalidInput(f"there is no topic {inbound.topic}: no endpoint has ever been active in group {group!r}")
@@ -70,12 +72,18 @@ def status(
 
 @dead_letters.command("list", epilog="Example:  bascule adapter dead-letters list --group shop.payments")
 def list_letters(
-    group: GroupOption, kafka: KafkaOption = None, topic: TopicOption = "", config: ConfigOption = None, output: FormatOption = Format.TABLE
+    group: GroupOption,
+    kafka: KafkaOption = None,
+    topic: TopicOption = "",
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the dead letters that wait: where each was, how often it failed and why."""
     from bascule.adapter.inbound.dead_letters import DeadLetters
 
-    letters = DeadLetters(_kafka(kafka, config), group, topic).waiting()
+    letters = DeadLetters(_kafka(kafka, settings_with_log(config, log_format, log_level)), group, topic).waiting()
     if output is Format.JSON:
         line(as_json([asdict(letter) for letter in letters], indent=2))
     elif letters:
@@ -91,20 +99,19 @@ def send_back(
     kafka: KafkaOption = None,
     topic: TopicOption = "",
     config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Send dead letters back to their group, each once, to be tried as if they had never failed."""
     from bascule.adapter.inbound.dead_letters import DeadLetters
 
-    note(f"returned: {DeadLetters(_kafka(kafka, config), group, topic).send_back(count)}")
+    note(f"returned: {DeadLetters(_kafka(kafka, settings_with_log(config, log_format, log_level)), group, topic).send_back(count)}")
 
 
-def _kafka(servers: str | None, config: Path | None) -> dict[str, Any]:
-    from bascule.config import load
-
-    settings = load(config).settings.kafka
-    if (servers := servers or settings.bootstrap_servers) is None:
+def _kafka(servers: str | None, settings: Settings) -> dict[str, Any]:
+    if (servers := servers or settings.kafka.bootstrap_servers) is None:
         raise InvalidInput("give --kafka HOST:PORT, or set kafka.bootstrap_servers")
-    return {"bootstrap.servers": servers, **settings.client}
+    return {"bootstrap.servers": servers, **settings.kafka.client}
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QUEUE_COLUMNS, show_rows
 from bascule.cli.config import ConfigOption
+from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import Format, FormatOption, as_json, line, table
 from bascule.core.errors import InvalidInput
 
@@ -60,12 +61,12 @@ def verify(
         int | None,
         typer.Option("--to-offset", min=0, help="Journal offset to stop before [default: the pipelines' position]", show_default=False),
     ] = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare the journal with the target topics: counts, digests, the first difference. Exit code 1 when they differ."""
-    from bascule.config import load
-
-    settings = load(config).settings
+    settings = settings_with_log(config, log_format, log_level)
     if settings.kafka.bootstrap_servers is None:
         raise InvalidInput("kafka.bootstrap_servers is not set: BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT names the Kafka of `bascule up`")
     known = {each.name for each in settings.divert}

@@ -57,7 +57,7 @@ def main() -> None:
     SIGUSR1 makes the command write the stacks of its threads to standard error.
     """
     show_stacks_on_signal()
-    configure(LogSettings(level="warning"))  # until a command that serves has read its settings
+    configure(LogSettings(level="warning"))  # until a command has read its settings
     try:
         app()
     except BasculeError as error:

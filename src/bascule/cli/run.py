@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bascule.cli.config import ConfigOption
+from bascule.cli.log import LogFormatOption, LogLevelOption
 from bascule.cli.output import line
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import configure, get_log
@@ -36,14 +37,6 @@ AdminPortOption = Annotated[
 UserOption = Annotated[
     list[str] | None,
     typer.Option("--user", metavar="NAME:PASSWORD", help="A user who may connect; may be repeated (broker.users)", show_default=False),
-]
-LogFormatOption = Annotated[
-    Literal["text", "json"] | None,
-    typer.Option("--log-format", help="How log lines on standard error are written (log.format)", show_default=False),
-]
-LogLevelOption = Annotated[
-    Literal["debug", "info", "warning", "error"] | None,
-    typer.Option("--log-level", help="The least severity that is logged (log.level)", show_default=False),
 ]
 
 

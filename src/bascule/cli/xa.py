@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bascule.cli.config import ConfigOption
+from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 
@@ -38,8 +40,15 @@ def register(app: typer.Typer) -> None:
 
 
 @commands.command("list", epilog="Example:  bascule xa list --manager shop.payments:manager")
-def list_branches(manager: ManagerOption, output: FormatOption = Format.TABLE) -> None:
+def list_branches(
+    manager: ManagerOption,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show the branches that are prepared, what becomes of each, and heuristic outcomes."""
+    settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     _show(found, found.recoverer().look(patient=True), output)
 
@@ -49,9 +58,13 @@ def recover(
     manager: ManagerOption,
     explain: Annotated[bool, typer.Option("--explain", help="Say what would be done, and why; do nothing")] = False,
     now: NowOption = False,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Finish what crashes have left, as the log says. Safe while the application runs. Exit code 1 when something is left to do."""
+    settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     recoverer = found.recoverer()
     done = recoverer.look(patient=not now) if explain else recoverer.run(patient=not now)
@@ -62,22 +75,43 @@ def recover(
 
 
 @commands.command(epilog="Example:  bascule xa commit 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
-def commit(xid: XidArgument, manager: ManagerOption) -> None:
+def commit(
+    xid: XidArgument,
+    manager: ManagerOption,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
     """Commit a transaction in all resources, unless the log says otherwise. For one that is prepared everywhere and not decided."""
+    settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "commit")
 
 
 @commands.command(epilog="Example:  bascule xa rollback 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
-def rollback(xid: XidArgument, manager: ManagerOption) -> None:
+def rollback(
+    xid: XidArgument,
+    manager: ManagerOption,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
     """Roll a transaction back in all resources, unless the log says otherwise."""
+    settings_with_log(config, log_format, log_level)
     _finish(manager, xid, "rollback")
 
 
 @commands.command(epilog="Example:  bascule xa forget 1111577411:shop/0199...:orders-db --manager shop.payments:manager")
-def forget(xid: XidArgument, manager: ManagerOption) -> None:
+def forget(
+    xid: XidArgument,
+    manager: ManagerOption,
+    config: ConfigOption = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
     """Drop the record of a heuristic outcome that you have seen to."""
     from bascule.xa import Xid
 
+    settings_with_log(config, log_format, log_level)
     found = loaded(manager)
     found.recoverer().forget(Xid.parse(xid))
     found.log.close()

@@ -118,7 +118,7 @@ class JsonFormatter(logging.Formatter):
         }
         if isinstance(record.msg, LogEvent):
             said |= {"event": record.msg.text}
-            said |= {f"{name}_" if name in said else name: value for name, value in record.msg.fields.items()}
+            said |= {f"{name}_" if name in said else name: _plain(value) for name, value in record.msg.fields.items()}
         else:
             said["event"] = record.getMessage()
         if record.exc_info:
@@ -154,6 +154,11 @@ def configure(settings: LogSettings = LogSettings(), stream: TextIO | None = Non
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     root.setLevel(max(level, logging.WARNING))
     logging.getLogger(PRODUCT).setLevel(level)
+
+
+def _plain(value: object) -> object:
+    """A tuple with a text of its own, such as a transaction's id, is that text, and no array."""
+    return str(value) if isinstance(value, tuple) and type(value) is not tuple else value
 
 
 def _shown(value: object) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from bascule.amqp.scram import Verifier
 from bascule.cli.main import app
+from bascule.core.log import LogSettings, configured
 from tests.unit.cli.conftest import Bascule
 
 COMMANDS = [
@@ -123,6 +124,25 @@ def test_an_error_is_one_message_and_its_exit_code(arguments: list[str], code: i
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"error: {text}")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("adapter", "status", "--group", "g"),
+        ("adapter", "dead-letters", "list", "--group", "g"),
+        ("adapter", "dead-letters", "return", "--group", "g"),
+        ("verify",),
+    ],
+    ids=" ".join,
+)
+def test_commands_about_kafka_write_their_log_as_the_settings_say(bascule: Bascule, arguments: tuple[str, ...]) -> None:
+    Path("bascule.toml").write_text('[log]\nlevel = "debug"\n')
+    assert bascule(*arguments, "--log-format", "json").stderr.startswith("error: ")
+    assert configured() == LogSettings("json", "debug")
+    Path("bascule.toml").unlink()
+    bascule(*arguments)
+    assert configured() == LogSettings("text", "warning")
 
 
 def test_the_reference_names_every_option_of_every_command() -> None:

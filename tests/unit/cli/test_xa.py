@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -155,3 +156,45 @@ def test_a_manager_that_is_not_there_is_told(bascule: Bascule, shop: Shop, where
 
 def test_what_is_no_xid_is_refused(bascule: Bascule, shop: Shop) -> None:
     assert "is no Xid" in bascule("xa", "commit", "nonsense").stderr
+
+
+@pytest.mark.parametrize("how", ["flags", "environment", "file"])
+def test_log_of_recovery_is_written_as_the_settings_say(bascule: Bascule, shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    xid = shop.leave()
+    flags: tuple[str, ...] = ()
+    if how == "flags":
+        flags = ("--log-format", "json", "--log-level", "info")
+    elif how == "environment":
+        monkeypatch.setenv("BASCULE_LOG__FORMAT", "json")
+        monkeypatch.setenv("BASCULE_LOG__LEVEL", "info")
+    else:
+        Path("bascule.toml").write_text('[log]\nformat = "json"\nlevel = "info"\n')
+    done = bascule("xa", "recover", *flags)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(each["level"], each["event"], each["outcome"]) for each in lines] == [("info", "recovery ends a branch", "rollback")] * 2
+    assert str(xid) in {each["xid"] for each in lines}
+
+
+@pytest.mark.parametrize("command", ["list", "recover"])
+def test_without_a_level_only_what_needs_attention_is_logged(bascule: Bascule, shop: Shop, command: str) -> None:
+    shop.leave()
+    assert bascule("xa", command).stderr == ""
+
+
+def test_format_alone_leaves_the_level_at_warning(bascule: Bascule, shop: Shop) -> None:
+    shop.leave()
+    shop.kafka_down = True
+    lines = bascule("xa", "recover", "--log-format", "json").stderr.splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {each["level"] for each in logged} <= {"warning", "error"}
+    assert lines[-1] == "kafka does not answer: XAER_RMFAIL: no route"
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("recover",), ("commit", "7:67:62"), ("rollback", "7:67:62"), ("forget", "7:67:62")])
+def test_settings_that_cannot_be_used_are_told_before_anything_is_done(bascule: Bascule, shop: Shop, arguments: tuple[str, ...]) -> None:
+    shop.leave()
+    Path("bascule.toml").write_text('[log]\nlevel = "loud"\n')
+    done = bascule("xa", *arguments)
+    assert done.returncode == 2
+    assert "log.level" in done.stderr
+    assert shop.database.prepared

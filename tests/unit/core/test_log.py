@@ -15,6 +15,7 @@ import pytest
 
 from bascule.core import log as module
 from bascule.core.log import ClientLog, LogSettings, configure, configured, get_log
+from bascule.core.xid import Xid
 
 log = get_log("bascule.here")
 
@@ -70,6 +71,12 @@ def test_json_line_has_the_fields_beside_the_event() -> None:
         "event": "batch failed", "batch": 7, "divert": "delayed", "level_": "high", "place": ["t", 0],
     }  # fmt: skip
     assert (second["logger"], second["event"]) == ("other", "a b")
+
+
+def test_transaction_id_in_json_line_has_the_form_that_commands_take() -> None:
+    xid = Xid(7, b"shop/1", b"db")
+    (line,) = (json.loads(line) for line in lines(LogSettings("json"), lambda: log.info("branch ended", xid=xid)))
+    assert Xid.parse(line["xid"]) == xid
 
 
 def test_level_applies_to_the_product_and_other_libraries_begin_at_warning() -> None:

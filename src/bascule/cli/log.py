@@ -1,0 +1,37 @@
+"""The log of commands: its options, and the set-up of a command that does one thing and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from bascule.core.log import LogFormat, LogLevel, configure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bascule.config import Settings
+
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="How log lines on standard error are written (log.format)", show_default=False),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", help="The least severity that is logged (log.level)", show_default=False),
+]
+#: Where no level is set: what such a command has done is its output, or its message.
+LEVEL: Final = "warning"
+
+
+def settings_with_log(config: Path | None, log_format: LogFormat | None, log_level: LogLevel | None) -> Settings:
+    """Load the settings, and write the log of a command that does one thing and ends as they say. Raises ConfigError."""
+    from bascule.config import load
+
+    flags: dict[str, Any] = {"format": log_format, "level": log_level}
+    settings = load(config, flags={"log": {name: value for name, value in flags.items() if value is not None}}).settings
+    values = settings.log.values
+    configure(values if "level" in settings.log.model_fields_set else replace(values, level=LEVEL))
+    return settings
