@@ -14,9 +14,11 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
+from bascule.broker.snapshot import Snapshot
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
+from bascule.journal.offsets import OffsetMap
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import trim
@@ -184,9 +186,13 @@ class Bridge:
         )  # fmt: skip
         return PipelineHolds(place)
 
+    def snapshot(self) -> Snapshot:
+        """One of a broker that has stored nothing, at the end of the journal."""
+        return Snapshot(0, 0, self.end(), 1, OffsetMap(), [], {})
+
     def pins(self) -> dict[str, int]:
         """What a broker that has just started keeps of the journal, and for which pipeline."""
-        return {pin.name: pin.offset for pin in self.keepers().found(self.end(), 1.0)}
+        return {pin.name: pin.offset for pin in self.keepers().found(self.snapshot())}
 
     def records(self, name: str) -> list[Message]:
         topic = f"{self.pipelines.topics.prefix}.{name}"

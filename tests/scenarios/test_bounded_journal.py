@@ -18,7 +18,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.server.housekeeping import StoredMessages
-from bascule.server.pipeline_holds import DISABLED
+from bascule.writer.pipeline_holds import DISABLED
 from bascule.writer.position import BEGUN, POSITION_PARTITIONS, Position, position_key
 from tests.scenarios.conftest import Connect
 from tests.scenarios.crash_load import from_kafka

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bascule.broker.snapshot import Snapshot
 from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.journal.offsets import OffsetMap
-from bascule.server.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHolds
+from bascule.server.pipeline_holds import PipelineHolds
+from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD
 from bascule.writer.position import COMMON, ENDED, POSITION_PARTITIONS
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.kafka_proxy import Action, Api, KafkaProxy
@@ -31,7 +30,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPa
 
 def reasons(bridge: Bridge, keepers: PipelineHolds | None = None) -> dict[str, str]:
     found = bridge.keepers() if keepers is None else keepers
-    return {pin.name: pin.reason for pin in found.found(Snapshot(0, 0, bridge.end(), 1, OffsetMap(), [], {}))}
+    return {pin.name: pin.reason for pin in found.found(bridge.snapshot())}
 
 
 def test_of_one_that_reads_on_there_is_none_until_it_stands_still(bridge: Bridge) -> None:

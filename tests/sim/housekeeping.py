@@ -5,7 +5,7 @@ The rules are those of bascule.broker.following and bascule.broker.housekeeping;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
@@ -13,17 +13,20 @@ from bascule.broker.engine import Engine
 from bascule.broker.following import FollowingProtocol
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
 from bascule.broker.loading import Loader
-from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, RetentionViolation
+from bascule.broker.retention import OwnersRetention, RetentionHold, RetentionViolation
 from bascule.broker.snapshot import EncodedSnapshot, Snapshot
-from bascule.core.errors import Unavailable
 from bascule.journal.offsets import OffsetMap
 from bascule.kafka.snapshots import BARRIER_KEY, SnapshotKeys, joined
 from bascule.server.housekeeping import BARRIER_KEY as STORE_BARRIER_KEY
-from bascule.writer.position import Position, position_key
+from bascule.writer.epochs import taken_since
+from bascule.writer.pipeline_holds import PipelineHoldsProtocol
+from bascule.writer.position import COMMON, Position, position_key
+from bascule.writer.reading import read_behind_barrier
 from tests.sim.effects import ProcessEffects, answered
-from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, KafkaFault, ToWrite
+from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, ToWrite
+from tests.sim.partition import Record
 from tests.sim.world import Process
-from tests.sim.writer import DIVERTS, PositionReader, decoded, position_partition
+from tests.sim.writer import PositionReader, decoded, position_partition
 
 T = TypeVar("T")
 
@@ -39,6 +42,8 @@ RETRY_MS: Final = 40.0
 CHUNK_BYTES: Final = 1_500
 ANNOUNCE_S: Final = 0.25
 INGRESS_ID: Final = "ingress"
+#: As drivers of the simulation write it into positions.
+JOURNAL_ID: Final = "id"
 
 
 async def newest(kafka: Kafka, process: Process, topic: str, *, barrier_key: bytes | None = None) -> dict[bytes, bytes]:
@@ -153,6 +158,7 @@ class Housekeeping(ProcessEffects):
         limits = HousekeepingLimits(snapshot_records=records, announce_timeout_s=ANNOUNCE_S, retention=OwnersRetention(0.0))
         self._violations = process.world.violations
         self.protocol = HousekeepingProtocol(self, limits, engine, offsets, violations=self._violations)
+        self._pipelines = PipelineHolds(kafka, process)
         self._on_step = on_step
         self._keys = SnapshotKeys()
         self._keys_read = False
@@ -191,19 +197,7 @@ class Housekeeping(ProcessEffects):
 
     async def pipelines(self, taken: Snapshot) -> Sequence[RetentionHold]:
         """Where the diverts stand."""
-        key = position_key(DIVERTS, JOURNAL, 0)
-        found = (await self._positions(key)).get(key)
-        return [RetentionHold.up_to(taken, Keeper.PIPELINE, DIVERTS, 0 if found is None else found.offset, "")]
-
-    async def _positions(self, key: str) -> Mapping[str, Position]:
-        partition = position_partition(self._kafka, key)
-        if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
-            records, _ = await answered(self._kafka.fetch(self.process, partition, 0, committed=False))
-            return {(record.key or b"").decode(): decoded(record.value) for record in records if record.value}
-        try:
-            return await PositionReader(self._kafka, self.process, partition).read()
-        except KafkaFault as fault:
-            raise Unavailable(str(fault)) from fault
+        return await self._pipelines.protocol.found(taken)
 
     async def retained_from(self, log: TrimmedLog, partition: int) -> int:
         """The owner retains nothing here."""
@@ -234,6 +228,68 @@ class Housekeeping(ProcessEffects):
     async def _request(self, what: str, carry_out: Callable[[], object]) -> None:
         self._on_step()
         await answered(self._kafka.request(self.process, what, carry_out))
+
+
+class PipelineHolds:
+    """What one epoch knows of the pipelines (``bascule.writer.pipeline_holds.PipelineHoldsEffects``)."""
+
+    def __init__(self, kafka: Kafka, process: Process) -> None:
+        self._kafka, self._process = kafka, process
+        self._violations = process.world.violations
+        self.protocol = PipelineHoldsProtocol(self, JOURNAL, 0, violations=self._violations)
+
+    def wall_s(self) -> float:
+        """The process's."""
+        return self._process.wall_ms / 1000
+
+    def note_released(self, hold: RetentionHold) -> None:
+        """The owner has set no quota here."""
+
+    async def stored(self) -> Mapping[str, Position]:
+        """Those of the diverts."""
+        partition = position_partition(self._kafka, position_key(COMMON, JOURNAL, 0))
+        if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
+            records, _ = await answered(self._kafka.fetch(self._process, partition, 0, committed=False))
+            return {(record.key or b"").decode(): decoded(record.value) for record in records if record.value}
+        return await read_behind_barrier(PositionReader(self._kafka, self._process, partition), violations=self._violations)
+
+    async def journal_id(self) -> str:
+        """It is never deleted."""
+        return JOURNAL_ID
+
+    async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
+        """By the epochs in the journal."""
+        journal = self._kafka.partition(JOURNAL)
+        records, _ = await answered(self._kafka.fetch(self._process, journal, journal.earliest, committed=False))
+        return taken_since(common, _ReadJournal(journal.earliest, records), end)
+
+    async def said(self, name: str) -> tuple[int, str]:
+        """Drivers publish nothing here."""
+        return -1, ""
+
+
+class _ReadJournal:
+    """Records that were read (``bascule.writer.epochs.JournalHistory``)."""
+
+    def __init__(self, earliest: int, records: Sequence[Record]) -> None:
+        self._earliest, self._records = earliest, records
+
+    def earliest(self) -> int:
+        return self._earliest
+
+    def records(self, start: int, end: int) -> Iterator[_ReadRecord]:
+        return (_ReadRecord(record) for record in self._records if start <= record.offset < end)
+
+
+class _ReadRecord:
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def offset(self) -> int:
+        return self._record.offset
+
+    def value(self) -> bytes | None:
+        return self._record.value
 
 
 def _topic(log: TrimmedLog) -> str:

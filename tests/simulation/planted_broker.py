@@ -11,9 +11,13 @@ from bascule.broker.ingress_tail import IngressTailViolation
 from bascule.broker.node import NodeViolation
 from bascule.broker.retention import RetentionViolation
 from bascule.broker.rounds import RoundViolation
+from bascule.writer.pipeline_holds import PipelineHoldViolation
 from tests.sim.kafka import NetworkConditions
 from tests.sim.simulation import Simulation
 from tests.simulation.planting import Planted
+
+#: For so long the first driver of some runs stands still.
+LATE_DRIVER_MS: Final = 400.0
 
 
 def changing_leaders(simulation: Simulation) -> None:
@@ -32,6 +36,18 @@ def quarrelling_brokers(simulation: Simulation) -> None:
 def lossy_network(simulation: Simulation) -> None:
     """Many requests time out."""
     simulation.kafka.weather.lost = 0.4
+
+
+def drivers_come_late(simulation: Simulation) -> None:
+    """The first driver stands still until the journal has been trimmed more than once."""
+    housekeepers(simulation)
+
+    def stand_still() -> None:
+        for driver in simulation.pipelines.drivers:
+            driver.process.stop()
+            simulation.world.after(LATE_DRIVER_MS, driver.process.go_on)
+
+    simulation.world.after(0.0, stand_still)
 
 
 def housekeepers(simulation: Simulation) -> None:
@@ -96,6 +112,12 @@ PLANTED: Final = (
     ),
     Planted(RoundViolation.DELETED_BEFORE_ANNOUNCED, "older snapshots are deleted before the new one counts", ("stuck",), housekeepers),
     Planted(RoundViolation.FORGOTTEN_BEFORE_ANNOUNCED, "the store forgets before the new snapshot counts", ("stuck",), housekeepers),
+    Planted(
+        PipelineHoldViolation.UNREGISTERED_NEED_NOTHING,
+        "the journal is trimmed before pipelines know an exclusive divert that has taken messages",
+        ("divert-loss",),
+        drivers_come_late,
+    ),
     Planted(RoundViolation.WAITING_MESSAGES_FORGOTTEN, "the store forgets messages that still wait", ("stuck",), housekeepers),
     Planted(HousekeepingViolation.ANNOUNCEMENT_NOT_AWAITED, "a round does not wait for its announcement", ("stuck",), housekeepers),
     Planted(

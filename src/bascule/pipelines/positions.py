@@ -16,7 +16,6 @@ from bascule.core.log import get_log
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TableReader
-from bascule.kafka.epochs import first_marks, taken_since
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
 from bascule.kafka.lineage import PartitionLineage
@@ -26,6 +25,7 @@ from bascule.pipelines.losses import LEAVE_OUT, loss_of
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
 from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 from bascule.writer.claims import Claim, Claims
+from bascule.writer.epochs import first_marks, taken_since
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     BEGUN,

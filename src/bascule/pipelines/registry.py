@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
 from bascule.journal.records import DamagedRecord, ForeignRecord, Header, Kind, decode_header
-from bascule.kafka.epochs import exclusive_of
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
+from bascule.writer.epochs import exclusive_of
 from bascule.writer.position import Position, PositionLost
 
 

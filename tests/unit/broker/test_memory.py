@@ -183,6 +183,7 @@ def test_an_error_that_refuses_message_after_message_keeps_none_of_them(small: B
     for number in range(3):
         small.put(BODY + b"%d" % number, transaction=transaction)
         small.put(BODY + b"%d" % number)
+    assert len(small.sender.answers) == 6
     for _, error in small.sender.answers:
         assert error is not None
         assert error.__traceback__ is None, "the frames of each send, and with them the messages"

@@ -11,10 +11,11 @@ from bascule.core.destination import Routing
 from bascule.core.errors import Unavailable
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.journal.records import Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
-from bascule.kafka import epochs, history, log
-from bascule.kafka.epochs import exclusive_diverts, first_marks, taken_since
+from bascule.kafka import history, log
 from bascule.kafka.history import LagMirror, TopicHistory, committed_note
 from bascule.kafka.log import PartitionReader, takes_appends
+from bascule.writer import epochs
+from bascule.writer.epochs import exclusive_diverts, first_marks, taken_since
 from bascule.writer.position import Position
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.kafka.in_memory import kafka

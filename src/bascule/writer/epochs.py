@@ -6,18 +6,40 @@ that it ended.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-
-from confluent_kafka import Message
+from typing import Any, Protocol
 
 from bascule.journal.fence import STRAY_RECORDS_MAX
 from bascule.journal.records import ForeignRecord, Kind, Op, decode_header, decode_json, decode_send, entries
-from bascule.kafka.history import TopicHistory
 from bascule.writer.position import Position
 
 
-def taken_since(common: Position | None, history: TopicHistory, end: int) -> dict[str, int]:
+class StoredRecord(Protocol):
+    """A record as it was read."""
+
+    def offset(self) -> int | None:
+        """Where it stands."""
+        ...
+
+    def value(self) -> Any:
+        """Its octets."""
+        ...
+
+
+class JournalHistory(Protocol):
+    """The records of a journal that are there. Each method may raise Unavailable."""
+
+    def earliest(self) -> int:
+        """The first offset that is still there."""
+        ...
+
+    def records(self, start: int, end: int) -> Iterable[StoredRecord]:
+        """Those from ``start`` on and before ``end``."""
+        ...
+
+
+def taken_since(common: Position | None, history: JournalHistory, end: int) -> dict[str, int]:
     """Where what an exclusive divert took may begin, by its name: behind ``common``, up to which everything is answered for, or at all."""
     epochs = exclusive_diverts(history, common.epoch if common else 0, end)
     if common is not None and common.epoch not in epochs:
@@ -30,7 +52,7 @@ def taken_since(common: Position | None, history: TopicHistory, end: int) -> dic
     return since
 
 
-def first_marks(common: Position | None, history: TopicHistory, end: int) -> dict[str, int]:
+def first_marks(common: Position | None, history: JournalHistory, end: int) -> dict[str, int]:
     """Where, of an epoch whose start is trimmed, what each exclusive divert took begins: what ``taken_since`` finds where somebody knows.
 
     Reads the journal up to the first start that is there.
@@ -46,7 +68,7 @@ def first_marks(common: Position | None, history: TopicHistory, end: int) -> dic
     return found
 
 
-def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, Collection[str]]:
+def exclusive_diverts(history: JournalHistory, start: int, end: int) -> dict[int, Collection[str]]:
     """The exclusive diverts in force by epoch, of those that began from ``start`` on and before ``end``, as far as they are there.
 
     Raises DamagedRecord, NewerRecord or Unavailable.
@@ -67,7 +89,7 @@ def exclusive_diverts(history: TopicHistory, start: int, end: int) -> dict[int, 
     return found
 
 
-def _epoch(record: Message) -> int:
+def _epoch(record: StoredRecord) -> int:
     try:
         header = decode_header(_value(record))
     except ForeignRecord:
@@ -83,5 +105,5 @@ def exclusive_of(value: bytes) -> tuple[str, ...]:
     return ()
 
 
-def _value(record: Message) -> bytes:
+def _value(record: StoredRecord) -> bytes:
     return bytes(record.value() or b"")

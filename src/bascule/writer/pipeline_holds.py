@@ -1,0 +1,136 @@
+"""What pipelines still need of the journal, without IO: where each of them stands, and why it does not read on."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from bascule.broker.retention import Keeper, RetentionHold
+from bascule.broker.snapshot import Snapshot
+from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, Position, position_key
+
+UNTOLD: Final = "an exclusive divert took messages there, and no pipelines that know it have been started since"
+DISABLED: Final = "disabled: it goes on from there when it is enabled; one that is removed needs nothing"
+ALL_DISABLED: Final = "no divert is enabled: it goes on from there when one is"
+
+
+class PipelineHoldViolation(enum.StrEnum):
+    """Rules of what pipelines need that a test may break."""
+
+    UNREGISTERED_NEED_NOTHING = "the journal is not kept for what an exclusive divert took before pipelines that know it have started"
+
+
+class PipelineHoldsEffects(Protocol):
+    """What the look at pipelines asks of its surroundings. What is awaited may raise Unavailable."""
+
+    def wall_s(self) -> float:
+        """The time of the wall clock."""
+        ...
+
+    def note_released(self, hold: RetentionHold) -> None:
+        """Say that a pipeline lags more than the owner's quota: what it has not read is deleted."""
+        ...
+
+    async def stored(self) -> Mapping[str, Position]:
+        """All committed positions, by key; a former leader must not answer. Empty before there are any."""
+        ...
+
+    async def journal_id(self) -> str | None:
+        """The id of the journal's topic now."""
+        ...
+
+    async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
+        """The offset from which on each exclusive divert may have taken messages behind the common position and before ``end``."""
+        ...
+
+    async def said(self, name: str) -> tuple[int, str]:
+        """The offset that the driver of a pipeline published last, and what it said there. It decides nothing, so it may be missing."""
+        ...
+
+
+class PipelineHoldsProtocol:
+    """Looks for the positions of pipelines, for one epoch, and remembers where they stood."""
+
+    def __init__(
+        self, effects: PipelineHoldsEffects, topic: str, partition: int, quota_bytes: int = 0,
+        *, violations: Collection[enum.StrEnum] = frozenset(),
+    ) -> None:  # fmt: skip
+        """``topic`` is the journal's; ``quota_bytes`` is how much a pipeline may keep of it, 0: as much as it needs."""
+        self._effects = effects
+        self._topic, self._partition = topic, partition
+        self._quota_bytes = quota_bytes
+        self._violations = violations
+        self._stood: dict[str, tuple[int, float]] = {}  # offset of a pipeline, and when it was first seen there
+        self._taken: tuple[Position | None, Mapping[str, int]] | None = None
+
+    async def found(self, taken: Snapshot) -> list[RetentionHold]:
+        """What pipelines need of the journal before a snapshot. Raises Unavailable."""
+        end = taken.next_offset
+        stored = await self._effects.stored()
+        holds = []
+        for name, position in self._in_journal(await self._unregistered(stored, end) | dict(stored)):
+            reason = await self._reason(name, position, end)
+            hold = RetentionHold.up_to(taken, Keeper.PIPELINE, name, position.offset, reason, self._quota_bytes)
+            if hold.released:
+                self._effects.note_released(hold)
+            holds.append(hold)
+        return holds
+
+    # -- where pipelines stand -----------------------------------------------------------------------------------------
+
+    def _in_journal(self, positions: Mapping[str, Position]) -> Iterator[tuple[str, Position]]:
+        for key, position in sorted(positions.items()):
+            # Where a divert once began is remembered, and needs nothing of the journal.
+            if key.startswith(BEGUN) or position.vacant:
+                continue
+            if position.topic == self._topic and position.partition == self._partition:
+                yield key.partition("/")[0], position
+
+    async def _unregistered(self, stored: Mapping[str, Position], end: int) -> dict[str, Position]:
+        """Of exclusive diverts that no stored position answers for: where what they took begins."""
+        if PipelineHoldViolation.UNREGISTERED_NEED_NOTHING in self._violations:
+            return {}
+        common = stored.get(position_key(COMMON, self._topic, self._partition))
+        if common is not None and not common.vacant:
+            return {}
+        if common is not None and common.topic_id != await self._effects.journal_id():
+            common = None  # in an earlier journal of the same name
+        if self._taken is None or self._taken[0] != common:  # it changes with an epoch, and with the position
+            self._taken = common, await self._effects.taken_since(common, end)
+        return {
+            position_key(f"{DIVERT}{name}", self._topic, self._partition): Position(
+                self._topic, "", self._partition, offset, members=(name,)
+            )
+            for name, offset in self._taken[1].items()
+        }
+
+    # -- why a pipeline stands still -----------------------------------------------------------------------------------
+
+    async def _reason(self, name: str, position: Position, end: int) -> str:
+        """Say why a pipeline does not read on: "" while it does, or has read all."""
+        before, since_s = self._stood.get(name, (-1, 0.0))
+        if before != position.offset:
+            since_s = self._effects.wall_s()
+            self._stood[name] = position.offset, since_s
+        if not position.topic_id:
+            return UNTOLD
+        if not position.owner:  # nor has one that is enabled and cannot go on from here
+            said = await self._said(name, position)
+            return DISABLED if said in ("", ENDED) else said
+        if position.offset >= end or before not in (-1, position.offset):
+            return ""
+        if not position.members:
+            return ALL_DISABLED
+        if said := await self._said(name, position):
+            return said
+        if before < 0:
+            return ""
+        since = datetime.fromtimestamp(since_s, UTC).isoformat(" ", "seconds")
+        return f"has not moved since {since}: its driver does not run, or does not get on; the log of the pipelines says why"
+
+    async def _said(self, name: str, position: Position) -> str:
+        """What its driver said last, unless the pipeline has moved since."""
+        offset, note = await self._effects.said(name)
+        return note if offset >= position.offset else ""

@@ -1,0 +1,190 @@
+"""What the journal is kept for, and why a pipeline stands still: the rules, without a Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from bascule.broker.retention import Keeper, RetentionHold
+from bascule.broker.snapshot import Snapshot
+from bascule.core.effects import run_blocking
+from bascule.journal.offsets import OffsetMap
+from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHoldsProtocol
+from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, Position, position_key
+
+JOURNAL, ID = "bascule.journal", "id"
+END = 100
+COMMON_KEY = position_key(COMMON, JOURNAL, 0)
+
+
+def at(offset: int, *members: str, owner: str = "driver.1") -> Position:
+    return Position(JOURNAL, ID, 0, offset, members=members, owner=owner)
+
+
+@dataclass
+class Surroundings:
+    """What is stored, and what drivers have said."""
+
+    positions: dict[str, Position] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    journal: str | None = ID
+    now_s: float = 0.0
+    released: list[str] = field(default_factory=list)
+    asked: list[Position | None] = field(default_factory=list)  # behind which common positions marks were looked for
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def note_released(self, hold: RetentionHold) -> None:
+        self.released.append(hold.name)
+
+    async def stored(self) -> Mapping[str, Position]:
+        return self.positions
+
+    async def journal_id(self) -> str | None:
+        return self.journal
+
+    async def taken_since(self, common: Position | None, end: int) -> Mapping[str, int]:
+        self.asked.append(common)
+        return self.taken
+
+    async def said(self, name: str) -> tuple[int, str]:
+        return self.notes.get(name, (-1, ""))
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
+
+
+def snapshot() -> Snapshot:
+    """At the end of a journal whose records have 10 bytes each."""
+    taken = Snapshot(0, 0, END, 1, OffsetMap(), [], {})
+    for offset in range(END):
+        taken.offsets.sizes.note(offset, 10)
+    return taken
+
+
+def look(around: Surroundings, protocol: PipelineHoldsProtocol | None = None) -> dict[str, tuple[int, str]]:
+    protocol = protocol or PipelineHoldsProtocol(around, JOURNAL, 0)
+    return {hold.name: (hold.offset, hold.reason) for hold in run_blocking(protocol.found(snapshot()))}
+
+
+def test_before_there_are_pipelines_the_journal_is_kept_for_none(around: Surroundings) -> None:
+    assert look(around) == {}
+
+
+def test_a_pipeline_needs_what_it_has_not_read(around: Surroundings) -> None:
+    around.positions = {COMMON_KEY: at(40, "a"), position_key(f"{DIVERT}late", JOURNAL, 0): at(7, "late")}
+    late, common = run_blocking(PipelineHoldsProtocol(around, JOURNAL, 0).found(snapshot()))
+    assert (common.keeper, common.name, common.offset, common.records, common.bytes) == (Keeper.PIPELINE, COMMON, 40, 60, 600)
+    assert (late.name, late.offset, late.reason) == (f"{DIVERT}late", 7, "")
+
+
+@pytest.mark.parametrize(
+    ("key", "position"),
+    [
+        (f"{BEGUN}a", at(3, "a")),
+        (COMMON_KEY, at(3, owner="")),
+        (position_key(COMMON, "other", 0), replace(at(3, "a"), topic="other")),
+        (position_key(COMMON, JOURNAL, 1), replace(at(3, "a"), partition=1)),
+        (position_key("ingress:in", "payments", 0), replace(at(3), topic="payments")),
+    ],
+    ids=["where a divert began", "vacant", "another topic", "another partition", "an ingress"],
+)
+def test_nobody_reads_the_journal_from_there(around: Surroundings, key: str, position: Position) -> None:
+    around.positions = {key: position}
+    assert look(around) == {}
+
+
+def test_a_pipeline_beyond_the_quota_is_released_and_that_is_said(around: Surroundings) -> None:
+    around.positions = {COMMON_KEY: at(40, "a")}
+    (hold,) = run_blocking(PipelineHoldsProtocol(around, JOURNAL, 0, quota_bytes=599).found(snapshot()))
+    assert hold.released
+    assert around.released == [COMMON]
+    (hold,) = run_blocking(PipelineHoldsProtocol(around, JOURNAL, 0, quota_bytes=600).found(snapshot()))
+    assert not hold.released
+
+
+# -- exclusive diverts that no pipelines know yet --------------------------------------------------------------------------
+
+
+def test_what_an_exclusive_divert_took_before_pipelines_knew_it_is_kept(around: Surroundings) -> None:
+    around.taken = {"x": 12}
+    assert look(around) == {f"{DIVERT}x": (12, UNTOLD)}
+
+
+def test_a_common_position_answers_for_what_exclusive_diverts_took(around: Surroundings) -> None:
+    around.taken, around.positions = {"x": 12}, {COMMON_KEY: at(40, "a")}
+    assert look(around) == {COMMON: (40, "")}
+    assert around.asked == []
+
+
+def test_a_vacant_common_position_says_from_where_on_marks_are_looked_for(around: Surroundings) -> None:
+    vacant = at(40, owner="")
+    around.taken, around.positions = {"x": 50}, {COMMON_KEY: vacant}
+    assert look(around) == {f"{DIVERT}x": (50, UNTOLD)}
+    assert around.asked == [vacant]
+
+
+def test_a_vacant_position_in_a_recreated_journal_says_nothing(around: Surroundings) -> None:
+    around.taken, around.positions, around.journal = {"x": 2}, {COMMON_KEY: at(40, owner="")}, "another"
+    assert look(around) == {f"{DIVERT}x": (2, UNTOLD)}
+    assert around.asked == [None]
+
+
+def test_marks_are_looked_for_again_only_when_the_common_position_has_changed(around: Surroundings) -> None:
+    protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
+    for _ in range(2):
+        look(around, protocol)
+    assert around.asked == [None]
+    around.positions = {COMMON_KEY: at(40, owner="")}
+    for _ in range(2):
+        look(around, protocol)
+    assert around.asked == [None, at(40, owner="")]
+
+
+def test_a_stored_position_of_a_divert_goes_before_its_marks(around: Surroundings) -> None:
+    around.taken, around.positions = {"x": 12}, {position_key(f"{DIVERT}x", JOURNAL, 0): at(30, "x")}
+    assert look(around) == {f"{DIVERT}x": (30, "")}
+
+
+# -- why a pipeline stands still -------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_that_does_not_move_is_said_to_stand_since_then(around: Surroundings) -> None:
+    around.positions, around.now_s = {COMMON_KEY: at(40, "a")}, 60.0
+    protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
+    assert look(around, protocol) == {COMMON: (40, "")}
+    around.now_s = 300.0
+    assert look(around, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:01:00+00:00: its driver does not run")
+    around.positions = {COMMON_KEY: at(41, "a")}
+    assert look(around, protocol) == {COMMON: (41, "")}
+    assert look(around, protocol)[COMMON][1].startswith("has not moved since 1970-01-01 00:05:00+00:00")
+
+
+def test_a_pipeline_that_has_read_all_does_not_stand_still(around: Surroundings) -> None:
+    around.positions = {COMMON_KEY: at(END, "a")}
+    protocol = PipelineHoldsProtocol(around, JOURNAL, 0)
+    assert [look(around, protocol) for _ in range(2)] == [{COMMON: (END, "")}] * 2
+
+
+@pytest.mark.parametrize(("offset", "shown"), [(40, "BadRecord: no JSON"), (41, "BadRecord: no JSON"), (39, "")])
+def test_what_its_driver_said_counts_unless_the_pipeline_has_moved_since(around: Surroundings, offset: int, shown: str) -> None:
+    around.positions, around.notes = {COMMON_KEY: at(40, "a")}, {COMMON: (offset, "BadRecord: no JSON")}
+    assert look(around) == {COMMON: (40, shown)}
+
+
+@pytest.mark.parametrize(("said", "shown"), [("", DISABLED), (ENDED, DISABLED), ("PositionLost: gone", "PositionLost: gone")])
+def test_a_divert_that_no_driver_holds_is_disabled_or_cannot_go_on(around: Surroundings, said: str, shown: str) -> None:
+    key = position_key(f"{DIVERT}x", JOURNAL, 0)
+    around.positions, around.notes = {key: at(40, "x", owner="")}, {f"{DIVERT}x": (40, said)}
+    assert look(around) == {f"{DIVERT}x": (40, shown)}
+
+
+def test_a_common_position_without_members_has_no_enabled_divert(around: Surroundings) -> None:
+    around.positions = {COMMON_KEY: at(40)}
+    assert look(around) == {COMMON: (40, ALL_DISABLED)}
