@@ -46,6 +46,7 @@ class Counters:
     redelivered: int = 0
     dead_lettered: int = 0
     expired: int = 0
+    expired_subscriptions: int = 0
     dropped: int = 0  # non-persistent ones, from full queues
     duplicates: int = 0
     committed: int = 0
@@ -62,6 +63,10 @@ class DeliveryHooks(Protocol):
     @property
     def look_for_use(self) -> Callable[[BrokerQueue], None]:
         """The queue may be one that nobody uses any more; see Destinations."""
+
+    @property
+    def begin_use(self) -> Callable[[BrokerQueue], None]:
+        """A durable subscription has a consumer again; see SubscriptionUse."""
 
 
 class Deliveries:
@@ -136,6 +141,8 @@ class Deliveries:
             consumer.selector_text = selector.text
             consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
         queue.consumers.append(consumer)
+        if queue.unused_since_ms:
+            self._hooks.begin_use(queue)
         return consumer
 
     def matches(self, selector: Selector, message: BrokerMessage) -> bool:

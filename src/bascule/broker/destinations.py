@@ -8,6 +8,7 @@ from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.subscription_use import SubscriptionUse
 from bascule.core import crash
 from bascule.core.destination import Routing
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
@@ -23,6 +24,7 @@ class Destinations:
         self.journaling = deliveries.journaling
         self.clock = deliveries.clock
         self._deliveries = deliveries
+        self.subscription_use = SubscriptionUse(self.journaling, deliveries.schedule, self.clock, self._expire_subscription)
 
     def window_limits(self, address: str) -> tuple[int, int]:
         """Return how many ids the duplicate window of an address holds, and for how many milliseconds."""
@@ -89,7 +91,7 @@ class Destinations:
         """The queues that the configuration names: when the state is loaded."""
         for name in self.policy.queues:
             self.queue(name)
-        for queue in self.addresses.anycast.values():
+        for queue in self.addresses.queues.values():
             self.look_for_use(queue)
 
     def recreate(self, address: str) -> None:
@@ -168,8 +170,14 @@ class Destinations:
             if routing is Routing.ANYCAST and queue is not None:
                 self.look_for_use(queue)
 
+    def _expire_subscription(self, queue: BrokerQueue) -> None:
+        self._deliveries.counters.expired_subscriptions += 1
+        self.delete_queue(queue)
+
     def look_for_use(self, queue: BrokerQueue) -> None:
-        """An auto-created queue that is empty and stays unused is deleted after a while."""
+        """An auto-created queue that is empty and stays unused is deleted after a while, and a durable subscription by its own setting."""
+        if queue.durable and queue.routing is Routing.MULTICAST and not queue.consumers and not queue.deleted:
+            self.subscription_use.end(queue)
         if self._unused(queue):
             watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
             if not watched:

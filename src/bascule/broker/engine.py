@@ -71,6 +71,7 @@ class Engine:
         self.create_temporary, self.delete_temporary = destinations.create_temporary, destinations.delete_temporary
         self.attach_producer, self.detach_producer = destinations.attach_producer, destinations.detach_producer
         self.look_for_use = destinations.look_for_use
+        self.begin_use = destinations.subscription_use.begin
         self.attach, self.detach, self.matches = deliveries.attach, deliveries.detach, deliveries.matches
         self.acknowledge, self.give_back, self.reject = deliveries.acknowledge, deliveries.give_back, deliveries.reject
         self.put_in, self.delay, self.watch_expiry = deliveries.put_in, deliveries.delay, deliveries.watch_expiry

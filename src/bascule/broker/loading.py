@@ -82,6 +82,7 @@ class Loader:
         for content, mids, counts in zip(snapshot.queues, snapshot.mids, snapshot.counts, strict=True):
             reserved_mid = content.pop("reserved")
             queue = self._add(self._described(content))
+            queue.unused_since_ms = content.get("unused_since_ms", 0)
             queue.reserved_mid = reserved_mid
             self._counts[queue.id].update(counts)
             for mid in mids:
@@ -206,6 +207,11 @@ class Loader:
         elif op == Op.SNAPSHOT:
             if self.snapshot is not None and decode_json(value, start, end)["id"] == self.snapshot.id:
                 self.announced = True
+        elif op == Op.SUBSCRIPTION_USE:
+            content = decode_json(value, start, end)
+            queue = engine.addresses.queues.get(content["queue"])
+            if queue is not None:
+                queue.unused_since_ms = content["unused_since_ms"]
         elif op == Op.PREPARED:
             branch = Branch.from_entry(entry(Op.PREPARED, value[start:end]))
             engine.branches.prepared[branch.xid] = branch

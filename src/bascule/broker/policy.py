@@ -47,6 +47,7 @@ class AddressPolicy:
     auto_create: bool = True
     auto_delete: bool = True  # auto-created queues go when they are empty and nobody uses them
     auto_delete_ms: int = AUTO_DELETE_AFTER_S * 1000  # after so long
+    subscription_expiry_ms: int = 0  # a durable subscription goes when it has no consumer for so long
 
     def redelivery_pause_ms(self, failures: int) -> int:
         """How long a message waits after so many failed deliveries (1 or more)."""

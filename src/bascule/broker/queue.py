@@ -43,10 +43,10 @@ class BrokerQueue:
     """
 
     __slots__ = (
-        "_selector", "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable", "groups",
-        "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name", "no_local_container", "owner",
-        "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text", "settings", "shared", "subscription",
-        "sweep_at_ms", "turn", "user",
+        "_selector", "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable",
+        "expiry_watched", "groups", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name",
+        "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text",
+        "settings", "shared", "subscription", "sweep_at_ms", "turn", "unused_since_ms", "user",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -71,6 +71,8 @@ class BrokerQueue:
         self.owner: object = None  # of a temporary queue: who alone may consume from it
         self.turn = 0
         self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never
+        self.unused_since_ms = 0  # of a durable subscription: when its last consumer left, 0 while it has one
+        self.expiry_watched = False
         self.idle_since_ms = 0  # when it was last found unused, 0 while nobody watches that
         self.counts: dict[int, int] = {}  # failed deliveries by position, where they are known: see delivery_count
         self.reserved_mid = -1  # the journal says that messages up to here may have been delivered

@@ -76,7 +76,7 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
     unconfirmed = set(journaling.unconfirmed_digests())
     snapshot = Snapshot(
         journaling.epoch, sequence, offsets.offset_of(sequence) + 1 if sequence else 0, engine.next_queue_id, offsets.copy(),
-        [{**queue.describe(), "reserved": queue.reserved_mid} for queue in queues],
+        [{**queue.describe(), "reserved": queue.reserved_mid, "unused_since_ms": queue.unused_since_ms} for queue in queues],
         dict(engine.confirmed_ingress),
         windows={
             address: window.remembered(sequence, unconfirmed) for address, window in engine.windows.by_address.items() if window.digests

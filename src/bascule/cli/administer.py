@@ -163,7 +163,7 @@ def _moment(time_ms: int | None) -> str | None:
 @subscriptions.command("list", epilog="Example:  bascule subscription list")
 def list_subscriptions(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the subscriptions of topics."""
-    columns = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers")
+    columns = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers", "unused_since_ms")
     show_rows(AdminApiClient(admin, config).look("subscriptions"), columns, output)
 
 

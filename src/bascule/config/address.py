@@ -64,6 +64,12 @@ class AddressSettings(Section):
     auto_create: bool = Field(default=True, description="A queue or topic is made when a client first names it; else that is refused")
     auto_delete: bool = Field(default=True, description="A queue made so goes when it is empty and nobody uses it")
     auto_delete_after_s: Seconds = Field(default=AUTO_DELETE_AFTER_S, ge=0, le=_LONGEST_S, description="After so long without use")
+    subscription_expiry_s: Seconds = Field(
+        default=0,
+        ge=0,
+        le=_LONGEST_S,
+        description="A durable subscription without a consumer for so long is deleted, and the messages that it holds; 0 = never",
+    )
 
     @field_validator("dead_letter_address", "expiry_address")
     @classmethod

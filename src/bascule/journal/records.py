@@ -60,6 +60,7 @@ class Op(enum.IntEnum):
     PREPARED = 10  # a transaction branch that will commit when it is told to: bascule.journal.branches
     ENDED = 11  # what became of one; of a commit, in the record of its messages and acknowledgements
     INGRESS_TOPIC = 12  # JSON: by its id, the topic whose next offsets INGRESS tells, and those that hold as yet
+    SUBSCRIPTION_USE = 13  # JSON: since when a durable subscription has no consumer, 0 where it has one
 
 
 class SendFlag:

@@ -44,6 +44,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "auto_create": ("auto_create", bool),
     "auto_delete": ("auto_delete", bool),
     "auto_delete_after_s": ("auto_delete_ms", _ms),
+    "subscription_expiry_s": ("subscription_expiry_ms", _ms),
 }
 
 

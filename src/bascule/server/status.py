@@ -29,6 +29,7 @@ COUNTERS = {
     "redelivered": "messages_redelivered",
     "dead_lettered": "messages_dead_lettered",
     "expired": "messages_expired",
+    "expired_subscriptions": "subscriptions_expired",
     "dropped": "messages_dropped",
     "duplicates": "duplicates_recognised",
     "committed": "transactions_committed",
@@ -81,6 +82,7 @@ class SubscriptionStatus(TypedDict):
     messages: int
     delivering: int
     consumers: int
+    unused_since_ms: int  # of a durable one: when its last consumer left, 0 while it has one
 
 
 class ConnectionStatus(TypedDict):
@@ -278,7 +280,7 @@ def subscription_status(queue: BrokerQueue) -> SubscriptionStatus:
     """One subscription, by the queue that holds its messages."""
     return SubscriptionStatus(
         name=queue.name, topic=queue.address, durable=queue.durable, selector=queue.selector_text, messages=queue.waiting_count,
-        delivering=queue.delivering_count, consumers=len(queue.consumers),
+        delivering=queue.delivering_count, consumers=len(queue.consumers), unused_since_ms=queue.unused_since_ms,
     )  # fmt: skip
 
 

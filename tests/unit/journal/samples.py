@@ -53,6 +53,7 @@ BRANCHES = (
     *(ended_entry(*ended) for ended in ENDS),
 )
 
+SUBSCRIPTION_USE = {"queue": 3, "unused_since_ms": 1_700_000_000_005}
 INGRESS_TOPIC = {"id": "Zo2dYZ8sQ5ChnpLx5bZQvA", "positions": [[0, 17]]}
 
 RECORDS: dict[str, bytes] = {
@@ -60,5 +61,6 @@ RECORDS: dict[str, bytes] = {
     "data": encode_record(Kind.DATA, 7, 42, b"".join(DATA)),
     "branches": encode_record(Kind.STATE, 7, 44, b"".join(BRANCHES)),
     "ingress-topic": encode_record(Kind.STATE, 7, 45, json_entry(Op.INGRESS_TOPIC, INGRESS_TOPIC)),
+    "subscription-use": encode_record(Kind.STATE, 7, 46, json_entry(Op.SUBSCRIPTION_USE, SUBSCRIPTION_USE)),
     "state": encode_record(Kind.STATE, 7, 43, b"".join(STATE)),
 }
