@@ -13,16 +13,12 @@ from bascule.amqp import events
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, NOT_ALLOWED, AmqpError
 from bascule.amqp.link import Link
-from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Role
+from bascule.amqp.performatives import Accepted, Role
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
-from bascule.broker.engine import Engine
 from bascule.broker.errors import QueueFull, RequestFailed, ResourceLimit
-from bascule.broker.message import BrokerMessage
-from bascule.broker.queue import QueueConsumer
-from bascule.broker.transactions import LocalTransaction
 from bascule.core.caches import forget_peers
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Scope
@@ -35,6 +31,7 @@ from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink
+from bascule.server.outcomes import OUTCOMES, accept_in, return_failed
 from bascule.server.tls import certified_name
 from bascule.server.usage import UserUsage
 
@@ -419,13 +416,13 @@ class ClientConnection(asyncio.Protocol):
             link, _, (consumer, message) = event.deliveries[0]
             if isinstance(link.context, ConsumerLink):
                 link.context.settling(consumer, message)
-        settle = OUTCOMES.get(type(state), _return_failed)
+        settle = OUTCOMES.get(type(state), return_failed)
         if event.txn_id is not None:
             transaction = client.transactions.get(event.txn_id)
             if transaction is None:
-                settle = _return_failed
+                settle = return_failed
             elif isinstance(state, Accepted):
-                settle = partial(_accept_in, transaction)
+                settle = partial(accept_in, transaction)
                 if client.first_transactions:
                     for link in {link for link, _, _ in event.deliveries}:
                         link.context.taken()
@@ -453,41 +450,6 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(event.link.context, CoordinatorLink):
             event.link.context.discharge(event.delivery_id, event.txn_id, fail=event.fail)
 
-
-def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    engine.acknowledge(consumer, message)
-
-
-def _accept_in(transaction: LocalTransaction, engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    engine.acknowledge_in(transaction, consumer, message)
-
-
-def _reject(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    engine.reject(consumer, message)
-
-
-def _release(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    engine.give_back(consumer, message, failed=False)
-
-
-def _modify(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Modified) -> None:
-    if state.undeliverable_here:
-        engine.reject(consumer, message)
-    else:
-        engine.give_back(consumer, message, failed=bool(state.delivery_failed))
-
-
-def _return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
-    """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
-    engine.give_back(consumer, message, failed=True)
-
-
-OUTCOMES: dict[type, Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]] = {
-    Accepted: _accept,
-    Rejected: _reject,
-    Released: _release,
-    Modified: _modify,
-}
 
 HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
     events.Opened: ClientConnection._opened,

@@ -1,0 +1,50 @@
+"""What the engine does with a message, by the outcome that its consumer gives it (AMQP 1.0 part 3, section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bascule.amqp.performatives import Accepted, Modified, Rejected, Released
+from bascule.broker.engine import Engine
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import QueueConsumer
+from bascule.broker.transactions import LocalTransaction
+
+
+def _accept(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    engine.acknowledge(consumer, message)
+
+
+def accept_in(transaction: LocalTransaction, engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    """Accepted in a transaction: the acknowledgement counts with the commit."""
+    engine.acknowledge_in(transaction, consumer, message)
+
+
+def _reject(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    engine.reject(consumer, message)
+
+
+def _release(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    engine.give_back(consumer, message, failed=False)
+
+
+def _modify(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Modified) -> None:
+    if state.undeliverable_here:
+        engine.reject(consumer, message)
+    else:
+        engine.give_back(consumer, message, failed=bool(state.delivery_failed))
+
+
+def return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessage, state: Any) -> None:  # noqa: ARG001
+    """Settled without an outcome: the source's default outcome, which for JMS clients is modified with a failed delivery."""
+    engine.give_back(consumer, message, failed=True)
+
+
+#: By the type of the delivery state.
+OUTCOMES: dict[type, Callable[[Engine, QueueConsumer, BrokerMessage, Any], None]] = {
+    Accepted: _accept,
+    Rejected: _reject,
+    Released: _release,
+    Modified: _modify,
+}
