@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bascule.broker.memory import MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing, address_matches
@@ -64,6 +65,7 @@ class AddressBook:
     """All queues by id, by name and by address; routes are worked out once and kept until a binding changes."""
 
     policy: Policy
+    memory: MemoryAccount
     diverts: Diverts = field(default_factory=Diverts)
     producers: Counter[tuple[str, Routing]] = field(default_factory=Counter)  # links that send to an address
     temporary: set[str] = field(default_factory=set)  # names of temporary destinations
@@ -82,12 +84,14 @@ class AddressBook:
         else:
             self.subscriptions[queue.name] = queue
         self._count(queue, 1)
+        self.memory.selector_chars += len(queue.selector_text)
         self._routes.clear()
 
     def remove(self, queue: BrokerQueue) -> None:
         """A queue is gone."""
         if self.queues.pop(queue.id, None) is not None:
             self._count(queue, -1)
+            self.memory.selector_chars -= len(queue.selector_text)
         (self.anycast if queue.routing is Routing.ANYCAST else self.subscriptions).pop(queue.name, None)
         self._routes.clear()
 
@@ -145,6 +149,10 @@ class AddressBook:
     def routes_kept(self) -> int:
         """Routes that are worked out and kept."""
         return len(self._routes)
+
+    def forget_routes(self) -> None:
+        """Work routes out once more, when they are asked for."""
+        self._routes.clear()
 
     def knows(self, address: str, routing: Routing) -> bool:
         """Whether a message to the address, or a consumer of it, would find it and not create it.

@@ -135,9 +135,11 @@ class Deliveries:
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def attach(self, queue: BrokerQueue, port: ConsumerPort, selector: Selector | None = None) -> QueueConsumer:
-        """A consumer of a queue, with a selector of its own."""
+        """A consumer of a queue, with a selector of its own. Raises ResourceLimit."""
         consumer = QueueConsumer(queue, port)
         if selector is not None:
+            self.memory.check_selector(selector.text)
+            self.memory.selector_chars += len(selector.text)
             consumer.selector_text = selector.text
             consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
         queue.consumers.append(consumer)
@@ -175,6 +177,7 @@ class Deliveries:
             queue.groups.leave(consumer)
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
+        self.memory.selector_chars -= len(consumer.selector_text)
         unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)
@@ -231,9 +234,9 @@ class Deliveries:
 
     def go_on(self, queue: BrokerQueue) -> None:
         """Call those who wait for room in a queue."""
-        waiting, queue.blocked = queue.blocked, []
-        for each in waiting:
-            self.errors.run(ErrorKind.LINK, each)
+        waiting, queue.blocked = queue.blocked, {}
+        for go_on in waiting.values():
+            self.errors.run(ErrorKind.LINK, go_on)
 
     def release(self, message: BrokerMessage) -> None:
         """A queue holds the message no more."""

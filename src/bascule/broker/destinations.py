@@ -19,7 +19,7 @@ class Destinations:
 
     def __init__(self, deliveries: Deliveries, policy: Policy) -> None:
         self.policy = policy
-        self.addresses = AddressBook(policy)
+        self.addresses = AddressBook(policy, deliveries.memory)
         self.next_queue_id = 1
         self.journaling = deliveries.journaling
         self.clock = deliveries.clock
@@ -64,6 +64,8 @@ class Destinations:
         ``user`` is who creates it, "" for the broker's owner. Raises ResourceLimit.
         """
         self._check_limits(name, user, durable_subscription=durable and bool(subscription))
+        if selector:
+            self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.selector_text, queue.no_local_container, queue.subscription = selector, no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
@@ -133,8 +135,10 @@ class Destinations:
             self._deliveries.release(message)
         queue.delayed.clear()  # when their time comes nobody is to look for them
         consumers, queue.consumers = queue.consumers, []
+        memory = self._deliveries.memory
         for consumer in consumers:
-            self._deliveries.memory.unsettled -= len(consumer.unacked)
+            memory.unsettled -= len(consumer.unacked)
+            memory.selector_chars -= len(consumer.selector_text)
             consumer.unacked.clear()
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
         self._deliveries.go_on(queue)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 from bascule.broker.branches import Branches
+from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindows
@@ -57,11 +59,13 @@ class Engine:
         self.intake = intake = Intake(deliveries, destinations, sending)
         self.bodies = bodies
         self.memory = bodies.account
+        self.memory.run = partial(deliveries.errors.run, ErrorKind.LINK)
         self.counters = deliveries.counters
         self.schedule = deliveries.schedule
         self.addresses = destinations.addresses
         # The commands are those of the parts, called without a detour.
-        self.send, self.share_of_room, self.when_room = sending.send, sending.share_of_room, sending.when_room
+        self.send, self.share_of_room = sending.send, sending.share_of_room
+        self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.commit, self.rollback, self.carry_out = local.commit, local.rollback, local.carry_out

@@ -287,7 +287,7 @@ class IngressTaking:
                 if full is not None:
                     self.waits = f"ingress {self._topic} waits: queue {full.name!r} is full"
                     # Not at once: a queue gets room in the middle of records that must stay whole.
-                    full.blocked.append(lambda: self._soon(self._take))
+                    full.blocked[self] = lambda: self._soon(self._take)
                     return
                 crash.point("ingress.take.before")
                 self._engine.take_in(self._partition, next_offset, sends)

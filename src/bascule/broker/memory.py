@@ -27,6 +27,8 @@ VIEW_ENTRY_BYTES: Final = 112
 UNSETTLED_BYTES: Final = 400
 #: One id in a duplicate window: the digest, an entry of a set, and both again as a snapshot has them.
 DUPLICATE_BYTES: Final = 160
+#: A compiled selector, for each character of its text.
+SELECTOR_CHAR_BYTES: Final = 150
 #: A queue or subscription without messages.
 QUEUE_BYTES: Final = 4096
 #: An open transaction without messages.
@@ -45,6 +47,8 @@ FREE_AT: Final = 0.75
 BODIES_SHARE: Final = 0.25
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
+SELECTORS_SHARE: Final = 0.125
+CACHES_SHARE: Final = 0.0625  # beyond it caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records on their way into the journal: beyond it nothing is read from clients
 #: Producers that get credit again at one look: each gets a flow frame, and one turn of the loop must stay short.
 FREED_AT_ONCE: Final = 500
@@ -60,6 +64,7 @@ class MemoryPart(enum.StrEnum):
     BRANCHES = "prepared_branches"
     JOURNAL = "journal_in_flight"
     DUPLICATES = "duplicate_windows"
+    SELECTORS = "selectors"
     QUEUES = "queues"
     INGRESS = "ingress"
     PARTIAL = "partial_transfers"
@@ -77,7 +82,7 @@ class MemoryAccount:
     __slots__ = (
         "_measured", "_measured_bytes", "_waiting", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes", "branches_max_bytes",
         "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change",
-        "producers", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "producers", "run", "selector_chars", "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -96,10 +101,13 @@ class MemoryAccount:
         self.unsettled = 0  # deliveries
         self.transactions_bytes = 0
         self.ingress_bytes = 0
+        self.selector_chars = 0  # of consumers and subscriptions
+        self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
         self.producers = 0  # links that get credit
         self.shortage = ""
         self.blocked = ""
         self.on_change: Callable[[], None] = lambda: None
+        self.run: Callable[[Callable[[], object]], object] = lambda go_on: go_on()  # an error of one producer concerns no other
         self._measured: dict[MemoryPart, int] = {}
         self._measured_bytes = 0
         self._waiting: dict[object, Callable[[], object]] = {}
@@ -114,6 +122,7 @@ class MemoryAccount:
             + self.unsettled * UNSETTLED_BYTES
             + self.transactions_bytes
             + self.ingress_bytes
+            + self.selector_chars * SELECTOR_CHAR_BYTES
             + self._measured_bytes
         )
 
@@ -131,6 +140,7 @@ class MemoryAccount:
             MemoryPart.UNSETTLED: self.unsettled * UNSETTLED_BYTES,
             MemoryPart.TRANSACTIONS: self.transactions_bytes,
             MemoryPart.INGRESS: self.ingress_bytes,
+            MemoryPart.SELECTORS: self.selector_chars * SELECTOR_CHAR_BYTES,
             **self._measured,
         }
 
@@ -157,7 +167,7 @@ class MemoryAccount:
         for waiting in list(self._waiting)[:FREED_AT_ONCE]:
             go_on = self._waiting.pop(waiting, None)
             if go_on is not None:
-                go_on()
+                self.run(go_on)
 
     def when_free(self, waiting: object, go_on: Callable[[], object]) -> None:
         """Call ``go_on`` once, when producers are not blocked any more; ``waiting`` is who waits."""
@@ -180,6 +190,12 @@ class MemoryAccount:
         room = min(self.credit_max, (self.block_at_bytes - self.used_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES))
         return max(1, min(wanted, room // max(1, self.producers)))
 
+    def check_selector(self, text: str) -> None:
+        """Check that there is room for one more selector. Raises ResourceLimit."""
+        if self.selector_chars + len(text) > self.selector_chars_max:
+            most = self.selector_chars_max
+            raise ResourceLimit(f"a selector of {len(text)} characters: all selectors together may have {most} (broker.memory_bytes)")
+
     def refusal(self) -> ResourceLimit:
         """The answer to what has no room while producers are blocked."""
         return MemoryLow(f"the broker is short of memory or disk space: {self.blocked}")
@@ -192,7 +208,13 @@ class MemoryLow(ResourceLimit):
 
 
 def measure(engine: Engine) -> dict[MemoryPart, int]:
-    """Measure those parts of an engine that do not keep their own figures. It looks at each queue and each window once."""
+    """Measure those parts of an engine that do not keep their own figures. It looks at each queue and each window once.
+
+    Caches that take more than their share are emptied before.
+    """
+    if _cached_bytes(engine) > CACHES_SHARE * engine.memory.limit_bytes:
+        caches.forget_peers()
+        engine.addresses.forget_routes()
     journaling, addresses, branches = engine.journaling, engine.addresses, engine.branches
     in_views = sum(queue.ready.in_views for queue in addresses.queues.values() if queue.ready.views)
     digests = sum(len(window.digests) for window in engine.windows.by_address.values())
@@ -201,5 +223,9 @@ def measure(engine: Engine) -> dict[MemoryPart, int]:
         MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: len(addresses.queues) * QUEUE_BYTES + in_views * VIEW_ENTRY_BYTES,
-        MemoryPart.CACHES: addresses.routes_kept * ROUTE_BYTES + caches.kept_bytes(),
+        MemoryPart.CACHES: _cached_bytes(engine),
     }
+
+
+def _cached_bytes(engine: Engine) -> int:
+    return engine.addresses.routes_kept * ROUTE_BYTES + caches.kept_bytes()

@@ -67,7 +67,7 @@ class BrokerQueue:
         self.incoming = 0  # messages decided for it and not stored yet
         self.incoming_bytes = 0
         self.consumers: list[QueueConsumer] = []
-        self.blocked: list[Callable[[], object]] = []  # called when a full queue has room again
+        self.blocked: dict[object, Callable[[], object]] = {}  # who waits for room in a full queue, and what to call then
         self.owner: object = None  # of a temporary queue: who alone may consume from it
         self.turn = 0
         self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never

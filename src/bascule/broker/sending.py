@@ -89,11 +89,16 @@ class Sending:
                 free = queue.room(free)
         return min(wanted, -(-free // senders))
 
-    def when_room(self, address: str, routing: Routing, go_on: Callable[[], None]) -> None:
-        """Call this once a full queue of the address has room."""
+    def when_room(self, address: str, routing: Routing, waiting: object, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` once a full queue of the address has room; ``waiting`` is who waits."""
         for queue in self.addresses.route(address, routing).queues:
             if queue.settings.when_full == BLOCK and queue.full():
-                queue.blocked.append(go_on)
+                queue.blocked[waiting] = go_on
+
+    def forget_waiting(self, address: str, routing: Routing, waiting: object) -> None:
+        """It does not wait any more for room in the queues of the address."""
+        for queue in self.addresses.route(address, routing).queues:
+            queue.blocked.pop(waiting, None)
 
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,

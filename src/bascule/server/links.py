@@ -103,7 +103,7 @@ class ProducerLink:
             credit = engine.share_of_room(self.address, self.routing, credit)
             if not credit and not self.link.credit:
                 self._waiting = True
-                engine.when_room(self.address, self.routing, self._room)
+                engine.when_room(self.address, self.routing, self, self._room)
         if credit > self.link.credit:
             self._granted = credit
             self.link.flow(credit)
@@ -127,7 +127,10 @@ class ProducerLink:
         memory = self.client.engine.memory
         memory.producers -= self._counted
         self._counted = False
-        memory.forget(self)
+        if self._waiting:
+            memory.forget(self)
+            if self.address is not None and self.routing is not None:
+                self.client.engine.forget_waiting(self.address, self.routing, self)
 
 
 class ConsumerLink:

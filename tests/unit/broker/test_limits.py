@@ -79,7 +79,7 @@ def test_credit_for_a_blocking_queue_is_what_it_has_room_for() -> None:
     assert refusals(bench) == []
     assert bench.engine.share_of_room("q", Routing.ANYCAST, 1000) == 0
     woken: list[int] = []
-    bench.engine.when_room("q", Routing.ANYCAST, lambda: woken.append(1))
+    bench.engine.when_room("q", Routing.ANYCAST, "producer", lambda: woken.append(1))
     consumer = bench.consumer()
     bench.acknowledge(consumer, 0)
     assert woken == []

@@ -8,11 +8,13 @@ import pytest
 
 from bascule.broker import memory
 from bascule.broker.branches import prepare
-from bascule.broker.errors import JournalUnavailable
+from bascule.broker.errors import JournalUnavailable, ResourceLimit
 from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
 from bascule.broker.policy import Policy
+from bascule.core.caches import forget_peers
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
+from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.broker.conftest import Bench
 
@@ -23,6 +25,7 @@ BODY = b"x" * 20_000
 @pytest.fixture
 def small(policy: Policy) -> Bench:
     """A broker with little memory, and no spill files."""
+    forget_peers()
     bench = Bench(policy)
     bench.broker = BrokerInMemory(clock=lambda: bench.now_ms, policy=policy, memory_bytes=LIMIT_BYTES)
     return bench
@@ -230,6 +233,29 @@ def test_prepared_branches_hold_a_part_of_memory_and_no_more(small: Bench) -> No
         small.broker.settle()
     assert 0 < refused < 30
     assert small.engine.branches.prepared_bytes <= small.engine.memory.branches_max_bytes
+
+
+def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small: Bench) -> None:
+    small.queue()
+    selector = compile_selector(" OR ".join(f"name = '{number}'" for number in range(15)))
+    consumers = [small.broker.attach(small.queue(), selector=selector)]
+    small.subscription("s", selector=selector.text)
+    used = parts(small)[MemoryPart.SELECTORS]
+    assert used == 2 * memory.SELECTOR_CHAR_BYTES * len(selector.text)
+    with pytest.raises(ResourceLimit, match="all selectors together"):
+        consumers.extend(small.broker.attach(small.queue(), selector=selector) for _ in range(100))
+    with pytest.raises(ResourceLimit, match="all selectors together"):
+        small.subscription("t", selector=selector.text)
+    for consumer in small.queue().consumers[:]:
+        small.engine.detach(consumer)
+    small.engine.delete_queue(small.engine.addresses.subscriptions["s"])
+    assert parts(small)[MemoryPart.SELECTORS] == 0
+
+
+def test_caches_that_take_more_than_their_share_are_emptied(small: Bench) -> None:
+    for number in range(200):
+        small.put("x", to=f"t{number}")
+    assert parts(small)[MemoryPart.CACHES] <= memory.CACHES_SHARE * LIMIT_BYTES
 
 
 def test_those_that_wait_go_on_some_at_a_time_and_the_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target, Transfer
 from bascule.broker.memory import MemoryPart
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.caches import kept_bytes
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server.connection import WRITE_BUFFER_BYTES
@@ -108,6 +109,19 @@ async def test_what_a_client_had_begun_to_send_is_not_kept_when_it_is_gone(spill
     client.connection.connection_lost(None)
     served.measure()
     assert served.engine.memory.parts()[MemoryPart.PARTIAL] == 0
+
+
+@run_async
+async def test_a_full_queue_keeps_nothing_of_a_producer_that_is_gone() -> None:
+    served = Served(BrokerInMemory(policy=Policy(AddressPolicy(max_messages=1))))
+    served.fill("q", 1)
+    queue = served.engine.addresses.anycast["q"]
+    client = Client(served)
+    link = client.producer("q")
+    assert (link.credit, len(queue.blocked)) == (0, 1)
+    link.detach()
+    served.settle(client)
+    assert not queue.blocked
 
 
 @run_async

@@ -16,8 +16,6 @@ __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 _CACHE_SIZE = 256
 #: Longer ones are not: a client may ask for any number.
 _CACHED_LENGTH_MAX = 256
-#: What a compiled selector takes, for each character of its text.
-COMPILED_BYTES = 150
 
 
 class Selector:
@@ -51,7 +49,7 @@ def compile_selector(text: str | None) -> Selector:
     return _compile(text or "")
 
 
-@peer_cache(entries=_CACHE_SIZE, entry_bytes=COMPILED_BYTES * _CACHED_LENGTH_MAX, length_max=_CACHED_LENGTH_MAX)
+@peer_cache(entries=_CACHE_SIZE, entry_bytes=40_000, length_max=_CACHED_LENGTH_MAX)
 def _compile(text: str) -> Selector:
     return Selector(text)
 
