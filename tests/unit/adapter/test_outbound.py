@@ -16,6 +16,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Stored
 from bascule.writer.errors import RecordRefused
+from bascule.xa.errors import OutOfOrder
 
 Make = Callable[[Mapping[bytes, Stored]], Sequence[Outgoing]]
 
@@ -119,6 +120,28 @@ def test_the_topic_of_marks_is_looked_at_once_by_each_factory(kafka: Kafka) -> N
     connections = factory()
     with connections.connection(), connections.connection():
         assert kafka.looked_at == [COMMITTED_TOPIC]
+
+
+def test_what_is_out_of_order_with_transactions_is_told_and_changes_nothing(kafka: Kafka) -> None:
+    with factory().connection() as connection:
+        with pytest.raises(OutOfOrder, match="send: not within"):
+            connection.send("orders", b"outside")
+        with connection.transaction():
+            connection.send("orders", b"1")
+            with pytest.raises(OutOfOrder, match="they do not nest"), connection.transaction():
+                pass
+            with pytest.raises(OutOfOrder, match="the transaction is not at its end"):
+                connection.flush()
+        connection.flush()
+    with pytest.raises(OutOfOrder, match="the connection is given back"):
+        connection.send("orders", b"late")
+    connection.close()
+    assert kafka.records == [b"1"]
+
+
+def test_transaction_without_a_send_leaves_nothing_in_kafka(kafka: Kafka) -> None:
+    send(factory())
+    assert (kafka.records, kafka.table) == ([], {})
 
 
 class Appending:
