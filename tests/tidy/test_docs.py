@@ -134,3 +134,23 @@ def test_the_module_map_has_every_package() -> None:
 def test_the_list_of_decisions_is_complete() -> None:
     listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text()))
     assert listed == {path.name for path in (DOCS / "adr").glob("[0-9]*.md")}
+
+
+#: Pages that follow one thing through the code, file by file.
+TOURS = ("a-message", "a-transaction")
+TOUR_FILES_MAX = 5
+
+
+@pytest.mark.parametrize("tour", TOURS)
+def test_a_tour_of_the_code_names_few_files_and_what_is_in_them(tour: str) -> None:
+    page = (DOCS / "internals" / f"{tour}.md").read_text()
+    rows = re.findall(r"^\| \d \| `(src/[^`]+)` \| (.+) \|$", page, re.MULTILINE)
+    assert 0 < len(rows) <= TOUR_FILES_MAX
+    missing = []
+    for file, names in rows:
+        source = (ROOT / file).read_text()
+        for name in re.findall(r"`([^`]+)`", names):
+            last = re.escape(name.rpartition(".")[2])
+            if not re.search(rf"\b(def|class) {last}\b|^{last}\b", source, re.MULTILINE):
+                missing.append(f"{file}: {name}")
+    assert missing == []
