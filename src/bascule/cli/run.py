@@ -123,7 +123,7 @@ def broker(
 def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, log_level: LogLevelOption = None) -> None:
     """Run the Spark driver with all diverts and ingresses, against a Kafka that is there (`kafka.bootstrap_servers`).
 
-    Prints `ready pipelines=N` when they run.
+    Prints `ready pipelines=N` when they run, and `standby pipelines=N` while another driver of the bridge runs them.
     """
     from bascule.config import load
 
@@ -133,7 +133,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     from bascule.pipelines.driver import run
 
     count = sum(pipeline.enabled for pipeline in (*settings.divert, *settings.ingress))
-    run(settings, on_ready=lambda: line(f"ready pipelines={count}"))
+    run(settings, on_ready=lambda: line(f"ready pipelines={count}"), on_standby=lambda: line(f"standby pipelines={count}"))
 
 
 def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_port: KafkaPortOption = None) -> None:

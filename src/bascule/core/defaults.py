@@ -26,6 +26,9 @@ SPILL_FREE_BYTES: Final = 256 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
 QUEUES_MAX: Final = 65_535
 
+#: Kafka's own least value (group.min.session.timeout.ms).
+SESSION_TIMEOUT_S: Final = 6.0
+
 # -- pipelines -----------------------------------------------------------------------------------------------------------
 
 DIVERT_TO: Final = "${address}"

@@ -67,6 +67,10 @@ class JournalTopics:
         """The consumer group in which the brokers of this journal elect one."""
         return f"{self.prefix}.brokers"
 
+    def drivers(self, bridge_id: str) -> str:
+        """The consumer group in which the drivers of a bridge elect one."""
+        return f"{self.prefix}.{bridge_id}.drivers"
+
     def transactional_id(self, bridge_id: str, position_key: str) -> str:
         """The only transactional id under which bridge ``bridge_id`` may move the position with this key."""
         return f"{self.prefix}.{bridge_id}.{position_key}"

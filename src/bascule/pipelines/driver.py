@@ -32,6 +32,7 @@ from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.spark import ingress_rows, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
+from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import REPORT_SCHEMA, DivertTask, IngressTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
@@ -80,12 +81,18 @@ class Driver:
         self._mirror_due_s = 0.0
         self._idle_due_s = 0.0
 
-    def start(self) -> None:
-        """Takes all positions over and starts the queries. Raises BasculeError."""
+    def start(self, turn: Callable[[], bool] = lambda: True) -> bool:
+        """Waits for its ``turn``, takes all positions over and starts the queries. Raises BasculeError.
+
+        Returns False when the turn never comes, since the driver is told to stop.
+        """
         with ThreadPoolExecutor(1) as background:
-            # The session takes seconds; Kafka's side is looked at meanwhile.
+            # The session takes seconds; Kafka's side is looked at meanwhile. A driver that stands by has one.
             session = background.submit(spark_session, self.pipelines)
             self._positions.prepare_topics()
+            if not turn():
+                self._session = session.result()
+                return False
             self._positions.end_transactions()
             crash.point("driver.topics.after")
             # Without diverts there may be something left that earlier ones took.
@@ -102,6 +109,7 @@ class Driver:
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_frame(ingress))  # type: ignore[misc]
         self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
+        return True
 
     def poll(self) -> None:
         """Looks after the queries, joins what has caught up, finds new topics, shows the lag."""
@@ -356,26 +364,32 @@ class Driver:
                 self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 
 
-def run(settings: Settings, *, on_ready: Callable[[], None], bootstrap_servers: str | None = None) -> None:
+def run(
+    settings: Settings, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None,
+    bootstrap_servers: str | None = None,
+) -> None:  # fmt: skip
     """Runs all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
 
-    Raises BasculeError when they cannot start, PipelineStopped when none of them can go on, or another driver has taken over.
+    ``on_standby`` is called before that while another driver of the bridge runs them. Raises BasculeError when they cannot start,
+    PipelineStopped when none of them can go on, or another driver has taken over.
     """
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
         raise Unavailable("no Kafka: give kafka.bootstrap_servers (`bascule up` does it for the embedded one)")
-    run_pipelines(from_settings(settings, servers), on_ready=on_ready)
+    run_pipelines(from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby)
 
 
-def run_pipelines(pipelines: PipelinesSpec, *, on_ready: Callable[[], None]) -> None:
+def run_pipelines(pipelines: PipelinesSpec, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None) -> None:
     """``run`` for plain values."""
-    with StopSignals() as stop:
+    with StopSignals() as stop, DriverTurn(pipelines, stop, on_standby) as turn:
         driver = Driver(pipelines)
         try:
-            driver.start()
+            if not driver.start(turn.wait):
+                return
             stop.listen()  # the gateway to Spark has set handlers of its own
             on_ready()
             while not stop.wait(POLL_S):
+                turn.check()
                 driver.poll()
                 queries = driver.queries
                 stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}

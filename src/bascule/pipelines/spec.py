@@ -15,6 +15,7 @@ from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
     MIN_INSYNC_REPLICAS,
     REPLICATION_FACTOR,
+    SESSION_TIMEOUT_S,
     SPARK_MASTER,
     TARGET_PARTITIONS,
     TRANSACTION_BYTES,
@@ -114,6 +115,7 @@ class PipelinesSpec:
     trigger_interval_ms: int = 0
     max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
     checkpoint_dir: str | None = None
+    session_timeout_s: float = SESSION_TIMEOUT_S
 
     def transactional_id(self, position_key: str) -> str:
         """The one transactional id that may move a position."""
@@ -152,6 +154,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
         trigger_interval_ms=run.trigger_interval_ms,
         max_offsets_per_trigger=run.max_offsets_per_trigger,
         checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
+        session_timeout_s=settings.broker.session_timeout_s,
     )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ LOOK_S = 0.05
 #: Spark on a loaded machine takes the longest.
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
-READY_LINE = b"ready "
+#: A part that stands by for another one does all that it is there for.
+READY_LINES = (b"ready ", b"standby ")
 ERROR_LINE = "error: "
 
 
@@ -103,7 +104,7 @@ class CommandPart:
 
     def ready(self) -> bool:
         """Whether the ready line is in the log."""
-        return any(line.startswith(READY_LINE) and line.endswith(b"\n") for line in self._said())
+        return any(line.startswith(READY_LINES) and line.endswith(b"\n") for line in self._said())
 
     def failure(self) -> BasculeError:
         """Its own error line where it printed one, else its exit code and the log to look into."""

@@ -27,9 +27,10 @@ class Fake:
     queries = {}
     def __init__(self, _):
         self.polled = threading.Event()
-    def start(self):
+    def start(self, turn):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=lambda: (self.polled.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
+        return True
     def poll(self):
         self.polled.set()
     def stop(self):
@@ -48,8 +49,8 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
             self.left = polls
             self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}
 
-        def start(self) -> None:
-            pass
+        def start(self, _turn: object) -> bool:
+            return True
 
         def poll(self) -> None:
             self.left -= 1

@@ -1,0 +1,91 @@
+"""Several drivers of one bridge: Kafka elects the one that runs the pipelines, and the others stand by.
+
+The election decides only who tries. What keeps two drivers from both moving a position is the owner in it (``bascule.writer.claims``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from bascule.core.errors import BasculeError
+from bascule.core.log import get_log
+from bascule.core.signals import StopSignals
+from bascule.kafka.election import Election
+from bascule.pipelines.queries import PipelineStopped
+from bascule.pipelines.spec import PipelinesSpec
+
+log = get_log(__name__)
+
+#: Without an election for so long a driver says that it stands by: one that is alone is elected sooner.
+STANDBY_AFTER_S: Final = 4.0
+_LOOK_S: Final = 0.05
+
+
+class DriverTurn:
+    """Whether it is this driver's turn. For one thread; a context, at whose end the turn is handed over."""
+
+    def __init__(self, pipelines: PipelinesSpec, stop: StopSignals, on_standby: Callable[[], None]) -> None:
+        self._pipelines = pipelines
+        self._stop = stop
+        self._on_standby = on_standby
+        self._elected = threading.Event()
+        self._lost = threading.Event()
+        self._error: BasculeError | None = None
+        self._election: Election | None = None
+
+    def __enter__(self) -> DriverTurn:
+        """Nothing happens until ``wait``."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let another driver have its turn at once."""
+        if self._election is not None:
+            self._election.close(resign=True)
+
+    def wait(self) -> bool:
+        """Stand for election; return True when elected, False when told to stop. The topic of the ingresses must exist.
+
+        Raises BasculeError when Kafka does not let this driver stand.
+        """
+        self._election = self._stand()
+        standby_s = time.monotonic() + STANDBY_AFTER_S
+        told = False
+        while not self._elected.wait(_LOOK_S):
+            self.check()
+            if self._stop.is_set():
+                return False
+            if not told and time.monotonic() > standby_s:
+                told = True
+                self._stop.listen()  # the gateway to Spark may have set handlers of its own
+                log.info("standing by, another driver runs the pipelines", bridge=self._pipelines.bridge_id)
+                self._on_standby()
+        return True
+
+    def check(self) -> None:
+        """Raises BasculeError when the turn is over."""
+        if self._error is not None:
+            raise self._error
+        if self._lost.is_set():
+            raise PipelineStopped("Kafka has elected another driver of this bridge; this one stops, and stands by when it is started again")
+
+    def _stand(self) -> Election:
+        pipelines = self._pipelines
+        # A driver that is killed is replaced when its session ends, by whichever comes first: its successor here, or one that stands by.
+        instance = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        topics = pipelines.topics
+        return Election(
+            pipelines.kafka, topics.drivers(pipelines.bridge_id), topics.ingress, instance, pipelines.session_timeout_s,
+            on_change=self._changed, on_error=self._failed,
+        )  # fmt: skip
+
+    def _changed(self, elected: bool) -> None:
+        (self._elected if elected else self._lost).set()
+
+    def _failed(self, error: BasculeError) -> None:
+        self._error = error

@@ -1,0 +1,78 @@
+"""Drivers of one bridge, of which one runs the pipelines, on Kafka in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from bascule.core.signals import StopSignals
+from bascule.core.topics import JournalTopics
+from bascule.kafka import election
+from bascule.pipelines import standby as module
+from bascule.pipelines.queries import PipelineStopped
+from bascule.pipelines.spec import PipelinesSpec
+from bascule.pipelines.standby import DriverTurn
+from bascule.threads.background import in_background
+from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.system import wait_for
+from tests.unit.kafka.in_memory import kafka
+
+__all__ = ["kafka"]  # fixtures
+
+
+@pytest.fixture
+def driver(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DriverTurn]:
+    monkeypatch.setattr(module, "STANDBY_AFTER_S", 0.1)
+    monkeypatch.setattr(election, "POLL_S", 0.01)
+    monkeypatch.setattr(StopSignals, "listen", lambda _: {})
+    kafka.create("bascule.ingress")
+
+    def make(stop: StopSignals, told: list[str], bridge: str = "b1") -> DriverTurn:
+        return DriverTurn(PipelinesSpec(bridge, SETTINGS, topics=JournalTopics("bascule")), stop, lambda: told.append("standby"))
+
+    return make
+
+
+def test_second_driver_stands_by_until_the_first_one_ends_and_neither_takes_over_from_the_other(driver: Callable[..., DriverTurn]) -> None:
+    told: list[str] = []
+    stop = StopSignals()
+    with ExitStack() as ends:
+        first, second = driver(stop, []), ends.enter_context(driver(stop, told))
+        with first:
+            assert first.wait()
+            waiting = in_background(second.wait, "second")
+            wait_for(lambda: told, "the second one to stand by")
+            first.check()
+            assert not waiting.done()
+        assert waiting.result(20)
+        second.check()
+        assert told == ["standby"]
+
+
+def test_driver_that_stands_by_ends_when_told_to(driver: Callable[..., DriverTurn]) -> None:
+    told: list[str] = []
+    with driver(StopSignals(), []) as first:
+        assert first.wait()
+        stop = StopSignals()
+        with driver(stop, told) as second:
+            waiting = in_background(second.wait, "second")
+            wait_for(lambda: told, "the second one to stand by")
+            stop.set()
+            assert waiting.result(20) is False
+
+
+def test_driver_whose_place_kafka_has_given_to_another_one_stops(driver: Callable[..., DriverTurn], kafka: KafkaInMemory) -> None:
+    with driver(StopSignals(), []) as turn:
+        assert turn.wait()
+        turn.check()
+        turn._changed(False)
+        with pytest.raises(PipelineStopped, match="has elected another driver of this bridge"):
+            turn.check()
+
+
+def test_drivers_of_different_bridges_do_not_wait_for_one_another(driver: Callable[..., DriverTurn]) -> None:
+    with driver(StopSignals(), []) as one, driver(StopSignals(), [], "b2") as other:
+        assert one.wait()
+        assert other.wait()
