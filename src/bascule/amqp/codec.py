@@ -1,18 +1,67 @@
-"""AMQP 1.0 values from bytes and to bytes (part 1, sections 1.2 to 1.6).
+"""AMQP 1.0 values from bytes (part 1, sections 1.2 to 1.6), and to bytes by :mod:`bascule.amqp.encoder`.
 
-Decoding goes by a table over the 256 constructor codes, encoding by a table over Python types. Nothing a peer writes is
-trusted: sizes and counts are held against the bytes that are there and against ``limits.py``.
+Decoding goes by a table over the 256 constructor codes. Nothing a peer writes is trusted: sizes and counts are held against the bytes
+that are there and against ``limits.py``.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from bascule.amqp.errors import DecodeError, EncodeError
-from bascule.amqp.limits import DEPTH_MAX, ITEMS_MAX, SYMBOL_SIZE_BYTES_MAX, ZERO_WIDTH_ITEMS_MAX
+from bascule.amqp.constructors import (
+    ARRAY8,
+    ARRAY32,
+    BINARY8,
+    BINARY32,
+    BOOLEAN,
+    BYTE,
+    CHAR,
+    DECIMAL32,
+    DECIMAL64,
+    DECIMAL128,
+    DESCRIBED,
+    DOUBLE,
+    FALSE,
+    FLOAT,
+    INT,
+    LIST0,
+    LIST8,
+    LIST32,
+    LONG,
+    MAP8,
+    MAP32,
+    NULL,
+    SHORT,
+    SIZE8,
+    SIZE32,
+    SMALL_INT,
+    SMALL_LONG,
+    SMALL_UINT,
+    SMALL_ULONG,
+    STRING8,
+    STRING32,
+    SURROGATES,
+    SYMBOL8,
+    SYMBOL32,
+    TIMESTAMP,
+    TRUE,
+    UBYTE,
+    UINT,
+    UINT0,
+    ULONG,
+    ULONG0,
+    USHORT,
+    UUID,
+    WIDTH,
+    ZERO_WIDTH,
+)  # fmt: skip
+from bascule.amqp.encoder import encode
+from bascule.amqp.errors import DecodeError
+from bascule.amqp.limits import DEPTH_MAX, ITEMS_MAX, NUMBER_KEYS_MAX, SYMBOL_SIZE_BYTES_MAX, ZERO_WIDTH_ITEMS_MAX
 from bascule.amqp.types import (
     Array,
     Byte,
@@ -32,61 +81,62 @@ from bascule.amqp.types import (
     UShort,
 )
 
-#: buffer, position after the constructor code, levels of nesting left -> value, position after it
-Reader = Callable[[bytes, int, int], tuple[Any, int]]
-Writer = Callable[[Any, bytearray], None]
+__all__ = ["Budget", "decode", "encode", "skip"]
 
-DESCRIBED: Final = 0x00
-NULL, TRUE, FALSE, UINT0, ULONG0, LIST0 = 0x40, 0x41, 0x42, 0x43, 0x44, 0x45
-UBYTE, BYTE, SMALL_UINT, SMALL_ULONG, SMALL_INT, SMALL_LONG, BOOLEAN = 0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56
-USHORT, SHORT = 0x60, 0x61
-UINT, INT, FLOAT, CHAR, DECIMAL32 = 0x70, 0x71, 0x72, 0x73, 0x74
-ULONG, LONG, DOUBLE, TIMESTAMP, DECIMAL64 = 0x80, 0x81, 0x82, 0x83, 0x84
-DECIMAL128, UUID = 0x94, 0x98
-BINARY8, STRING8, SYMBOL8, BINARY32, STRING32, SYMBOL32 = 0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xB3
-LIST8, MAP8, LIST32, MAP32, ARRAY8, ARRAY32 = 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0
+
+class Budget:
+    """What may still be decoded: levels of nesting, and items of lists, maps and arrays, counted over all values within one another."""
+
+    __slots__ = ("depth", "items")
+
+    def __init__(self, items: int = ITEMS_MAX) -> None:
+        self.depth = DEPTH_MAX
+        self.items = items
+
+    def enter(self, count: int) -> None:
+        """Begin a value that has ``count`` items. Raises DecodeError."""
+        self.depth -= 1
+        if self.depth < 0:
+            raise DecodeError(f"values nested more than {DEPTH_MAX} deep")
+        self.items -= count
+        if self.items < 0:
+            raise DecodeError(f"{-self.items} items too many in lists, maps and arrays")
+
+    def leave(self) -> None:
+        """End it."""
+        self.depth += 1
+
+
+#: buffer, position after the constructor code, what is left of the budget -> value, position after it
+Reader = Callable[[bytes, int, Budget], tuple[Any, int]]
 
 _U32 = struct.Struct(">I")
 _PAIR8 = struct.Struct(">BB")
 _PAIR32 = struct.Struct(">II")
 
 
-def decode(buffer: bytes, position: int = 0, depth: int = DEPTH_MAX) -> tuple[Any, int]:
-    """The value that begins at ``position``, and the position after it. Raises DecodeError."""
+def decode(buffer: bytes, position: int = 0, budget: Budget | None = None) -> tuple[Any, int]:
+    """Return the value at ``position``, and the position after it. Values that are decoded with one ``budget`` share it.
+
+    Raises DecodeError.
+    """
     try:
-        return _READERS[buffer[position]](buffer, position + 1, depth)
+        return _READERS[buffer[position]](buffer, position + 1, budget or Budget())
     except (struct.error, IndexError):
         raise DecodeError(f"the value at byte {position} is cut off") from None
     except UnicodeDecodeError as error:
         raise DecodeError(f"the value at byte {position} holds text that is none: {error.reason}") from None
 
 
-def encode(value: Any) -> bytes:
-    """The shortest usual encoding of a value. Raises EncodeError."""
-    out = bytearray()
-    write(value, out)
-    return bytes(out)
-
-
-def write(value: Any, out: bytearray) -> None:
-    """Append the encoding of a value. Raises EncodeError."""
-    try:
-        _WRITERS[type(value)](value, out)
-    except KeyError:
-        raise EncodeError(f"no AMQP type for {type(value).__name__}") from None
-    except (struct.error, UnicodeEncodeError) as error:
-        raise EncodeError(f"{type(value).__name__} {value!r:.60}: {error}") from None
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------------------
 
 
-def _unknown(buffer: bytes, position: int, _depth: int) -> NoReturn:
+def _unknown(buffer: bytes, position: int, _budget: Budget) -> NoReturn:
     raise DecodeError(f"unknown type code 0x{buffer[position - 1]:02x} at byte {position - 1}")
 
 
 def _constant(value: Any) -> Reader:
-    def read(_buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+    def read(_buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
         return value, position
 
     return read
@@ -97,12 +147,12 @@ def _fixed(layout: str, make: Callable[[Any], Any] | None = None) -> Reader:
 
     if make is None:
 
-        def read_plain(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+        def read_plain(buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
             return unpack_from(buffer, position)[0], position + size
 
         return read_plain
 
-    def read(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+    def read(buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
         return make(unpack_from(buffer, position)[0]), position + size
 
     return read
@@ -116,7 +166,7 @@ def _octets(buffer: bytes, position: int, size: int) -> bytes:
 
 
 def _variable8(make: Callable[[bytes], Any] | None) -> Reader:
-    def read(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+    def read(buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
         size = buffer[position]
         octets = _octets(buffer, position + 1, size)
         return make(octets) if make else octets, position + 1 + size
@@ -125,7 +175,7 @@ def _variable8(make: Callable[[bytes], Any] | None) -> Reader:
 
 
 def _variable32(make: Callable[[bytes], Any] | None) -> Reader:
-    def read(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+    def read(buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
         (size,) = _U32.unpack_from(buffer, position)
         octets = _octets(buffer, position + 4, size)
         return make(octets) if make else octets, position + 4 + size
@@ -140,10 +190,9 @@ def _symbol(octets: bytes) -> Symbol:
 
 
 def _char(number: int) -> Char:
-    try:
-        return Char(chr(number))
-    except (ValueError, OverflowError):
-        raise DecodeError(f"no Unicode character 0x{number:x}") from None
+    if number in SURROGATES or number > sys.maxunicode:
+        raise DecodeError(f"no Unicode character 0x{number:x}")
+    return Char(chr(number))
 
 
 def _boolean(number: int) -> bool:
@@ -156,89 +205,130 @@ def _uuid(octets: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=octets)
 
 
-def _extent(buffer: bytes, position: int, pair: struct.Struct, depth: int) -> tuple[int, int, int]:
-    """(item count, position of the first item, end) of a list, map or array."""
-    if depth <= 0:
-        raise DecodeError(f"values nested more than {DEPTH_MAX} deep")
+def _extent(buffer: bytes, position: int, pair: struct.Struct, budget: Budget) -> tuple[int, int, int]:
+    """(item count, position of the first item, end) of a list, map or array, which begins here."""
     size, count = pair.unpack_from(buffer, position)
     start = position + pair.size
     end = position + pair.size // 2 + size
     if end > len(buffer) or end < start:
         raise DecodeError(f"compound of {size} bytes at byte {position} does not fit")
-    if count > ITEMS_MAX:
-        raise DecodeError(f"compound of {count} items, at most {ITEMS_MAX} are taken")
+    budget.enter(count)
     return count, start, end
 
 
-def _items(buffer: bytes, position: int, count: int, end: int, depth: int) -> list[Any]:
+def _items(buffer: bytes, position: int, count: int, end: int, budget: Budget) -> list[Any]:
+    """The items of a list or map, which ends with them."""
     if count > end - position:
         raise DecodeError(f"{count} items announced in {end - position} bytes")
     readers = _READERS
     items: list[Any] = []
     for _ in range(count):
-        value, position = readers[buffer[position]](buffer, position + 1, depth)
+        value, position = readers[buffer[position]](buffer, position + 1, budget)
         items.append(value)
     if position != end:
         raise DecodeError(f"the items of a compound end at byte {position}, not at {end}")
+    budget.leave()
     return items
 
 
 def _list(pair: struct.Struct) -> Reader:
-    def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-        count, start, end = _extent(buffer, position, pair, depth)
-        return _items(buffer, start, count, end, depth - 1), end
+    def read(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
+        count, start, end = _extent(buffer, position, pair, budget)
+        return _items(buffer, start, count, end, budget), end
 
     return read
 
 
 def _map(pair: struct.Struct) -> Reader:
-    def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-        count, start, end = _extent(buffer, position, pair, depth)
+    def read(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
+        count, start, end = _extent(buffer, position, pair, budget)
         if count % 2:
             raise DecodeError(f"map of {count} items: a key has no value")
-        items = _items(buffer, start, count, end, depth - 1)
-        try:
-            return dict(zip(items[::2], items[1::2], strict=True)), end
-        except TypeError:
-            raise DecodeError("a map's key is a list, map or array") from None
+        items = _items(buffer, start, count, end, budget)
+        keys = items[::2]
+        if not _TEXT_KEYS.issuperset(map(type, keys)):
+            _check_keys(keys)
+        made = dict(zip(keys, items[1::2], strict=True))
+        if len(made) < len(keys):
+            raise DecodeError(f"the map at byte {position - 1} has a key twice")
+        return made, end
 
     return read
 
 
+def _check_keys(keys: list[Any]) -> None:
+    """Raise DecodeError for keys that cannot be looked up, or at a cost that grows with the square of their number."""
+    kinds = set(map(type, keys)) - _TEXT_KEYS
+    if wrong := kinds - _NUMBER_KEYS:
+        raise DecodeError(f"a key of a map is of type {', '.join(sorted(kind.__name__ for kind in wrong))}")
+    if sum(type(key) in kinds for key in keys) > NUMBER_KEYS_MAX:
+        raise DecodeError(f"a map with more than {NUMBER_KEYS_MAX} keys that are neither text nor binary")
+
+
 def _array(pair: struct.Struct) -> Reader:
-    def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-        count, start, end = _extent(buffer, position, pair, depth)
+    def read(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
+        count, start, end = _extent(buffer, position, pair, budget)
         descriptor = None
         if buffer[start] == DESCRIBED:
-            descriptor, start = decode(buffer, start + 1, depth - 1)
+            descriptor, start = _descriptor(buffer, start + 1, budget)
         code = buffer[start]
         start += 1
-        if count > (ZERO_WIDTH_ITEMS_MAX if code in _ZERO_WIDTH else end - start):
+        if count > (ZERO_WIDTH_ITEMS_MAX if code in ZERO_WIDTH else end - start):
             raise DecodeError(f"array of {count} items of type 0x{code:02x} in {end - start} bytes")
         reader = _READERS[code] if code != DESCRIBED else _unknown
         items = []
         for _ in range(count):
-            value, start = reader(buffer, start, depth - 1)
+            value, start = reader(buffer, start, budget)
             items.append(value)
         if start != end:
             raise DecodeError(f"the items of an array end at byte {start}, not at {end}")
+        budget.leave()
         return Array(code, tuple(items), descriptor), end
 
     return read
 
 
-def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    if depth <= 0:
-        raise DecodeError(f"values nested more than {DEPTH_MAX} deep")
-    descriptor, position = _READERS[buffer[position]](buffer, position + 1, depth - 1)
-    value, position = _READERS[buffer[position]](buffer, position + 1, depth - 1)
+def _descriptor(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
+    """The descriptor at ``position``: AMQP reserves all types but ulong and symbol (part 1, section 1.2.1)."""
+    descriptor, end = _READERS[buffer[position]](buffer, position + 1, budget)
+    if type(descriptor) is not ULong and type(descriptor) is not Symbol:
+        raise DecodeError(f"the descriptor at byte {position} is of type {type(descriptor).__name__}, not a ulong or symbol")
+    return descriptor, end
+
+
+def _described(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
+    budget.enter(1)
+    descriptor, position = _descriptor(buffer, position, budget)
+    value, position = _READERS[buffer[position]](buffer, position + 1, budget)
+    budget.leave()
     return Described(descriptor, value), position
 
 
-_ZERO_WIDTH: Final = frozenset({NULL, TRUE, FALSE, UINT0, ULONG0, LIST0})
+def skip(data: bytes, position: int) -> int:
+    """Where the value at ``position`` ends by its own word, which may be beyond the data.
+
+    Raises IndexError, struct.error, ValueError, DecodeError.
+    """
+    while data[position] == DESCRIBED:
+        _, position = decode(data, position + 1)
+    width = WIDTH[data[position]]
+    if width >= 0:
+        return position + 1 + width
+    if width == SIZE8:
+        return position + 2 + data[position + 1]
+    if width == SIZE32:
+        size: int = _U32.unpack_from(data, position + 1)[0]
+        return position + 5 + size
+    raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
 
 
-def _empty_list(_buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
+#: Keys whose hash has a secret of the process, so that no peer can make them collide.
+_TEXT_KEYS: Final = frozenset({str, Symbol, bytes})
+#: Keys whose hash a peer can choose. Null and floats are no keys: NaN does not equal itself.
+_NUMBER_KEYS: Final = frozenset({bool, UByte, UShort, UInt, ULong, Byte, Short, Int, int, Timestamp, Char, uuid.UUID})
+
+
+def _empty_list(_buffer: bytes, position: int, _budget: Budget) -> tuple[Any, int]:
     return [], position
 
 
@@ -285,195 +375,3 @@ _READER_OF_CODE: Final[dict[int, Reader]] = {
     ARRAY32: _array(_PAIR32),
 }
 _READERS: Final[list[Reader]] = [_READER_OF_CODE.get(code, _unknown) for code in range(256)]
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------------------
-
-
-def _packed(code: int, layout: str) -> Writer:
-    pack = struct.Struct(f">B{layout}").pack
-
-    def write_fixed(value: Any, out: bytearray) -> None:
-        out += pack(code, value)
-
-    return write_fixed
-
-
-def _integer(zero: int | None, small: int, small_range: range, wide: int, wide_layout: str) -> Writer:
-    """The integer types with a shorter form for small values."""
-    pack_small = struct.Struct(">BB" if small_range.start == 0 else ">Bb").pack
-    pack_wide = struct.Struct(f">B{wide_layout}").pack
-
-    def write_integer(value: int, out: bytearray) -> None:
-        if value == 0 and zero is not None:
-            out.append(zero)
-        elif value in small_range:
-            out += pack_small(small, value)
-        else:
-            out += pack_wide(wide, value)
-
-    return write_integer
-
-
-def _write_variable(octets: bytes | bytearray | memoryview, out: bytearray, code8: int, code32: int) -> None:
-    size = len(octets)
-    if size < 256:
-        out.append(code8)
-        out.append(size)
-    else:
-        out.append(code32)
-        out += _U32.pack(size)
-    out += octets
-
-
-def _write_null(_value: None, out: bytearray) -> None:
-    out.append(NULL)
-
-
-def _write_boolean(value: bool, out: bytearray) -> None:
-    out.append(TRUE if value else FALSE)
-
-
-def _write_string(value: str, out: bytearray) -> None:
-    _write_variable(value.encode(), out, STRING8, STRING32)
-
-
-def _write_symbol(value: Symbol, out: bytearray) -> None:
-    _write_variable(value.encode("ascii"), out, SYMBOL8, SYMBOL32)
-
-
-def _write_binary(value: bytes | bytearray | memoryview, out: bytearray) -> None:
-    _write_variable(value, out, BINARY8, BINARY32)
-
-
-def _write_char(value: Char, out: bytearray) -> None:
-    if len(value) != 1:
-        raise EncodeError(f"a char is one character, not {value!r:.20}")
-    out.append(CHAR)
-    out += _U32.pack(ord(value))
-
-
-def _raw(code: int, size: int) -> Writer:
-    def write_raw(value: bytes, out: bytearray) -> None:
-        if len(value) != size:
-            raise EncodeError(f"{type(value).__name__} of {len(value)} bytes, {size} are right")
-        out.append(code)
-        out += value
-
-    return write_raw
-
-
-def _write_uuid(value: uuid.UUID, out: bytearray) -> None:
-    out.append(UUID)
-    out += value.bytes
-
-
-def _compound(content: bytearray, count: int, out: bytearray, code8: int, code32: int) -> None:
-    if len(content) < 255 and count < 256:  # the size byte counts the count byte, too
-        out.append(code8)
-        out += _PAIR8.pack(len(content) + 1, count)
-    else:
-        out.append(code32)
-        out += _PAIR32.pack(len(content) + 4, count)
-    out += content
-
-
-def _write_list(value: list[Any] | tuple[Any, ...], out: bytearray) -> None:
-    if not value:
-        out.append(LIST0)
-        return
-    content = bytearray()
-    for item in value:
-        write(item, content)
-    _compound(content, len(value), out, LIST8, LIST32)
-
-
-def _write_map(value: dict[Any, Any], out: bytearray) -> None:
-    content = bytearray()
-    for key, item in value.items():
-        write(key, content)
-        write(item, content)
-    _compound(content, 2 * len(value), out, MAP8, MAP32)
-
-
-def _write_described(value: Described, out: bytearray) -> None:
-    out.append(DESCRIBED)
-    write(value.descriptor, out)
-    write(value.value, out)
-
-
-def _write_array(value: Array, out: bytearray) -> None:
-    content = bytearray()
-    if value.descriptor is not None:
-        content.append(DESCRIBED)
-        write(value.descriptor, content)
-    content.append(value.code)
-    for item in value.items:
-        content += element(value.code, item)
-    _compound(content, len(value.items), out, ARRAY8, ARRAY32)
-
-
-_LAYOUT_OF_CODE: Final = {
-    UBYTE: ">B", BYTE: ">b", SMALL_UINT: ">B", SMALL_ULONG: ">B", SMALL_INT: ">b", SMALL_LONG: ">b", BOOLEAN: ">B", USHORT: ">H",
-    SHORT: ">h", UINT: ">I", INT: ">i", FLOAT: ">f", ULONG: ">Q", LONG: ">q", DOUBLE: ">d", TIMESTAMP: ">q",
-}  # fmt: skip
-#: The wide form of a code whose elements have a size before them.
-_WIDE_OF_CODE: Final = {BINARY8: BINARY32, STRING8: STRING32, SYMBOL8: SYMBOL32, LIST8: LIST32, MAP8: MAP32, ARRAY8: ARRAY32}
-_WIDE: Final = frozenset(_WIDE_OF_CODE.values())
-
-
-def element(code: int, value: Any) -> bytes:
-    """A value as an item of an array whose constructor is ``code``. Raises EncodeError."""
-    if code in _ZERO_WIDTH:
-        return b""
-    layout = _LAYOUT_OF_CODE.get(code)
-    if layout is not None:
-        return struct.pack(layout, value)
-    encoded = encode(value)
-    if encoded[0] == code:
-        return encoded[1:]
-    if code in _WIDE and _WIDE_OF_CODE.get(encoded[0]) == code:
-        if encoded[0] in (LIST8, MAP8, ARRAY8):
-            return _PAIR32.pack(encoded[1] + 3, encoded[2]) + encoded[3:]
-        return _U32.pack(encoded[1]) + encoded[2:]
-    if encoded[0] == LIST0 and code in (LIST8, LIST32):
-        return b"\x01\x00" if code == LIST8 else _PAIR32.pack(4, 0)
-    raise EncodeError(f"{value!r:.60} does not fit into an array of type 0x{code:02x}")
-
-
-def symbol_array(symbols: tuple[Symbol, ...] | list[Symbol]) -> Array:
-    """Symbols as the array that fields with ``multiple=true`` use."""
-    return Array(SYMBOL8 if all(len(symbol) < 256 for symbol in symbols) else SYMBOL32, tuple(symbols))
-
-
-_SIGNED8, _UNSIGNED8 = range(-128, 128), range(256)
-_WRITERS: Final[dict[type, Writer]] = {
-    type(None): _write_null,
-    bool: _write_boolean,
-    int: _integer(None, SMALL_LONG, _SIGNED8, LONG, "q"),
-    float: _packed(DOUBLE, "d"),
-    str: _write_string,
-    bytes: _write_binary,
-    bytearray: _write_binary,
-    memoryview: _write_binary,
-    list: _write_list,
-    tuple: _write_list,
-    dict: _write_map,
-    uuid.UUID: _write_uuid,
-    UByte: _packed(UBYTE, "B"),
-    UShort: _packed(USHORT, "H"),
-    UInt: _integer(UINT0, SMALL_UINT, _UNSIGNED8, UINT, "I"),
-    ULong: _integer(ULONG0, SMALL_ULONG, _UNSIGNED8, ULONG, "Q"),
-    Byte: _packed(BYTE, "b"),
-    Short: _packed(SHORT, "h"),
-    Int: _integer(None, SMALL_INT, _SIGNED8, INT, "i"),
-    Timestamp: _packed(TIMESTAMP, "q"),
-    Float: _packed(FLOAT, "f"),
-    Char: _write_char,
-    Symbol: _write_symbol,
-    Decimal32: _raw(DECIMAL32, 4),
-    Decimal64: _raw(DECIMAL64, 8),
-    Decimal128: _raw(DECIMAL128, 16),
-    Described: _write_described,
-    Array: _write_array,
-}

@@ -6,11 +6,14 @@ Decoding accepts numeric and symbolic descriptors, encoding writes numeric ones 
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
-from bascule.amqp.codec import decode, encode, symbol_array
-from bascule.amqp.errors import DecodeError
+from bascule.amqp.codec import Budget, decode, skip
+from bascule.amqp.encoder import encode, symbol_array
+from bascule.amqp.errors import DecodeError, LimitExceeded
+from bascule.amqp.limits import PERFORMATIVE_ITEMS_MAX, SYMBOL_SIZE_BYTES_MAX, TRANSACTION_ID_SIZE_BYTES_MAX
 from bascule.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
 
 
@@ -40,6 +43,7 @@ class Composite:
     FIELDS: ClassVar[tuple[Field, ...]]
 
 
+UINT_MAX: Final = 0xFFFFFFFF
 _BY_DESCRIPTOR: Final[dict[Any, type[Composite]]] = {}
 C = TypeVar("C", bound=Composite)
 
@@ -67,10 +71,7 @@ def load(value: Any) -> Any:
     """A decoded value with known descriptors made composites; others stay Described. Raises DecodeError."""
     if type(value) is not Described:
         return value
-    try:
-        cls = _BY_DESCRIPTOR.get(value.descriptor)
-    except TypeError:
-        raise DecodeError("a descriptor is a list, map or array") from None
+    cls = _BY_DESCRIPTOR.get(value.descriptor)
     if cls is None:
         return value
     rows, values = cls.FIELDS, value.value
@@ -110,9 +111,18 @@ def encode_composite(value: Composite) -> bytes:
     return encode(dump(value))
 
 
-def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
-    """The composite at ``position`` and the position after it. Raises DecodeError, for unknown descriptors, too."""
-    value, position = decode(buffer, position)
+def decode_composite(buffer: bytes, position: int = 0, *, size_bytes_max: int = UINT_MAX) -> tuple[Composite, int]:
+    """The composite at ``position`` and the position after it.
+
+    Raises DecodeError, for unknown descriptors, too; LimitExceeded for one that says it has more than ``size_bytes_max``.
+    """
+    try:
+        size_bytes = skip(buffer, position) - position
+    except (IndexError, struct.error, ValueError):
+        raise DecodeError(f"the value at byte {position} is cut off") from None
+    if size_bytes > size_bytes_max:
+        raise LimitExceeded(f"a performative of {size_bytes} bytes, at most {size_bytes_max} are taken")
+    value, position = decode(buffer, position, Budget(PERFORMATIVE_ITEMS_MAX))
     loaded = load(value)
     if not isinstance(loaded, Composite):
         raise DecodeError(f"no performative of AMQP 1.0: {getattr(loaded, 'descriptor', type(loaded).__name__)!r:.60}")
@@ -153,12 +163,32 @@ def _dump_symbols(value: tuple[str, ...]) -> Array:
     return symbol_array([Symbol(item) for item in value])
 
 
+def _symbol(value: Any) -> Symbol:
+    """A symbol, or an ASCII string: some peers write one for the other."""
+    if not isinstance(value, str) or not value.isascii() or len(value) > SYMBOL_SIZE_BYTES_MAX:
+        raise TypeError
+    return Symbol(value)
+
+
 def _fields(value: Any) -> dict[Any, Any]:
-    return {key: load(item) for key, item in _of(dict)(value).items()}
+    """A map with symbols as keys; annotations may have ulongs, too."""
+    return {key if type(key) is ULong else _symbol(key): load(item) for key, item in _of(dict)(value).items()}
 
 
 def _dump_fields(value: dict[Any, Any]) -> dict[Any, Any]:
     return {Symbol(key) if type(key) is str else key: dump(item) for key, item in value.items()}
+
+
+def _unsettled(value: Any) -> None:
+    """Deliveries are not resumed: what a peer says of earlier ones is not kept."""
+    for tag in _of(dict)(value):
+        _of(bytes)(tag)
+
+
+def _transaction_id(value: Any) -> bytes:
+    if len(_of(bytes)(value)) > TRANSACTION_ID_SIZE_BYTES_MAX:
+        raise TypeError
+    return bytes(value)
 
 
 def a_composite(value: Any) -> Any:
@@ -173,7 +203,7 @@ def _same(value: Any) -> Any:
 
 
 STRING = Wire("a string", _of(str), str)
-SYMBOL = Wire("a symbol", _of(str), Symbol)
+SYMBOL = Wire("a symbol", _symbol, Symbol)
 SYMBOLS = Wire("symbols", _symbols, _dump_symbols)
 BOOLEAN = Wire("a boolean", _of(bool), bool)
 BINARY = Wire("binary", _of(bytes), bytes)
@@ -182,5 +212,7 @@ USHORT = Wire("a ushort", _whole(16), UShort)
 UINT = Wire("a uint", _whole(32), UInt)
 ULONG = Wire("a ulong", _whole(64), ULong)
 FIELDS = Wire("a map", _fields, _dump_fields)
+UNSETTLED = Wire("a map with delivery tags as keys", _unsettled, _same)
+TRANSACTION_ID = Wire(f"binary of at most {TRANSACTION_ID_SIZE_BYTES_MAX} bytes", _transaction_id, bytes)
 COMPOSITE = Wire("a described type", a_composite, dump)
 ANY = Wire("any type", _same, _same)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from bascule.amqp import hot
+from bascule.amqp import frames, hot
 from bascule.amqp.composite import Composite, decode_composite
 from bascule.amqp.errors import (
     FRAMING_ERROR,
@@ -21,21 +21,11 @@ from bascule.amqp.errors import (
     ConnectionFault,
     IllegalUse,
     LimitExceeded,
-)
+)  # fmt: skip
 from bascule.amqp.events import ConnectionClosed, Event, Opened
-from bascule.amqp.frames import (
-    AMQP_FRAME,
-    AMQP_HEADER,
-    EMPTY_FRAME,
-    FRAME_HEADER,
-    FRAME_HEADER_SIZE,
-    PROTOCOL_HEADER_SIZE,
-    SASL_FRAME,
-    SASL_HEADER,
-    FrameBuffer,
-    performative_frame,
-)
+from bascule.amqp.hot_frames import HOT_FRAMES
 from bascule.amqp.limits import (
+    CONTAINER_ID_LENGTH_MAX,
     FRAME_SIZE_BYTES_DEFAULT,
     FRAME_SIZE_BYTES_MIN,
     HEARTBEAT_INTERVAL_S_MIN,
@@ -43,17 +33,17 @@ from bascule.amqp.limits import (
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
     SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
-)
+)  # fmt: skip
 from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
 from bascule.amqp.sasl import SaslClient, SaslServer
-from bascule.amqp.session import HOT_FRAMES, Session
+from bascule.amqp.session import Session
 from bascule.amqp.states import CLOSING, CONNECTION, HEADER_DUE, PEER_NOT_OPEN, SPEECHLESS, ConnectionInput, ConnectionState
 
 _NEVER: Final = float("inf")
 #: An enum member of the hot path: a class attribute costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
-_frame_header_from: Final = FRAME_HEADER.unpack_from
+_AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
 #: Heartbeats go three times in the peer's idle timeout: one late timer must not cost the connection.
 _HEARTBEATS_PER_TIMEOUT: Final = 3
 
@@ -94,6 +84,7 @@ class Connection:
         self.partials = PartialBudget()  # or one that connections share
         self.queued_bytes = 0  # of messages begun, which wait for the peer's window
         self.unflushed: list[Session] = []  # sessions with dispositions to write
+        self.withholding: dict[Session, None] = {}  # sessions that may give back credit, once all that came is taken
         self.sessions: dict[int, Session] = {}  # by the peer's channel
         self._own_channels: dict[int, Session] = {}
         self._sasl = sasl
@@ -106,8 +97,8 @@ class Connection:
         self._held: list[bytes] = []  # frames that wait for our open, which comes before all others
         self._open: Open | None = None
         self._open_sent = False
-        self.buffer = FrameBuffer()
-        self._needed_bytes = PROTOCOL_HEADER_SIZE
+        self.buffer = frames.FrameBuffer()
+        self._needed_bytes = frames.PROTOCOL_HEADER_SIZE
         self._pre_open_bytes = 0
         self._started_s = started_s
         self._received_s = 0.0
@@ -115,7 +106,7 @@ class Connection:
         self._heartbeat_due_s = 0.0
         self._sent = False  # since the last heartbeat was due
         if role is Role.CLIENT:
-            self.out.append(SASL_HEADER if sasl else AMQP_HEADER)
+            self.out.append(frames.SASL_HEADER if sasl else frames.AMQP_HEADER)
 
     @property
     def closed(self) -> bool:
@@ -213,7 +204,7 @@ class Connection:
         interval_s = max(self.remote_open.idle_time_out / 1000 / _HEARTBEATS_PER_TIMEOUT, HEARTBEAT_INTERVAL_S_MIN)
         if now_s >= self._heartbeat_due_s:
             if not self._sent and not self.out:
-                self.out.append(EMPTY_FRAME)
+                self.out.append(frames.EMPTY_FRAME)
             self._sent = False
             self._heartbeat_due_s = now_s + interval_s
         return self._heartbeat_due_s
@@ -233,6 +224,9 @@ class Connection:
                     self._consume(data)
             except AmqpError as fault:
                 self._fail(fault)
+            for session in self.withholding:
+                session.give_back()
+            self.withholding.clear()
         return self._take_events()
 
     def _receive_before_open(self, data: bytes) -> None:
@@ -253,10 +247,10 @@ class Connection:
         position, size = 0, len(data)
         while not self.closed and self.login_check is None:
             if self.state in HEADER_DUE:
-                if not self._take_header(data[position : position + PROTOCOL_HEADER_SIZE]):
-                    self._needed_bytes = PROTOCOL_HEADER_SIZE
+                if not self._take_header(data[position : position + frames.PROTOCOL_HEADER_SIZE]):
+                    self._needed_bytes = frames.PROTOCOL_HEADER_SIZE
                     break
-                position += PROTOCOL_HEADER_SIZE
+                position += frames.PROTOCOL_HEADER_SIZE
             else:
                 position = self._take_frames(data, position, size)
                 if self.state not in HEADER_DUE:
@@ -268,10 +262,10 @@ class Connection:
 
     def _take_header(self, header: bytes) -> bool:
         """Take a protocol header, False while it is not whole. Raises ConnectionFault on any but the one that is due."""
-        allowed: tuple[bytes, ...] = (AMQP_HEADER,)
+        allowed: tuple[bytes, ...] = (frames.AMQP_HEADER,)
         if self.state is ConnectionState.START and self._sasl is not None:
             sasl_only = self.role is Role.CLIENT or self._require_sasl
-            allowed = (SASL_HEADER,) if sasl_only else (SASL_HEADER, AMQP_HEADER)
+            allowed = (frames.SASL_HEADER,) if sasl_only else (frames.SASL_HEADER, frames.AMQP_HEADER)
         if header not in allowed:
             if any(known.startswith(header) for known in allowed):
                 return False
@@ -280,7 +274,7 @@ class Connection:
             raise ConnectionFault(FRAMING_ERROR, f"the peer began with {header!r}, not with {allowed[0]!r}")
         if self.role is Role.SERVER:
             self.out.append(header)
-        if header == SASL_HEADER:
+        if header == frames.SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
             self._frame_limit = SASL_FRAME_SIZE_BYTES_MAX
             sasl = self._sasl_layer()
@@ -294,7 +288,7 @@ class Connection:
     def _take_frames(self, data: bytes, position: int, size: int) -> int:
         """Take the whole frames from ``position`` on; returns where they end."""
         sessions = self.sessions
-        while size - position >= FRAME_HEADER_SIZE:
+        while size - position >= _FRAME_HEADER_SIZE:
             length, offset, kind, channel = _frame_header_from(data, position)
             if length > self._frame_limit or offset < 2 or length < offset << 2:
                 raise ConnectionFault(FRAMING_ERROR, f"frame of {length} bytes, at most {self._frame_limit} are taken (offset {offset})")
@@ -304,7 +298,7 @@ class Connection:
                 return position
             start = position + (offset << 2)
             position = end
-            if kind == AMQP_FRAME and self.state is _OPENED:
+            if kind == _AMQP_FRAME and self.state is _OPENED:
                 # Transfer, flow and disposition in their usual encodings; what is left goes to the general decoder.
                 hot_frame, session = HOT_FRAMES.get(data[start : start + 3]), sessions.get(channel)
                 if hot_frame is not None and session is not None and hot_frame(session, data, start + 3, end):
@@ -312,13 +306,13 @@ class Connection:
             self._take_frame(data[start:end], kind, channel)
             if self.closed or self.state in HEADER_DUE or self.login_check is not None:
                 return position
-        self._needed_bytes = FRAME_HEADER_SIZE
+        self._needed_bytes = frames.FRAME_HEADER_SIZE
         return position
 
     def _take_frame(self, body: bytes, kind: int, channel: int) -> None:
         """Any frame, in any state."""
-        if kind == (SASL_FRAME if self.state is ConnectionState.SASL else AMQP_FRAME):
-            if kind == SASL_FRAME:
+        if kind == (frames.SASL_FRAME if self.state is ConnectionState.SASL else frames.AMQP_FRAME):
+            if kind == frames.SASL_FRAME:
                 self._take_sasl(body)
             elif body:  # an empty frame is a heartbeat
                 self._take_performative(body, channel)
@@ -326,9 +320,7 @@ class Connection:
             raise ConnectionFault(FRAMING_ERROR, f"frame of type {kind} in state {self.state.name.lower()}")
 
     def _take_performative(self, body: bytes, channel: int) -> None:
-        performative, payload = decode_composite(body)
-        if payload > PERFORMATIVE_SIZE_BYTES_MAX:
-            raise LimitExceeded(f"{performative.SYMBOL} of {payload} bytes, at most {PERFORMATIVE_SIZE_BYTES_MAX} are taken")
+        performative, payload = decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
         handler = _HANDLERS.get(type(performative))
         if handler is None:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is no frame")
@@ -352,6 +344,8 @@ class Connection:
     def _on_open(self, opened: Open, _channel: int) -> None:
         if opened.max_frame_size < FRAME_SIZE_BYTES_MIN:
             raise ConnectionFault(INVALID_FIELD, f"max-frame-size {opened.max_frame_size} below {FRAME_SIZE_BYTES_MIN}")
+        if len(opened.container_id) > CONTAINER_ID_LENGTH_MAX:
+            raise ConnectionFault(INVALID_FIELD, f"container-id of more than {CONTAINER_ID_LENGTH_MAX} characters")
         self.remote_open = opened
         self.remote_max_frame_size = opened.max_frame_size
         if self.state is not ConnectionState.CLOSE_SENT:
@@ -394,12 +388,12 @@ class Connection:
 
     def _take_sasl(self, body: bytes) -> None:
         sasl = self._sasl_layer()
-        frame, _ = decode_composite(body)
+        frame, _ = decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
         self._answer_sasl(sasl, sasl.receive(frame))
 
     def _answer_sasl(self, sasl: SaslClient | SaslServer, answer: Composite | None) -> None:
         if answer is not None:
-            self.out.append(performative_frame(0, answer, SASL_FRAME))
+            self.out.append(frames.performative_frame(0, answer, frames.SASL_FRAME))
         if isinstance(sasl, SaslServer):
             self.login_check = sasl.check
         if not sasl.done:
@@ -410,7 +404,7 @@ class Connection:
         self._frame_limit = PRE_OPEN_FRAME_SIZE_BYTES_MAX
         self._move(ConnectionInput.SASL_DONE)
         if self.role is Role.CLIENT:
-            self.out.append(AMQP_HEADER)
+            self.out.append(frames.AMQP_HEADER)
 
     # --- inside ------------------------------------------------------------------------------------------------------------------
 
@@ -424,9 +418,15 @@ class Connection:
         return before
 
     def send(self, channel: int, performative: Composite) -> None:
-        """Write a frame; frames before our open wait for it."""
+        """Write a frame; frames before our open wait for it. Raises FrameTooSmall."""
         if not self.closed:
-            (self.out if self._open_sent else self._held).append(performative_frame(channel, performative))
+            (self.out if self._open_sent else self._held).append(self._frame(channel, performative))
+
+    def _frame(self, channel: int, performative: Composite) -> bytes:
+        """A frame that the peer takes, as far as it has said what that is. Raises FrameTooSmall."""
+        if self.state in PEER_NOT_OPEN:
+            return frames.performative_frame(channel, performative)
+        return frames.fitting_frame(channel, performative, self.remote_max_frame_size)
 
     def _flush_settled(self) -> None:
         for session in self.unflushed:
@@ -442,7 +442,7 @@ class Connection:
         self._move(ConnectionInput.SEND_OPEN)
         self._open_sent = True
         self._frame_limit = self._max_frame_size
-        self.out.append(performative_frame(0, opening))
+        self.out.append(self._frame(0, opening))
         self.out.extend(self._held)
         self._held.clear()
 

@@ -92,3 +92,12 @@ class LimitExceeded(ConnectionFault):
 
     def __init__(self, description: str) -> None:
         super().__init__(self.condition, description)
+
+
+class FrameTooSmall(SessionFault):
+    """A frame of ours that is larger than the peer takes."""
+
+    condition = FRAME_SIZE_TOO_SMALL
+
+    def __init__(self, description: str) -> None:
+        super().__init__(self.condition, description)

@@ -11,9 +11,10 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from bascule.amqp.codec import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0, decode
+from bascule.amqp.codec import decode
 from bascule.amqp.composite import Composite, load
 from bascule.amqp.composite import encode_composite as _encode
+from bascule.amqp.constructors import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
 from bascule.amqp.errors import DecodeError
 from bascule.amqp.performatives import Accepted, Disposition, Flow, Released, Transfer
 from bascule.amqp.types import Described, UInt, ULong
@@ -293,6 +294,8 @@ _pack_transfer = _TRANSFER.pack
 _TRANSFER_LIST_SIZE: Final = TRANSFER_HEAD_SIZE - 13  # what follows the list's size byte
 #: frame header; descriptor; list8: size, count; role; first; last; settled
 _DISPOSITION = struct.Struct(">IBBHBBBBBBBBIBIB")
+#: What a disposition has beside the state at most: the wide form of a list.
+DISPOSITION_HEAD_SIZE: Final = _DISPOSITION.size + 6
 #: frame header; descriptor; list8: size, count; next-incoming-id; incoming-window; next-outgoing-id; outgoing-window
 _SESSION_FLOW = struct.Struct(">IBBHBBBBBBBIBIBIBI")
 #: the same; handle; delivery-count; link-credit; available; drain; echo

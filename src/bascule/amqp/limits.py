@@ -7,12 +7,27 @@ from typing import Final
 
 #: Values nested in one another: performatives need 6, JMS messages 4; Python's own stack ends near 1,000.
 DEPTH_MAX: Final = 32
-#: Items of one list, map or array, beyond the check against the bytes that are there: an item costs 8 bytes, a null one on the wire.
+#: Items of lists, maps and arrays in one message, counted over all values within one another: each takes up to 64 bytes of memory.
 ITEMS_MAX: Final = 1 << 20
+#: Items in one performative, counted in the same way: decoding them takes some milliseconds. An attach of Qpid JMS has about 50.
+PERFORMATIVE_ITEMS_MAX: Final = 16 * 1024
 #: Items of an array whose elements have no bytes at all (null, true, list0): nothing on the wire bounds their number.
 ZERO_WIDTH_ITEMS_MAX: Final = 256
+#: Keys of one map that are numbers, characters or UUIDs. A peer can choose keys whose hashes collide, which costs the square of their
+#: number; JMS and AMQP's own maps have texts as keys, and some annotations a few ulongs.
+NUMBER_KEYS_MAX: Final = 64
 #: Symbols name things: capabilities, conditions, mechanisms. The longest in the registries has 60 characters.
 SYMBOL_SIZE_BYTES_MAX: Final = 4096
+#: Bytes of a delivery tag (AMQP 1.0 part 2, section 2.8.7).
+DELIVERY_TAG_SIZE_BYTES_MAX: Final = 32
+#: Bytes of a transaction id (AMQP 1.0 part 4, section 4.5.4). The broker's own have some 15.
+TRANSACTION_ID_SIZE_BYTES_MAX: Final = 32
+#: Characters of a container id, which is the JMS client id: it is part of names of queues, as long as an address may be.
+CONTAINER_ID_LENGTH_MAX: Final = 1000
+#: Characters of a link's name: Qpid JMS writes ids and the address into it, others the name of a subscription.
+LINK_NAME_LENGTH_MAX: Final = 2000
+#: Characters of an error's description that a peer sends: they are logged. What is longer is cut.
+DESCRIPTION_LENGTH_MAX: Final = 1000
 
 #: The size that every peer must take (AMQP 1.0 part 2, section 2.8.9, MIN-MAX-FRAME-SIZE).
 FRAME_SIZE_BYTES_MIN: Final = 512

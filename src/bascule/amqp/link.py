@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from bascule.amqp.composite import Composite
@@ -14,6 +15,7 @@ from bascule.amqp.errors import (
     TRANSFER_LIMIT_EXCEEDED,
     AmqpError,
     DecodeError,
+    FrameTooSmall,
     IllegalUse,
     LimitExceeded,
     LinkFault,
@@ -21,6 +23,7 @@ from bascule.amqp.errors import (
 )
 from bascule.amqp.events import DeclareReceived, Detached, Discharged, Flowed, Transferred
 from bascule.amqp.hot import TransferTail, TransferTuple
+from bascule.amqp.limits import DELIVERY_TAG_SIZE_BYTES_MAX
 from bascule.amqp.performatives import (
     UINT_MAX,
     Attach,
@@ -67,6 +70,7 @@ class Link:
         self.delivery_count = 0
         self.available = 0
         self.drain = False
+        self.held: set[int] = set()  # deliveries that await settlement
         self._early_flow: Flow | None = None  # before our attach: it counts from then on
         self._failed = False
 
@@ -111,30 +115,40 @@ class Link:
         """Answer an Attached event with a null terminus, and detach with the error (part 2, section 2.6.3)."""
         source, target = (self.remote.source, None) if self.RECEIVER else (None, self.remote.target)
         self._answer(source, target, 0, (), None)
-        self.detach(error)
+        self.detach(error)  # nothing happens where the answer did not fit into the peer's frames
 
     def _answer(self, source: Any, target: Any, max_message_size: int, offered: tuple[str, ...], properties: dict[Any, Any] | None) -> None:
         if self.state is LinkState.DETACHED:
             return  # the peer, its session or its connection is gone again
         if self.state not in (LinkState.ATTACH_RECEIVED, LinkState.LEFT):
             raise IllegalUse(f"link {self.name!r} in state {self.state.name.lower()} waits for no answer")
-        self.local = Attach(
+        bare = Attach(
             self.name,
             self.handle,
             self.RECEIVER,
             self.remote.snd_settle_mode,
             0 if self.RECEIVER else self.remote.rcv_settle_mode,
-            source,
-            target,
             initial_delivery_count=None if self.RECEIVER else 0,
             max_message_size=max_message_size,
-            offered_capabilities=offered,
-            properties=properties,
         )
+        self.local = dataclasses.replace(bare, source=source, target=target, offered_capabilities=offered, properties=properties)
         state = self._move(LinkInput.SEND_ATTACH)
-        self.session.send(self.local)
+        try:
+            self.session.send(self.local)
+        except FrameTooSmall as fault:
+            self._refuse_briefly(bare, fault)
+            return
         if state is LinkState.ATTACHED and self._early_flow is not None:
             self._take_credit(self._early_flow)
+
+    def _refuse_briefly(self, bare: Attach, fault: FrameTooSmall) -> None:
+        """The answer does not fit into a frame of the peer: refuse with null termini, or end the session if that is too large, too."""
+        try:
+            self.session.send(bare)
+        except FrameTooSmall as worse:
+            self.session.fail(worse)
+        else:
+            self.fail(fault)
 
     def detach(self, error: AmqpError | None = None, closed: bool = True) -> None:
         """Detach, for good where ``closed``. Nothing happens on a link that is detached already."""
@@ -171,7 +185,7 @@ class Link:
         if not (asked and self._failed):
             self.session.emit(Detached(self, detach.closed, error, deliveries))
 
-    def fail(self, fault: LinkFault) -> None:
+    def fail(self, fault: AmqpError) -> None:
         """Detach for a breach of the protocol by the peer."""
         deliveries = self.session.abandon(self)
         self._failed = True
@@ -259,17 +273,16 @@ class SenderLink(Link):
 
 
 class Partial:
-    """A message whose frames are still coming."""
+    """A message whose frames are still coming. Its bytes are gathered in one piece: frames of a byte must not cost more than it."""
 
-    __slots__ = ("delivery_id", "parts", "size_bytes", "tag", "tail")
+    __slots__ = ("delivery_id", "octets", "tag", "tail")
 
     def __init__(self, delivery_id: int, tag: bytes, tail: TransferTail) -> None:
         """By its first frame."""
         self.delivery_id = delivery_id
         self.tag = tag
         self.tail = tail
-        self.parts: list[bytes] = []
-        self.size_bytes = 0
+        self.octets = bytearray()
 
 
 class ReceiverLink(Link):
@@ -324,6 +337,8 @@ class ReceiverLink(Link):
             return
         if delivery_id is None or tag is None:
             raise SessionFault(INVALID_FIELD, f"a delivery on link {self.name!r:.60} begins without id or tag")
+        if len(tag) > DELIVERY_TAG_SIZE_BYTES_MAX:
+            raise SessionFault(INVALID_FIELD, f"a delivery tag of {len(tag)} bytes, at most {DELIVERY_TAG_SIZE_BYTES_MAX} are taken")
         if self.credit <= 0:
             self.fail(LinkFault(TRANSFER_LIMIT_EXCEEDED, "a message without credit"))
             return
@@ -352,17 +367,16 @@ class ReceiverLink(Link):
             partial.tail = partial.tail._replace(settled=True)
         if self._gather(partial, payload) and not tail.more:
             self.drop_partial()
-            self._complete(partial.delivery_id, partial.tag, b"".join(partial.parts), partial.tail)
+            self._complete(partial.delivery_id, partial.tag, bytes(partial.octets), partial.tail)
 
     def _gather(self, partial: Partial, payload: bytes) -> bool:
-        partial.parts.append(payload)
-        partial.size_bytes += len(payload)
+        partial.octets += payload
         connection = self.session.connection
         connection.partial_bytes += len(payload)
         connection.partials.grow(self, len(payload))
         if connection.partial_bytes > connection.limits.partial_bytes_max:
             raise LimitExceeded(f"messages of more than {connection.limits.partial_bytes_max} bytes in all begun and not ended")
-        if partial.size_bytes > self._size_bytes_max:
+        if len(partial.octets) > self._size_bytes_max:
             self._too_large()
             return False
         return self._partial is not None
@@ -371,8 +385,8 @@ class ReceiverLink(Link):
         """The message whose frames were coming is complete, or will never be."""
         if self._partial is not None:
             connection = self.session.connection
-            connection.partial_bytes -= self._partial.size_bytes
-            connection.partials.drop(self, self._partial.size_bytes)
+            connection.partial_bytes -= len(self._partial.octets)
+            connection.partials.drop(self, len(self._partial.octets))
             self._partial = None
 
     def give_way(self, size_bytes_max: int) -> None:
@@ -394,10 +408,7 @@ class ReceiverLink(Link):
             self.drain = False  # not before the whole message is here
         session = self.session
         if not settled:
-            incoming = session.incoming
-            incoming[delivery_id] = self
-            if len(incoming) > session.limits.unsettled_per_session_max:
-                raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {session.limits.unsettled_per_session_max} unsettled deliveries")
+            session.hold_incoming(delivery_id, self)
         if self.is_coordinator:
             self._control(delivery_id, payload)
         else:

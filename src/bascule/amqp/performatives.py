@@ -14,9 +14,11 @@ from bascule.amqp.composite import (
     STRING,
     SYMBOL,
     SYMBOLS,
+    TRANSACTION_ID,
     UBYTE,
     UINT,
     ULONG,
+    UNSETTLED,
     USHORT,
     Composite,
     Wire,
@@ -26,6 +28,7 @@ from bascule.amqp.composite import (
     field,
 )
 from bascule.amqp.errors import AmqpError
+from bascule.amqp.limits import DESCRIPTION_LENGTH_MAX
 from bascule.amqp.types import Described, Symbol
 
 UINT_MAX: Final = 0xFFFFFFFF
@@ -58,10 +61,28 @@ def _the_error(value: Any) -> Error:
     loaded = a_composite(value)
     if type(loaded) is not Error:
         raise TypeError
+    if loaded.description is not None:
+        loaded.description = loaded.description[:DESCRIPTION_LENGTH_MAX]
+    return loaded
+
+
+def _a_state(value: Any) -> Any:
+    loaded = a_composite(value)
+    if type(loaded) not in STATES:
+        raise TypeError
+    return loaded
+
+
+def _an_outcome(value: Any) -> Any:
+    loaded = a_composite(value)
+    if type(loaded) not in OUTCOMES:
+        raise TypeError
     return loaded
 
 
 ERROR = Wire("an error", _the_error, dump)
+STATE = Wire("a delivery state", _a_state, dump)
+OUTCOME = Wire("an outcome", _an_outcome, dump)
 
 
 # --- transport, part 2 section 2.7 -----------------------------------------------------------------------------------------------
@@ -108,7 +129,7 @@ class Attach(Composite):
     rcv_settle_mode: int = field(UBYTE, ReceiverSettleMode.FIRST)
     source: Source | Described | None = field(COMPOSITE)
     target: Target | Coordinator | Described | None = field(COMPOSITE)
-    unsettled: dict[Any, Any] | None = field(FIELDS)
+    unsettled: dict[Any, Any] | None = field(UNSETTLED)
     incomplete_unsettled: bool = field(BOOLEAN, False)
     initial_delivery_count: int | None = field(UINT)
     max_message_size: int = field(ULONG, 0)
@@ -145,7 +166,7 @@ class Transfer(Composite):
     settled: bool | None = field(BOOLEAN)
     more: bool = field(BOOLEAN, False)
     rcv_settle_mode: int | None = field(UBYTE)
-    state: Any = field(COMPOSITE)
+    state: Any = field(STATE)
     resume: bool = field(BOOLEAN, False)
     aborted: bool = field(BOOLEAN, False)
     batchable: bool = field(BOOLEAN, False)
@@ -159,7 +180,7 @@ class Disposition(Composite):
     first: int = field(UINT, 0, mandatory=True)
     last: int | None = field(UINT)
     settled: bool = field(BOOLEAN, False)
-    state: Any = field(COMPOSITE)
+    state: Any = field(STATE)
     batchable: bool = field(BOOLEAN, False)
 
 
@@ -257,7 +278,7 @@ class Source(Composite):
     dynamic_node_properties: dict[Any, Any] | None = field(FIELDS)
     distribution_mode: str | None = field(SYMBOL)
     filter: dict[Any, Any] | None = field(FIELDS)
-    default_outcome: Any = field(COMPOSITE)
+    default_outcome: Any = field(OUTCOME)
     outcomes: tuple[str, ...] = field(SYMBOLS, ())
     capabilities: tuple[str, ...] = field(SYMBOLS, ())
 
@@ -316,7 +337,7 @@ class Declare(Composite):
 class Discharge(Composite):
     """End a transaction: roll back where ``fail``."""
 
-    txn_id: bytes = field(BINARY, b"", mandatory=True)
+    txn_id: bytes = field(TRANSACTION_ID, b"", mandatory=True)
     fail: bool = field(BOOLEAN, False)
 
 
@@ -331,8 +352,13 @@ class Declared(Composite):
 class TransactionalState(Composite):
     """A delivery's state within a transaction."""
 
-    txn_id: bytes = field(BINARY, b"", mandatory=True)
-    outcome: Any = field(COMPOSITE)
+    txn_id: bytes = field(TRANSACTION_ID, b"", mandatory=True)
+    outcome: Any = field(OUTCOME)
+
+
+#: What has become of a delivery for good (part 3, section 3.4). Types that AMQP does not know stay Described.
+OUTCOMES: Final = frozenset({Accepted, Rejected, Released, Modified, Described})
+STATES: Final = OUTCOMES | {Received, Declared, TransactionalState}
 
 
 # --- SASL, part 5 section 5.3.3 --------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +19,12 @@ from bascule.amqp.errors import (
     WINDOW_VIOLATION,
     AmqpError,
     ConnectionFault,
-    DecodeError,
     IllegalUse,
     SessionFault,
 )
 from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Dispositioned, Flowed, SessionBegun, SessionEnded
-from bascule.amqp.frames import frame_head
+from bascule.amqp.frames import frame_head, shortened_state
+from bascule.amqp.limits import LINK_NAME_LENGTH_MAX
 from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
 from bascule.amqp.outgoing import OutgoingFrames
 from bascule.amqp.performatives import (
@@ -38,12 +37,14 @@ from bascule.amqp.performatives import (
     End,
     Error,
     Flow,
+    Received,
     Source,
     Target,
     TransactionalState,
     Transfer,
 )
 from bascule.amqp.states import SESSION, LinkState, SessionInput, SessionState
+from bascule.amqp.unsettled import SentDeliveries, Unsettled
 
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
@@ -67,10 +68,10 @@ class Session:
         self.context: Any = None
         self.remote = Begin()
         self.links: dict[int, Link] = {}  # by our handle
-        self.unsettled: dict[int, Delivery] = {}  # sent by us
+        self._sent = SentDeliveries()
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
-        self.incoming: dict[int, ReceiverLink] = {}  # sent by the peer, unsettled
+        self._incoming = Unsettled[ReceiverLink]()  # sent by the peer, unsettled
         self._next_handle = 0
         self._free_handles: list[int] = []
         self._next_delivery_id = 0
@@ -135,10 +136,10 @@ class Session:
 
     def settle_outgoing(self, delivery_id: int, state: Composite | None = None) -> None:
         """Settle a delivery of ours to which the peer gave an outcome without settling it."""
-        if self.unsettled.pop(delivery_id, None) is not None:
-            encoded = hot.state_bytes(state) if state is not None else b""
+        if self._sent.pop(delivery_id) is not None:
+            encoded = self._state_bytes(state) if state is not None else b""
             self._out.append(hot.disposition(self.channel, False, delivery_id, delivery_id, True, encoded))
-            self._give_back()
+            self.give_back()
 
     # --- sending -----------------------------------------------------------------------------------------------------------------
 
@@ -156,8 +157,8 @@ class Session:
         delivery_id = self._next_delivery_id
         self._next_delivery_id = (delivery_id + 1) & UINT_MAX
         if not settled:
-            self.unsettled[delivery_id] = Delivery(link, delivery_id, context)
-            if len(self.unsettled) >= self.limits.unsettled_per_session_max:
+            self._sent.add(Delivery(link, delivery_id, context))
+            if len(self._sent) >= self.limits.unsettled_per_session_max:
                 self._withhold()
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.remote_max_frame_size:
@@ -219,14 +220,26 @@ class Session:
 
     def settle_incoming(self, delivery_id: int, state: Composite) -> None:
         """Settle at the next flush; deliveries of one state are gathered."""
-        if self.incoming.pop(delivery_id, None) is None:
+        link = self._incoming.pop(delivery_id)
+        if link is None:
             return  # sent settled, or its link or session is gone
+        link.held.discard(delivery_id)
         if state is not self._settled_state and state != self._settled_state:
             self.flush_settled()
             self._settled_state = state
         if not self._settled_ids:
             self.connection.unflushed.append(self)
         self._settled_ids.append(delivery_id)
+
+    def hold_incoming(self, delivery_id: int, link: ReceiverLink) -> None:
+        """Keep a delivery of the peer's until it is settled. Raises SessionFault."""
+        incoming = self._incoming
+        if delivery_id in incoming.by_id:
+            raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} is unsettled already")
+        incoming.add(delivery_id, link)
+        link.held.add(delivery_id)
+        if len(incoming) > self.limits.unsettled_per_session_max:
+            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"more than {self.limits.unsettled_per_session_max} unsettled deliveries")
 
     def flush_settled(self) -> None:
         """Write the dispositions gathered, one for each run of neighbours."""
@@ -236,7 +249,7 @@ class Session:
         self._settled_ids = []
         if self.state is not SessionState.MAPPED:
             return
-        encoded = hot.state_bytes(self._settled_state)
+        encoded = self._state_bytes(self._settled_state)
         ids.sort()
         first = last = ids[0]
         for delivery_id in ids[1:]:
@@ -246,22 +259,46 @@ class Session:
             last = delivery_id
         self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
 
+    def _state_bytes(self, state: Composite) -> bytes:
+        """A state's encoding, with no more of an error's description than the peer has room for in a frame."""
+        encoded = hot.state_bytes(state)
+        room = self.connection.remote_max_frame_size - hot.DISPOSITION_HEAD_SIZE
+        return encoded if len(encoded) <= room else hot.state_bytes(shortened_state(state, room))
+
+    @property
+    def unsettled(self) -> dict[int, Delivery]:
+        """Deliveries of ours that the peer has not settled, by id."""
+        return self._sent.by_id()
+
+    @property
+    def incoming(self) -> dict[int, ReceiverLink]:
+        """Links of the peer's deliveries that nobody has settled, by id."""
+        return self._incoming.by_id
+
     def _withhold(self) -> None:
         """The peer's window is closed, or too much of ours is unsettled: no credit shows until the peer opens it, or settles."""
+        if self.withholding:
+            return
         self.withholding = True
         for link in self.links.values():
             if isinstance(link, SenderLink):
                 link.withheld += link.credit
                 link.credit = 0
 
-    def _give_back(self) -> None:
-        if not self.withholding or self._outgoing_window <= 0 or len(self.unsettled) >= self.limits.unsettled_per_session_max:
+    def give_back(self) -> None:
+        """Show the credit that was withheld, if the peer's window is open and enough is settled."""
+        if not self.withholding or self._outgoing_window <= 0 or len(self._sent) >= self.limits.unsettled_per_session_max:
             return
         self.withholding = False
         for link in self.links.values():
             if isinstance(link, SenderLink) and link.withheld:
                 link.credit, link.withheld = link.credit + link.withheld, 0
                 self.emit(Flowed(link))
+
+    def _give_back_later(self) -> None:
+        """After all that has been received: a peer may open and close its window many times in that."""
+        if self.withholding:
+            self.connection.withholding[self] = None
 
     # --- what the peer does ------------------------------------------------------------------------------------------------------
 
@@ -307,7 +344,6 @@ class Session:
         self._close_links()
 
     def _close_links(self) -> list[Delivery]:
-        deliveries = list(self.unsettled.values())
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
             if isinstance(link, ReceiverLink):
@@ -315,9 +351,8 @@ class Session:
         self.links.clear()
         self._by_remote_handle.clear()
         self._queue.drop()
-        self.incoming.clear()
-        self.unsettled = {}
-        return deliveries
+        self._incoming.clear()
+        return self._sent.clear()
 
     def on_performative(self, performative: Composite) -> None:
         """Attach, flow, disposition and detach, from the general decoder."""
@@ -341,6 +376,8 @@ class Session:
     def _on_attach(self, attach: Attach) -> None:
         if attach.handle > self.limits.handle_max:
             raise ConnectionFault(FRAMING_ERROR, f"handle {attach.handle} beyond the agreed {self.limits.handle_max}")
+        if len(attach.name) > LINK_NAME_LENGTH_MAX:
+            raise SessionFault(INVALID_FIELD, f"link name {attach.name[:60]!r}… of more than {LINK_NAME_LENGTH_MAX} characters")
         if attach.handle in self._by_remote_handle:
             raise SessionFault(HANDLE_IN_USE, f"handle {attach.handle} has a link")
         for link in self.links.values():
@@ -390,7 +427,7 @@ class Session:
         unseen = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & UINT_MAX
         self._outgoing_window = max(flow.incoming_window - unseen, 0) if unseen < SERIAL_HALF else 0
         self._send_queued()
-        self._give_back()
+        self._give_back_later()
         if flow.handle is not None:
             self._by_handle(flow.handle).on_flow(flow)
         elif flow.echo:
@@ -407,30 +444,20 @@ class Session:
             raise SessionFault(INVALID_FIELD, f"disposition of deliveries {first} to {last}")
         if not by_receiver:
             if settled:
-                for delivery_id in self._in_range(self.incoming, first, count):
-                    del self.incoming[delivery_id]
+                for delivery_id, link in self._incoming.pop_range(first, last):
+                    link.held.discard(delivery_id)
             return
-        unsettled = self.unsettled
-        if count == 1:
-            delivery = unsettled.pop(first, None) if settled else unsettled.get(first)
-            deliveries = [delivery] if delivery is not None else []
+        txn_id = None
+        if type(state) is TransactionalState:
+            state, txn_id = state.outcome, state.txn_id
+        if settled:
+            deliveries = self._sent.settle(first, last)
+            self._give_back_later()
         else:
-            ids = self._in_range(unsettled, first, count)
-            deliveries = [unsettled.pop(delivery_id) for delivery_id in ids] if settled else [unsettled[delivery_id] for delivery_id in ids]
+            undecided = state is None or type(state) is Received
+            deliveries = [] if undecided else self._sent.decide(first, last)
         if deliveries:
-            txn_id = None
-            if type(state) is TransactionalState:
-                state, txn_id = state.outcome, state.txn_id
             self.emit(Dispositioned(self, deliveries, state, settled, txn_id))
-        if self.withholding:
-            self._give_back()
-
-    @staticmethod
-    def _in_range(held: dict[int, Any], first: int, count: int) -> list[int]:
-        """The ids held among ``count`` ones from ``first``; a huge range costs no more than what is held."""
-        if count <= len(held):
-            return [number for number in (i & UINT_MAX for i in range(first, first + count)) if number in held]
-        return [number for number in held if (number - first) & UINT_MAX < count]
 
     # --- links -------------------------------------------------------------------------------------------------------------------
 
@@ -447,14 +474,13 @@ class Session:
         deliveries: list[Delivery] = []
         if isinstance(link, ReceiverLink):
             link.drop_partial()
-            for delivery_id in [delivery_id for delivery_id, owner in self.incoming.items() if owner is link]:
-                del self.incoming[delivery_id]
+            for delivery_id in link.held:
+                self._incoming.pop(delivery_id)
         elif isinstance(link, SenderLink):
-            deliveries = [delivery for delivery in self.unsettled.values() if delivery.link is link]
-            for delivery in deliveries:
-                del self.unsettled[delivery.delivery_id]
+            deliveries = self._sent.pop_link(link)
             link.credit = link.withheld = 0
-            self._give_back()
+            self._give_back_later()
+        link.held.clear()
         return deliveries
 
     def drop_queued(self, link: Link) -> None:
@@ -468,32 +494,3 @@ class Session:
             self._free_handles.append(link.handle)
         if link.remote_handle is not None:
             self._by_remote_handle.pop(link.remote_handle, None)
-
-
-def _hot_frame(
-    read: Callable[[bytes, int, int], Any], take: Callable[[Session, Any, bytes, int], None]
-) -> Callable[[Session, bytes, int, int], bool]:
-    """Takes a frame in its usual encoding, its fields from ``position`` on; False leaves it to the general decoder."""
-
-    def take_frame(session: Session, data: bytes, position: int, end: int) -> bool:
-        try:
-            frame = read(data, position, end)
-        except (IndexError, struct.error, DecodeError):
-            return False
-        if frame is None:
-            return False
-        try:
-            take(session, frame, data, end)
-        except SessionFault as fault:
-            session.fail(fault)
-        return True
-
-    return take_frame
-
-
-#: By the beginning of the frame's body.
-HOT_FRAMES: Final = {
-    b"\x00\x53\x13": _hot_frame(hot.read_flow, Session.on_flow),
-    b"\x00\x53\x14": _hot_frame(hot.read_transfer, Session.on_transfer),
-    b"\x00\x53\x15": _hot_frame(hot.read_disposition, Session.on_disposition),
-}

@@ -30,8 +30,8 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
-from bascule.jms.message import decode_message
-from bascule.jms.sections import TIME_MAX_MS, message_annotation
+from bascule.jms.ids import message_id_text
+from bascule.jms.sections import TIME_MAX_MS, message_annotation, property_fields_of
 from bascule.jms.selector import Selector
 
 #: The address in the journal of a message that goes to one queue by name: no pattern of a divert matches it.
@@ -155,9 +155,10 @@ def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
             return None
 
     try:
-        message_id = decode_message(body).message_id
+        identity = property_fields_of(body)[0]
     except BasculeError:
-        message_id = None
+        identity = None
+    message_id = None if identity is None else message_id_text(identity)
     return {
         "message_id": _plain(message_id), "address": said(ORIGINAL_ADDRESS), "queue": said(ORIGINAL_QUEUE),
         "routing": {0: "anycast", 1: "multicast"}.get(said(ORIGINAL_ROUTING)), "reason": said(REASON), "deliveries": said(DELIVERIES),

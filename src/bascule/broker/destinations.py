@@ -10,7 +10,8 @@ from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.subscription_use import SubscriptionUse
 from bascule.core import crash
-from bascule.core.destination import Routing
+from bascule.core.destination import ADDRESS_MAX, Routing
+from bascule.core.errors import InvalidInput
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 
@@ -32,7 +33,7 @@ class Destinations:
         return settings.duplicate_count, settings.duplicate_ms
 
     def queue(self, name: str, user: str = "") -> BrokerQueue:
-        """The anycast queue of a name; created for ``user`` when it is not there. Raises UnknownAddress, ResourceLimit."""
+        """The anycast queue of a name; created for ``user`` when it is not there. Raises UnknownAddress, InvalidInput, ResourceLimit."""
         queue = self.addresses.anycast.get(name)
         if queue is None:
             configured = name in self.policy.queues
@@ -42,12 +43,14 @@ class Destinations:
         return queue
 
     def check_topic(self, address: str) -> None:
-        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress."""
+        """Whether messages may be sent to a topic, or subscribed to. Raises UnknownAddress, InvalidInput."""
         if not self.addresses.route(address, Routing.MULTICAST).queues and address not in self.policy.topics:
             self._check_creatable(address, Routing.MULTICAST)
 
     def _check_creatable(self, name: str, routing: Routing) -> None:
         kind = "queue" if routing is Routing.ANYCAST else "topic"
+        if not 0 < len(name) <= ADDRESS_MAX:
+            raise InvalidInput(f"the name of a {kind} has 1 to {ADDRESS_MAX} characters, not {len(name)} ({name[:60]!r})")
         if name.startswith(TEMPORARY_PREFIX):
             if name not in self.addresses.temporary:
                 raise UnknownAddress(f"there is no temporary {kind} {name!r}: its connection has deleted it, or has ended")

@@ -10,7 +10,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bascule.amqp.codec import DESCRIBED, LIST8, LIST32, MAP8, MAP32, NULL, SMALL_ULONG, STRING8, STRING32, SYMBOL8, SYMBOL32, encode
+from bascule.amqp.codec import encode, skip
+from bascule.amqp.constructors import DESCRIBED, LIST8, LIST32, MAP8, MAP32, NULL, SMALL_ULONG, STRING8, STRING32, SYMBOL8, SYMBOL32
 from bascule.amqp.limits import ITEMS_MAX
 from bascule.amqp.types import Symbol
 from bascule.jms.sections import (
@@ -26,7 +27,6 @@ from bascule.jms.sections import (
     items,
     malformed,
     places,
-    skip,
 )
 
 #: As Artemis names them.
@@ -43,7 +43,7 @@ ORIGINAL_EXPIRY: Final = "x-opt-ORIG-EXPIRATION"
 _OWN: Final = (
     ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, ORIGINAL_MESSAGE_ID, REASON, MOVED_AT, DELIVERIES, ORIGINAL_EXPIRY,
 )  # fmt: skip
-_NOT_KEPT: Final = frozenset((*(name.encode() for name in _OWN), DELIVERY_TIME, DELIVERY_DELAY))
+_NOT_KEPT: Final = frozenset(name.encode() for name in (*_OWN, DELIVERY_TIME, DELIVERY_DELAY))
 _MESSAGE_ID, _ABSOLUTE_EXPIRY = 0, 8  # fields of the properties section (AMQP 1.0 part 3, section 3.2.4)
 #: An annotation that a move adds has at most this size, else it is left out: a message id has any length, and a copy of a large one would
 #: make the message larger than a journal record. An address, of 1,000 characters at most, fits.

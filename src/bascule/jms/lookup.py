@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from bascule.amqp.codec import decode
+from bascule.amqp.codec import decode, skip
 from bascule.amqp.types import Int
 from bascule.jms.ids import AmqpId, correlation_id_text, message_id_text
 from bascule.jms.sections import (
@@ -20,7 +20,6 @@ from bascule.jms.sections import (
     places,
     property_fields,
     signed_sequence,
-    skip,
 )  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from bascule.amqp.codec import decode
+from bascule.amqp.codec import decode, skip
 from bascule.core.caches import peer_cache
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers
-from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, VALUE, skip
+from bascule.jms.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, VALUE
 from bascule.jms.sections import HEADER as HEADER_SECTION
 
 NULL, STRING8, STRING32, BINARY8, BINARY32, SYMBOL8 = 0x40, 0xA1, 0xB1, 0xA0, 0xB0, 0xA3

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from bascule.amqp.codec import (
+from bascule.amqp.codec import decode, encode, skip
+from bascule.amqp.constructors import (
     BINARY8,
     BINARY32,
     DESCRIBED,
@@ -23,15 +24,22 @@ from bascule.amqp.codec import (
     NULL,
     SMALL_ULONG,
     STRING8,
+    STRING32,
     SYMBOL8,
     TIMESTAMP,
-    decode,
-    encode,
 )  # fmt: skip
 from bascule.amqp.errors import DecodeError
 from bascule.amqp.types import Int, UByte, UInt, ULong
 from bascule.core.caches import peer_cache
 from bascule.core.errors import InvalidInput
+from bascule.jms.checks import (
+    BODY_SECTIONS_MAX,
+    HEADER_SIZE_BYTES_MAX,
+    annotations_of,
+    check_application_properties,
+    check_text,
+    end_of_field,
+)
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -49,9 +57,8 @@ _SECTION_OF_SYMBOL: Final = {
 }  # fmt: skip
 
 #: Delayed delivery: the time to deliver at (Qpid JMS), or the wait from now (others), both in ms.
-DELIVERY_TIME: Final = b"x-opt-delivery-time"
-DELIVERY_DELAY: Final = b"x-opt-delivery-delay"
-_DELIVERY: Final = b"x-opt-delivery-"
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+DELIVERY_DELAY: Final = "x-opt-delivery-delay"
 
 DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
@@ -71,6 +78,7 @@ FOLLOWERS: Final[Mapping[int, Container[int]]] = {
     0: range(HEADER, FOOTER + 1), **{section: range(section + 1, FOOTER + 1) for section in NAMES},
     DATA: (DATA, FOOTER), SEQUENCE: (SEQUENCE, FOOTER), VALUE: (FOOTER,),
 }  # fmt: skip
+_STRINGS: Final = frozenset({STRING8, STRING32})
 #: Types whose size stands in the byte after the constructor code.
 _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
 #: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
@@ -78,19 +86,12 @@ _SIZED8: Final = frozenset({BINARY8, STRING8, SYMBOL8, LIST8, MAP8})
 _ID: Final = (str, bytes, uuid.UUID, ULong)
 _FIELD_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
 _PROPERTIES_MAX: Final = len(_FIELD_TYPES)
+_GROUP_ID: Final = 10
 #: What reading broken bytes raises.
 MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
 _u32 = struct.Struct(">I").unpack_from
 _i64 = struct.Struct(">q").unpack_from
-
-#: Bytes after a constructor code (AMQP 1.0 part 1, section 1.2.2): a fixed number, or a size in 1 (_SIZE8) or 4 (_SIZE32) bytes.
-_SIZE8, _SIZE32, _NO_TYPE = -1, -4, -9
-_WIDTH_OF_CLASS: Final = {
-    0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16,
-    0xA: _SIZE8, 0xB: _SIZE32, 0xC: _SIZE8, 0xD: _SIZE32, 0xE: _SIZE8, 0xF: _SIZE32,
-}  # fmt: skip
-_WIDTH: Final = [_WIDTH_OF_CLASS.get(code >> 4, _NO_TYPE) for code in range(256)]
 
 
 class MalformedMessage(InvalidInput):
@@ -142,7 +143,7 @@ def scan(data: bytes) -> Scan:
     header = NO_HEADER
     properties = _NO_PROPERTIES
     body_start = delivery_time = delay = 0
-    position = section = 0
+    position = section = body_sections = 0
     try:
         while position < size:
             before = section
@@ -162,14 +163,28 @@ def scan(data: bytes) -> Scan:
             if section == PROPERTIES:
                 properties = _properties(data, start, end)
             elif section == MESSAGE_ANNOTATIONS:
-                if data.find(_DELIVERY, start, end) >= 0:
-                    delivery_time = _milliseconds(data, find_key(data, start, DELIVERY_TIME))
-                    delay = _milliseconds(data, find_key(data, start, DELIVERY_DELAY))
+                annotations = annotations_of(data[start:end])
+                delivery_time = _milliseconds(annotations.get(DELIVERY_TIME))
+                delay = _milliseconds(annotations.get(DELIVERY_DELAY))
+            elif section == APPLICATION_PROPERTIES:
+                check_application_properties(data, start, end)
             elif section == HEADER:
+                if end - start > HEADER_SIZE_BYTES_MAX:
+                    raise ValueError(f"{end - start} bytes, at most {HEADER_SIZE_BYTES_MAX} are taken")
                 header = header_fields(data[start:end])
                 body_start = end
+            elif section == VALUE:
+                if code in _STRINGS:
+                    check_text(data[start + (2 if code == STRING8 else 5) : end])
             elif section == DELIVERY_ANNOTATIONS:
+                annotations_of(data[start:end])
                 body_start = end
+            elif section == FOOTER:
+                annotations_of(data[start:end])
+            else:
+                body_sections += 1
+                if body_sections > BODY_SECTIONS_MAX:
+                    raise ValueError(f"a body of more than {BODY_SECTIONS_MAX} sections")
             position = end
     except MALFORMED as error:
         raise malformed(section, position, error) from None
@@ -221,12 +236,18 @@ def head_of(data: bytes) -> tuple[tuple[bool, int, int, bool, int], int]:
 
 def group_of(data: bytes) -> str | None:
     """The group of a message that has been taken. Raises MalformedMessage."""
-    for section, start, end in places(data):
+    for section, start, _ in places(data):
         if section == PROPERTIES:
             try:
-                return _properties(data, start, end)[-1]
+                count, position = items(data, start)
+                if count <= _GROUP_ID:
+                    return None
+                for _ in range(_GROUP_ID):
+                    position = skip(data, position)
+                group: str | None = _typed(data, position, str)
             except MALFORMED as error:
-                raise malformed(section, start, error) from None
+                raise malformed(PROPERTIES, start, error) from None
+            return group
     return None
 
 
@@ -245,21 +266,6 @@ def _descriptor(data: bytes, position: int) -> tuple[int, int]:
     if not isinstance(section, int) or section not in NAMES:
         raise ValueError(f"unknown descriptor {descriptor!r:.60}")
     return int(section), start
-
-
-def skip(data: bytes, position: int) -> int:
-    """Where the value at ``position`` ends by its own word, which may be beyond the data. Raises IndexError, struct.error, ValueError."""
-    while data[position] == DESCRIBED:
-        _, position = decode(data, position + 1)
-    width = _WIDTH[data[position]]
-    if width >= 0:
-        return position + 1 + width
-    if width == _SIZE8:
-        return position + 2 + data[position + 1]
-    if width == _SIZE32:
-        size: int = _u32(data, position + 1)[0]
-        return position + 5 + size
-    raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
 
 
 def items(data: bytes, start: int) -> tuple[int, int]:
@@ -289,11 +295,8 @@ def find_key(data: bytes, start: int, name: bytes) -> int:
     return -1
 
 
-def _milliseconds(data: bytes, position: int) -> int:
+def _milliseconds(value: Any) -> int:
     """A time, of whatever integer type; 0 where there is none or it lies before the epoch."""
-    if position < 0:
-        return 0
-    value, _ = decode(data, position)
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool):
@@ -328,15 +331,9 @@ def _properties(data: bytes, start: int, end: int) -> _Properties:
     if count > _PROPERTIES_MAX:
         raise ValueError(f"{count} fields, there are {_PROPERTIES_MAX}")
     at: list[int] = []
-    for _ in range(count):
+    for index in range(count):
         at.append(position)
-        code = data[position]
-        if code == NULL:
-            position += 1
-        elif code == STRING8:
-            position += 2 + data[position + 1]
-        else:
-            position = skip(data, position)
+        position = end_of_field(data, position, index)
     if position != end:
         raise ValueError(f"its fields end at byte {position}, the section at {end}")
     # Where a field is left out, its value has no bytes.
@@ -427,6 +424,11 @@ def property_fields(data: bytes, start: int | None) -> tuple[Any, ...]:
     except MALFORMED as error:
         raise malformed(PROPERTIES, start, error) from None
     return (*fields, *(None,) * (_PROPERTIES_MAX - len(fields)))
+
+
+def property_fields_of(data: bytes) -> tuple[Any, ...]:
+    """All fields of the properties section of a message. Raises MalformedMessage."""
+    return property_fields(data, next((start for section, start, _ in places(data) if section == PROPERTIES), None))
 
 
 def signed_sequence(value: int) -> Int:

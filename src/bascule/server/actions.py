@@ -14,7 +14,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.queue import BrokerQueue
 from bascule.config.address import check_address
-from bascule.core.destination import Routing
+from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
@@ -52,12 +52,23 @@ class AdminAction(NamedTuple):
         known = {**dict.fromkeys(self.required, ""), **self.optional}
         for name, value in given.items():
             if name not in known:
-                raise InvalidInput(f"{name!r} is not known here; known are {', '.join(known)}")
+                raise InvalidInput(f"{name[:60]!r} is not known here; known are {', '.join(known)}")
             if type(value) is not type(known[name]):
                 raise InvalidInput(f"{name} must be {'true or false' if isinstance(known[name], bool) else 'a string'}")
+            if isinstance(value, str) and not is_unicode(value):
+                raise InvalidInput(f"{name} {value[:60]!r} has half of a surrogate pair, which is no character")
         if missing := [name for name in self.required if not given.get(name)]:
             raise InvalidInput(f"{missing[0]} must be given")
         return {**known, **given}
+
+
+def is_unicode(text: str) -> bool:
+    r"""Whether a text can be encoded: JSON may have halves of surrogate pairs, such as ``\ud800``."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
@@ -79,11 +90,18 @@ def queue_named(engine: Engine, name: str) -> BrokerQueue:
     return queue
 
 
-async def _create(node: Node, name: str) -> Answer:
+def _check_new(argument: str, name: str) -> None:
+    """Raise InvalidInput for a name that no queue can have."""
     try:
         check_address(name)
     except ValueError as error:
-        raise InvalidInput(f"name: {error}") from None
+        raise InvalidInput(f"{argument}: {error}") from None
+    if len(name) > ADDRESS_MAX:
+        raise InvalidInput(f"{argument}: {name[:60]!r} has {len(name)} characters, at most {ADDRESS_MAX} are taken")
+
+
+async def _create(node: Node, name: str) -> Answer:
+    _check_new("name", name)
     administration.create(node.engine, name)
     await _stored(node, node.engine)
     return {"created": name}
@@ -116,6 +134,8 @@ async def _purge(node: Node, name: str, selector: str) -> Answer:
 
 
 async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
+    if to not in node.engine.addresses.anycast:
+        _check_new("to", to)
     progress = await _go_through(node, lambda engine: administration.move(engine, queue_named(engine, name), to, _selector(selector)))
     return {"moved": progress.done, "left": progress.left}
 

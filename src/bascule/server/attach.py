@@ -50,14 +50,18 @@ def _routing_asked_for(capabilities: tuple[str, ...]) -> Routing | None:
 
 def place_of(address: object, capabilities: tuple[str, ...]) -> RoutedAddress:
     """The destination that a terminus names. Raises AmqpError for an address that is no string, empty or too long."""
-    if not isinstance(address, str) or not address:
-        raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string that is not empty")
-    if len(address) > ADDRESS_MAX:
-        raise AmqpError(INVALID_FIELD, f"address {address[:60]!r}… has {len(address)} characters; {ADDRESS_MAX} are allowed")
+    if not isinstance(address, str):
+        raise AmqpError(INVALID_FIELD, f"address {address!r:.60} must be a string")
     routing = _routing_asked_for(capabilities)
     for prefix, prefixed in PREFIXES.items():
         if address.startswith(prefix):
-            return RoutedAddress(address[len(prefix) :], routing if routing is not None else prefixed)
+            address = address[len(prefix) :]
+            routing = routing if routing is not None else prefixed
+            break
+    if not address:
+        raise AmqpError(INVALID_FIELD, "an address must not be empty")
+    if len(address) > ADDRESS_MAX:
+        raise AmqpError(INVALID_FIELD, f"address {address[:60]!r}… has {len(address)} characters; {ADDRESS_MAX} are allowed")
     return RoutedAddress(address, routing)
 
 
@@ -146,6 +150,8 @@ def _attach_consumer(client: Client, link: SenderLink) -> None:
     if source is None:
         _find_subscription(client, link)
         return
+    if not isinstance(source, Source):
+        raise AmqpError(NOT_IMPLEMENTED, "a consumer whose source is of another type than amqp:source:list")
     if source.dynamic:
         address, routing = _temporary(client, link, source.capabilities)
         engine = client.engine
@@ -257,8 +263,10 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
 
 
 def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
-    """(client id, or None where it is everybody's; name) of a durable or shared subscription."""
+    """(client id, or None where it is everybody's; name) of a durable or shared subscription. Raises AmqpError."""
     name, _, suffix = link.name.partition(NAME_DELIMITER)
+    if not name:
+        raise AmqpError(INVALID_FIELD, f"link name {link.name!r:.60} names no subscription: it must not begin with {NAME_DELIMITER!r}")
     return None if suffix.startswith("global") else client.container, name
 
 

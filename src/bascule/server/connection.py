@@ -30,7 +30,7 @@ from bascule.server.attach import attach, detached, place_of_message, routing_at
 from bascule.server.client import WRITE_BUFFER_BYTES, Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
-from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink
+from bascule.server.links import PRODUCER_CREDIT_LOW, ConsumerLink, ProducerLink, payload_of
 from bascule.server.outcomes import OUTCOMES, accept_in, return_failed
 from bascule.server.tls import certified_name
 from bascule.server.usage import UserUsage
@@ -346,7 +346,7 @@ class ClientConnection(asyncio.Protocol):
         client = self.client
         token = None if event.settled else (event.delivery_id, event.txn_id)
         try:
-            facts = scan(event.payload)
+            facts = scan(payload_of(event))
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)
             address, routing = producer.address, producer.routing
             if address is None or routing is None:
@@ -424,8 +424,8 @@ class ClientConnection(asyncio.Protocol):
             elif isinstance(state, Accepted):
                 settle = partial(accept_in, transaction)
                 if client.first_transactions:
-                    for link in {link for link, _, _ in event.deliveries}:
-                        link.context.taken()
+                    for consumer in {link.context for link, _, _ in event.deliveries if link.context is not None}:
+                        consumer.taken()
         for link, delivery_id, (consumer, message) in event.deliveries:
             settle(engine, consumer, message, state)
             if not event.settled:

@@ -9,7 +9,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from bascule.amqp.errors import AmqpError
+from bascule.amqp.errors import INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
+from bascule.amqp.events import Transferred
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
 from bascule.broker.containment import ErrorKind
@@ -252,10 +253,19 @@ class BrowserLink:
         client.touch()
 
 
+def payload_of(event: Transferred) -> bytes:
+    """Return the bytes of a message that a client sends. Raises AmqpError for a format other than AMQP's own."""
+    if event.message_format:
+        raise AmqpError(NOT_IMPLEMENTED, f"message format 0x{event.message_format:x} is unknown; 0 is AMQP's own")
+    return event.payload
+
+
 def selector_of(link: Link) -> str:
-    """The JMS selector that a consumer's source asks for, "" for none."""
+    """The JMS selector that a consumer's source asks for, "" for none. Raises AmqpError for one that is no string."""
     value = _filter(link, ("apache.org:selector-filter:string", 0x0000468C00000004))
-    return "" if value is None else str(value)
+    if value is not None and not isinstance(value, str):
+        raise AmqpError(INVALID_FIELD, f"a selector must be a string, not {type(value).__name__}")
+    return value or ""
 
 
 def no_local_of(link: Link) -> bool:

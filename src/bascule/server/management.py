@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bascule.amqp.types import Int
 from bascule.broker.branch_requests import NO_XID, OPERATIONS, WITHOUT_XID, Answer, BranchRequest, carry_out, failure
 from bascule.core.destination import ADDRESS_MAX, Routing
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, TooLarge
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from bascule.server.client import Client
 
 TYPE: Final = "bascule.xa"
+#: A request has some properties of up to 128 hexadecimal digits; the broker decodes it on its own thread.
+REQUEST_SIZE_BYTES_MAX: Final = 64 * 1024
 
 
 class Request:
@@ -58,7 +60,7 @@ class Request:
     def _request(self) -> BranchRequest:
         properties = self.message.properties
         operation = properties.get("operation")
-        if properties.get("type") != TYPE or operation not in OPERATIONS:
+        if properties.get("type") != TYPE or not isinstance(operation, str) or operation not in OPERATIONS:
             raise InvalidInput(f"type {TYPE!r} is known here, with operations {', '.join(OPERATIONS)}")
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
         # A prepare without a transaction may be the repeat of one whose answer was lost.
@@ -105,7 +107,9 @@ class _Unheard:
 
 
 def request(client: Client, body: bytes) -> None:
-    """A message has come to the management node. Raises MalformedMessage, Unauthorized."""
+    """A message has come to the management node. Raises TooLarge, MalformedMessage, Unauthorized."""
+    if len(body) > REQUEST_SIZE_BYTES_MAX:
+        raise TooLarge(f"a request of {len(body)} bytes, at most {REQUEST_SIZE_BYTES_MAX} are taken")
     asked = Request(client, decode_message(body))
     asked.check_permissions()
     asked.carry_out()

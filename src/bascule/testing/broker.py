@@ -26,6 +26,7 @@ from bascule.jms.sections import (
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     VALUE,
+    Scan,
     header_bytes,
     scan,
     section_bytes,
@@ -42,7 +43,7 @@ def message_bytes(
     """An encoded AMQP message whose body is one value."""
     parts = [header_bytes(durable, priority, ttl_ms)]
     times = {DELIVERY_TIME: delivery_time_ms, DELIVERY_DELAY: delivery_delay_ms}
-    annotations = {Symbol(name.decode()): time_ms for name, time_ms in times.items() if time_ms}
+    annotations = {Symbol(name): time_ms for name, time_ms in times.items() if time_ms}
     if annotations:
         parts.append(section_bytes(MESSAGE_ANNOTATIONS, annotations))
     if group is not None:
@@ -212,6 +213,7 @@ class BrokerInMemory:
     def send(
         self, address: str, body: bytes, sender: Sender, token: Any, *,
         routing: Routing = Routing.ANYCAST, container: str = "client", transaction: LocalTransaction | None = None,
+        facts: Scan | None = None,
     ) -> None:  # fmt: skip
-        """Send an encoded message."""
-        self.engine.send(address, routing, body, scan(body), container, sender, token, transaction)
+        """Send an encoded message. ``facts`` are those of one that an earlier version has taken, and that would be refused now."""
+        self.engine.send(address, routing, body, facts or scan(body), container, sender, token, transaction)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from bascule.amqp.types import Described, Symbol
 from bascule.broker import administration
 from bascule.broker.administration import NOWHERE, InUse, Progress, create, dead_letter, delete, move, purge, return_dead_letters
 from bascule.broker.engine import Engine
@@ -16,6 +18,16 @@ from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import address_matches
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
+from bascule.jms.annotate import (
+    DELIVERIES,
+    MOVED_AT,
+    ORIGINAL_ADDRESS,
+    ORIGINAL_EXPIRY,
+    ORIGINAL_QUEUE,
+    ORIGINAL_ROUTING,
+    REASON,
+)  # fmt: skip
+from bascule.jms.sections import MESSAGE_ANNOTATIONS, VALUE, header_bytes, section_bytes
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import Op, decode_send, entries
 from tests.unit.broker.conftest import START_MS, Bench
@@ -218,6 +230,26 @@ def test_what_expired_lives_for_ever_when_it_is_returned_and_what_has_life_left_
         assert done(bench, return_dead_letters(bench.engine, bench.queue(name))).done == 1
     assert [message.expiry_ms for message in bench.queue().waiting()] == [0]
     assert [message.expiry_ms for message in bench.queue("other").waiting()] == [START_MS + 100_000]
+
+
+ODD = [b"\xff", [1], {"a": 1}, Described(Symbol("odd"), 1), float("nan"), 1 << 62, True, "x" * 2_000, ""]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+def test_a_dead_letter_that_a_client_has_written_is_shown_and_harms_nobody_when_it_is_returned(bench: Bench, value: Any) -> None:
+    names = (
+        ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, ORIGINAL_EXPIRY, REASON, DELIVERIES, MOVED_AT,
+    )  # fmt: skip
+    annotations = section_bytes(MESSAGE_ANNOTATIONS, {Symbol(name): value for name in names})
+    bench.broker.send("DLQ", header_bytes(durable=True) + annotations + section_bytes(VALUE, "odd"), bench.sender, "odd")
+    bench.broker.settle()
+    dead = bench.queue("DLQ")
+    (message,) = dead.waiting()
+    json.dumps(dead_letter(bench.engine, message), allow_nan=False)
+    progress = done(bench, return_dead_letters(bench.engine, dead))
+    assert (progress.done, sum(progress.left.values())) == (0, 1)
+    bench.crash()
+    assert bench.waiting(bench.queue("DLQ")) == ["odd"]
 
 
 def test_a_dead_letter_that_is_no_jms_message_is_listed_all_the_same(bench: Bench) -> None:

@@ -383,7 +383,8 @@ UNREADABLE = bytes.fromhex("005372c103023f3f")
 
 def test_what_expires_goes_its_way_though_its_annotations_cannot_be_read_and_holds_up_nothing_else(bench: Bench) -> None:
     body = header_bytes(durable=True, ttl_ms=SECOND) + UNREADABLE + section_bytes(VALUE, "bad")
-    bench.broker.send("q", body, bench.sender, "bad")
+    readable = header_bytes(durable=True, ttl_ms=SECOND) + section_bytes(VALUE, "bad")
+    bench.broker.send("q", body, bench.sender, "bad", facts=scan(readable))
     bench.fill("later", to="other", delivery_delay_ms=SECOND)
     later(bench, SECOND)
     assert bench.waiting(bench.queue("ExpiryQueue")) == ["bad"]

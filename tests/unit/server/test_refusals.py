@@ -18,7 +18,7 @@ from bascule.amqp.errors import (
 )
 from bascule.amqp.events import ConnectionClosed, Detached, Dispositioned, Transferred
 from bascule.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
-from bascule.amqp.types import Described, Symbol
+from bascule.amqp.types import Described, Symbol, ULong
 from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.errors import BrokerFault
 from bascule.core.destination import ADDRESS_MAX
@@ -30,7 +30,7 @@ SHARED: Any = (*TOPIC, Symbol("shared"))
 DURABLE: Any = {"durable": 2, "expiry_policy": "never"}
 
 
-def selector(text: str) -> Any:
+def selector(text: Any) -> Any:
     return {Symbol("jms-selector"): Described(Symbol("apache.org:selector-filter:string"), text)}
 
 
@@ -59,13 +59,26 @@ def without_target(client: Client) -> None:
     client.session.attach_sender("producer", Source(), None)
 
 
+def consume_other(client: Client) -> None:
+    client.session.attach_receiver("sub", Described(ULong(0x99), []), Target())  # type: ignore[arg-type]
+
+
+def nameless(client: Client) -> None:
+    client.session.attach_receiver("|global", Source("news", capabilities=SHARED, **DURABLE), Target())
+
+
 def unsubscribe(client: Client) -> None:
     client.session.attach_receiver("sub", None, Target())
 
 
 DURABLE_NEWS = consume("news", TOPIC, **DURABLE)
 REFUSED: list[tuple[str, Callable[[Client], None], str, str]] = [
-    ("an empty address", produce(""), INVALID_FIELD, "not empty"),
+    ("an empty address", produce(""), INVALID_FIELD, "not be empty"),
+    ("an empty address behind a prefix", produce("queue://"), INVALID_FIELD, "not be empty"),
+    ("an address that is a list", consume(["q"]), INVALID_FIELD, "must be a string"),
+    ("a source of another type", consume_other, NOT_IMPLEMENTED, "another type than amqp:source:list"),
+    ("a subscription without a name", nameless, INVALID_FIELD, "names no subscription"),
+    ("a selector that is no string", consume("q", filter=selector(["x"])), INVALID_FIELD, "must be a string, not list"),
     ("too long an address", produce("a" * (ADDRESS_MAX + 1)), INVALID_FIELD, "characters"),
     ("no target", without_target, NOT_IMPLEMENTED, "without a target"),
     ("a consumer of the management node", consume(MANAGEMENT_ADDRESS), NOT_ALLOWED, "reply-to"),
@@ -197,3 +210,17 @@ async def test_error_of_the_connection_closes_it_with_the_condition_of_the_error
     assert closed.error is not None
     assert closed.error.condition == RESOURCE_LIMIT_EXCEEDED
     assert served.epoch_errors == []
+
+
+@run_async
+async def test_a_message_of_another_format_is_refused_and_the_link_goes_on() -> None:
+    served = Served()
+    client = Client(served)
+    link = client.producer("q")
+    link.send(message_bytes("x"), message_format=0x80013700)
+    link.send(message_bytes("x"))
+    served.settle(client)
+    states = [event.state for event in client.told(Dispositioned)]
+    assert [type(state) for state in states] == [Rejected, Accepted]
+    assert states[0].error.condition == NOT_IMPLEMENTED
+    assert served.engine.addresses.anycast["q"].held_messages == 1

@@ -1,0 +1,132 @@
+"""Deliveries that await settlement, found by ranges of ids at the cost of what is found, however wide a peer makes the range."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from bascule.amqp.events import Delivery
+
+if TYPE_CHECKING:
+    from bascule.amqp.link import SenderLink
+
+UINT_MAX: Final = 0xFFFFFFFF
+#: Ids that are settled and still listed, beside as many as are unsettled: the list is made anew when there are more.
+_SETTLED_LISTED_MAX: Final = 1024
+
+T = TypeVar("T")
+
+
+class Unsettled(Generic[T]):
+    """Values by delivery id. ``by_id`` may be read, and ids may be popped from it; ``add`` adds."""
+
+    __slots__ = ("_ids", "by_id")
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, T] = {}
+        self._ids: list[int] = []  # sorted; some of them are settled
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.by_id.values())
+
+    def add(self, delivery_id: int, value: T) -> None:
+        """Add a delivery; ids mostly grow."""
+        by_id, ids = self.by_id, self._ids
+        by_id[delivery_id] = value
+        if not ids or delivery_id > ids[-1]:
+            ids.append(delivery_id)
+        else:
+            place = bisect_left(ids, delivery_id)
+            if ids[place] != delivery_id:
+                ids.insert(place, delivery_id)
+        if len(ids) > 2 * len(by_id) + _SETTLED_LISTED_MAX:
+            self._ids = sorted(by_id)
+
+    def pop(self, delivery_id: int) -> T | None:
+        """Remove a delivery, and return it."""
+        return self.by_id.pop(delivery_id, None)
+
+    def pop_range(self, first: int, last: int) -> list[tuple[int, T]]:
+        """Remove the deliveries from ``first`` to ``last``, in this order; ids begin anew behind the highest."""
+        if first == last:
+            value = self.by_id.pop(first, None)
+            return [] if value is None else [(first, value)]
+        if first < last:
+            return self._pop_between(first, last)
+        return self._pop_between(first, UINT_MAX) + self._pop_between(0, last)
+
+    def _pop_between(self, low: int, high: int) -> list[tuple[int, T]]:
+        by_id, ids = self.by_id, self._ids
+        start, end = bisect_left(ids, low), bisect_right(ids, high)
+        found = [(delivery_id, by_id.pop(delivery_id)) for delivery_id in ids[start:end] if delivery_id in by_id]
+        del ids[start:end]
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.by_id = {}
+        self._ids = []
+
+
+class SentDeliveries:
+    """Deliveries of ours that the peer has not settled, apart by whether it has given them an outcome, which is final."""
+
+    __slots__ = ("_decided", "_undecided")
+
+    def __init__(self) -> None:
+        self._undecided = Unsettled[Delivery]()
+        self._decided = Unsettled[Delivery]()
+
+    def __len__(self) -> int:
+        return len(self._undecided.by_id) + len(self._decided.by_id)
+
+    def by_id(self) -> dict[int, Delivery]:
+        """All of them."""
+        return self._undecided.by_id | self._decided.by_id
+
+    def add(self, delivery: Delivery) -> None:
+        """A delivery is on its way."""
+        self._undecided.add(delivery.delivery_id, delivery)
+        delivery.link.held.add(delivery.delivery_id)
+
+    def pop(self, delivery_id: int) -> Delivery | None:
+        """We settle a delivery."""
+        delivery = self._decided.pop(delivery_id) or self._undecided.pop(delivery_id)
+        if delivery is not None:
+            delivery.link.held.discard(delivery_id)
+        return delivery
+
+    def settle(self, first: int, last: int) -> list[Delivery]:
+        """The peer settles a range; returns the deliveries."""
+        found = self._undecided.pop_range(first, last)
+        if self._decided.by_id:
+            found += self._decided.pop_range(first, last)
+        deliveries = []
+        for delivery_id, delivery in found:
+            delivery.link.held.discard(delivery_id)
+            deliveries.append(delivery)
+        return deliveries
+
+    def decide(self, first: int, last: int) -> list[Delivery]:
+        """The peer gives a range an outcome; returns the deliveries that had none."""
+        found = self._undecided.pop_range(first, last)
+        for delivery_id, delivery in found:
+            self._decided.add(delivery_id, delivery)
+        return [delivery for _, delivery in found]
+
+    def pop_link(self, link: SenderLink) -> list[Delivery]:
+        """A link is gone; returns its deliveries."""
+        held, link.held = link.held, set()
+        popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
+        return [delivery for delivery in popped if delivery is not None]
+
+    def clear(self) -> list[Delivery]:
+        """All links are gone; returns all deliveries."""
+        deliveries = [*self._undecided, *self._decided]
+        self._undecided.clear()
+        self._decided.clear()
+        return deliveries

@@ -1,0 +1,175 @@
+"""What a message that a peer sends must keep to, beyond the order and size of its sections: values in one pass, without decoding them.
+
+The broker encodes annotations and properties again when it moves a message, shows ids in JSON, and hands properties to selectors and
+Kafka. All that works for what has passed here. Bodies are opaque to the broker, but for the text of an amqp-value.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from bascule.amqp.codec import Budget, decode
+from bascule.amqp.constructors import (
+    BINARY8,
+    BINARY32,
+    BOOLEAN,
+    BYTE,
+    CHAR,
+    DECIMAL32,
+    DECIMAL64,
+    DECIMAL128,
+    DESCRIBED,
+    DOUBLE,
+    FALSE,
+    FLOAT,
+    INT,
+    LIST8,
+    LONG,
+    MAP8,
+    NULL,
+    SHORT,
+    SMALL_INT,
+    SMALL_LONG,
+    SMALL_UINT,
+    SMALL_ULONG,
+    STRING8,
+    STRING32,
+    SURROGATES,
+    SYMBOL8,
+    SYMBOL32,
+    TIMESTAMP,
+    TRUE,
+    UBYTE,
+    UINT,
+    UINT0,
+    ULONG,
+    ULONG0,
+    USHORT,
+    UUID,
+    WIDTH,
+)  # fmt: skip
+from bascule.amqp.types import ULong
+from bascule.core.caches import peer_cache
+
+#: Bytes of an id, address or other text in the properties section, and of the name of an application property. They are copied
+#: into headers, indexes and logs; Qpid JMS writes ids of 60 bytes, and applications use some hundred.
+FIELD_SIZE_BYTES_MAX: Final = 4096
+#: Application properties of one message: a selector may look through all of them.
+APPLICATION_PROPERTIES_MAX: Final = 1024
+#: All of them together. Each becomes a header where the message goes to Kafka, whose records have a limit of their own.
+APPLICATION_PROPERTIES_SIZE_BYTES_MAX: Final = 1024 * 1024
+#: Annotations and footers: the broker decodes and encodes them when it moves a message.
+ANNOTATIONS_SIZE_BYTES_MAX: Final = 64 * 1024
+#: Items in annotations, over all values within one another.
+ANNOTATION_ITEMS_MAX: Final = 4096
+#: A header has at most five small fields.
+HEADER_SIZE_BYTES_MAX: Final = 64
+#: Data and sequence sections of a body: the broker steps over each of them.
+BODY_SECTIONS_MAX: Final = 1024
+
+_TEXT: Final = frozenset({STRING8, STRING32})
+_SYMBOL: Final = frozenset({SYMBOL8, SYMBOL32})
+_BINARY: Final = frozenset({BINARY8, BINARY32})
+_UUID_OR_ULONG: Final = frozenset({UUID, ULONG, SMALL_ULONG, ULONG0})
+_ID: Final = _TEXT | _BINARY | _UUID_OR_ULONG
+_NAME: Final = _SYMBOL | _TEXT
+_TIME: Final = frozenset({TIMESTAMP})
+#: Types of the fields of the properties section: message-id, user-id, to, subject, reply-to, correlation-id, content-type,
+#: content-encoding, absolute-expiry-time, creation-time, group-id, group-sequence, reply-to-group-id. Each may be null.
+_FIELDS: Final = (
+    ("an id", _ID), ("bytes", _BINARY), ("str", _TEXT), ("str", _TEXT), ("str", _TEXT), ("an id", _ID), ("Symbol", _NAME),
+    ("Symbol", _NAME), ("Timestamp", _TIME), ("Timestamp", _TIME), ("str", _TEXT), ("UInt", frozenset({UINT, SMALL_UINT, UINT0})),
+    ("str", _TEXT),
+)  # fmt: skip
+#: Types of any value of their width.
+_FREE: Final = frozenset({
+    NULL, TRUE, FALSE, UBYTE, BYTE, USHORT, SHORT, UINT, SMALL_UINT, UINT0, INT, SMALL_INT, ULONG, SMALL_ULONG, ULONG0, LONG, SMALL_LONG,
+    FLOAT, DOUBLE, DECIMAL32, DECIMAL64, DECIMAL128, TIMESTAMP, UUID,
+})  # fmt: skip
+_SIZED8: Final = frozenset({STRING8, SYMBOL8, BINARY8})
+_u32 = struct.Struct(">I").unpack_from
+
+
+def check_text(octets: bytes) -> None:
+    """Raise ValueError for what is no text: UTF-8 has no surrogates."""
+    if not octets.isascii():
+        octets.decode()
+
+
+def end_of_simple(data: bytes, position: int, size_bytes_max: int) -> int:
+    """Where the value at ``position`` ends, which must be of a simple type and right. Raises ValueError, IndexError, struct.error."""
+    code = data[position]
+    if code in _FREE:
+        return position + 1 + WIDTH[code]
+    if code in _SIZED8:
+        start = position + 2
+        end = start + data[position + 1]
+    elif code in (STRING32, SYMBOL32, BINARY32):
+        start = position + 5
+        end = start + int(_u32(data, position + 1)[0])
+    elif code == BOOLEAN and data[position + 1] < 2:
+        return position + 2
+    elif code == CHAR and (number := _u32(data, position + 1)[0]) <= 0x10FFFF and number not in SURROGATES:
+        return position + 5
+    else:
+        raise ValueError(f"type code 0x{code:02x} at byte {position}, or its value, is not allowed there")
+    if end - start > size_bytes_max:
+        raise ValueError(f"{end - start} bytes at byte {position}, at most {size_bytes_max} are taken")
+    if code in _TEXT:
+        check_text(data[start:end])
+    elif code in _SYMBOL and not data[start:end].isascii():
+        raise ValueError(f"the symbol at byte {position} is not ASCII")
+    return end
+
+
+def end_of_field(data: bytes, position: int, index: int) -> int:
+    """Where a field of the properties section ends, which must be of its type. Raises ValueError, IndexError, struct.error."""
+    code = data[position]
+    if code == NULL:
+        return position + 1
+    expected, codes = _FIELDS[index]
+    if code not in codes:
+        compound = code >= LIST8 or code == DESCRIBED
+        kind = "a list, map, array or described value" if compound else type(decode(data, position)[0]).__name__
+        raise ValueError(f"{kind} at byte {position} where {expected} is right")
+    return end_of_simple(data, position, FIELD_SIZE_BYTES_MAX)
+
+
+def check_application_properties(data: bytes, start: int, end: int) -> None:
+    """Raise ValueError, IndexError or struct.error for a map that is not one of names with simple values, each name once."""
+    if end - start > APPLICATION_PROPERTIES_SIZE_BYTES_MAX:
+        raise ValueError(f"{end - start} bytes, at most {APPLICATION_PROPERTIES_SIZE_BYTES_MAX} are taken")
+    count, position = (data[start + 2], start + 3) if data[start] == MAP8 else (int(_u32(data, start + 5)[0]), start + 9)
+    if count % 2 or count > 2 * APPLICATION_PROPERTIES_MAX:
+        raise ValueError(f"{count} keys and values, an even number up to {2 * APPLICATION_PROPERTIES_MAX} is taken")
+    names = set()
+    for _ in range(count >> 1):
+        if data[position] not in _NAME:
+            raise ValueError(f"the key at byte {position} has type code 0x{data[position]:02x}, not that of a string")
+        behind = end_of_simple(data, position, FIELD_SIZE_BYTES_MAX)
+        names.add(data[position + (2 if data[position] in _SIZED8 else 5) : behind])
+        position = end_of_simple(data, behind, APPLICATION_PROPERTIES_SIZE_BYTES_MAX)
+    if position != end:
+        raise ValueError(f"its items end at byte {position}, the section at {end}")
+    if len(names) < count >> 1:
+        raise ValueError("a property is there twice")
+
+
+def annotations_of(encoded: bytes) -> dict[Any, Any]:
+    """The map of an annotations section or footer; not to be changed. Raises ValueError, DecodeError."""
+    if len(encoded) > ANNOTATIONS_SIZE_BYTES_MAX:
+        raise ValueError(f"{len(encoded)} bytes, at most {ANNOTATIONS_SIZE_BYTES_MAX} are taken")
+    return _annotations(encoded)
+
+
+# Annotations of a producer are mostly the same for all its messages.
+@peer_cache(entries=1024, entry_bytes=32_768, length_max=512)
+def _annotations(encoded: bytes) -> dict[Any, Any]:
+    annotations, end = decode(encoded, 0, Budget(ANNOTATION_ITEMS_MAX))
+    if end != len(encoded):
+        raise ValueError(f"its items end at byte {end} of {len(encoded)}")
+    for key in annotations:
+        if not isinstance(key, str | ULong):
+            raise ValueError(f"a key of type {type(key).__name__}")
+    return annotations  # type: ignore[no-any-return]  # the section's type code is that of a map

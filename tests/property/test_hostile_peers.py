@@ -1,0 +1,192 @@
+"""A hostile peer of a broker in memory: whatever it sends harms its own connection at most, and what is taken can be used.
+
+The peer's messages are stored, loaded, shown as JSON, moved and delivered to others. `make slow` looks at more seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from bascule.amqp.errors import INTERNAL_ERROR
+from bascule.amqp.states import SessionState
+from bascule.broker import administration
+from bascule.core.log import LogEvent
+from bascule.jms.sections import MalformedMessage, scan
+from bascule.server.connection import ClientConnection
+from bascule.server.status import queue_detail, subscription_status
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.support.hostile import END, Hostile, performative
+from tests.unit.server.served import Client, Served, Wire
+
+#: Processor time of the broker for one input. The inputs here have up to 130 KiB.
+TURN_S = 0.1
+SEEDS_OF_ONE_TEST = 40
+FRAMES = 40
+LONG_AFTER_MS = 10**13
+
+
+class Complaints(logging.Handler):
+    """What the product logs: texts that cannot be written, and exceptions that nobody has expected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        str(record.msg).encode()
+        if isinstance(record.msg, LogEvent):
+            json.dumps(dict(record.msg.fields), default=str)
+        if record.exc_info:
+            self.found.append(f"{record.msg}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def complaints() -> Iterator[list[str]]:
+    handler, logger = Complaints(), logging.getLogger("bascule")
+    logger.addHandler(handler)
+    try:
+        yield handler.found
+    finally:
+        logger.removeHandler(handler)
+
+
+class Peer:
+    """A hostile peer that begins a session anew when its last one has ended."""
+
+    def __init__(self, served: Served, seed: int) -> None:
+        self.served = served
+        self.hostile = Hostile(seed)
+        self.wire = Wire()
+        self.connection: ClientConnection = served.connection()
+        self.connection.connection_made(self.wire)  # type: ignore[arg-type]
+
+    def talk(self) -> None:
+        self.say(self.hostile.opening())
+        for piece in self.hostile.session():
+            self.say(piece)
+        for _ in range(FRAMES):
+            session = self.connection.amqp.sessions.get(0)
+            if self.wire.closing:
+                return
+            if session is None or session.state is SessionState.END_SENT:
+                for piece in ([] if session is None else [performative(END)]) + self.hostile.session():
+                    self.say(piece)
+            self.say(self.hostile.frame())
+
+    def say(self, data: bytes) -> None:
+        if self.wire.closing:
+            return
+        began_s = time.process_time()
+        self.connection.data_received(data)
+        assert time.process_time() - began_s < TURN_S, f"{len(data)} bytes: {data[:60].hex()}"
+        self.served.broker.settle()
+        self.served.send_output()
+        self.check_frames()
+        assert self.served.epoch_errors == []
+        assert getattr(self.connection.amqp.error, "condition", None) != INTERNAL_ERROR
+
+    def check_frames(self) -> None:
+        """The broker keeps to the peer's max-frame-size."""
+        amqp = self.connection.amqp
+        data, position = b"".join(self.wire.written), 0
+        self.wire.written.clear()
+        while position < len(data):
+            size = 8 if data[position : position + 4] == b"AMQP" else int.from_bytes(data[position : position + 4], "big")
+            assert size <= max(amqp.remote_max_frame_size, 512), data[position : position + 40].hex()
+            position += size
+
+
+def use(broker: BrokerInMemory, clock: list[int]) -> None:
+    """Do with all that was taken what brokers do: load, show, move, expire, deliver."""
+    broker.start()
+    show(broker)
+    for queue in list(broker.engine.addresses.queues.values()):
+        for _ in administration.move(broker.engine, queue, "moved"):
+            broker.settle()
+    for _ in administration.return_dead_letters(broker.engine, broker.engine.queue("moved")):
+        broker.settle()
+    clock[0] += LONG_AFTER_MS
+    for _ in range(3):
+        broker.engine.tick()
+        broker.settle()
+        clock[0] += 2_000
+    broker.start()
+    show(broker)
+    deliver(broker)
+
+
+def show(broker: BrokerInMemory) -> None:
+    engine = broker.engine
+    for queue in engine.addresses.queues.values():
+        said = [queue_detail(queue), subscription_status(queue), *(administration.dead_letter(engine, each) for each in queue.waiting())]
+        json.dumps(said, allow_nan=False).encode()
+
+
+def deliver(broker: BrokerInMemory) -> None:
+    """To consumers on links of the real protocol engine, twice, so that headers are written anew."""
+    served = Served(broker)
+    client = Client(served, "reader")
+    for number, queue in enumerate(list(broker.engine.addresses.anycast.values())):
+        expected = queue.held_messages
+        link = client.consumer(queue.name, 1000, name=f"reader-{number}")
+        assert client.received(link) == expected
+        client.session.end()
+        served.settle(client)
+        client.session = client.amqp.begin()
+        client.run()
+
+
+def work(seed: int) -> None:
+    clock = [1_000]
+    broker = BrokerInMemory(clock=lambda: clock[0])
+    served = Served(broker)
+
+    async def run() -> None:
+        with complaints() as found:
+            canary = Client(served, "canary")
+            link = canary.consumer("canary", 10)
+            peer = Peer(served, seed)
+            peer.talk()
+            broker.send("canary", message_bytes("alive"), Sender(), 1)
+            served.settle(canary)
+            assert canary.received(link) == 1
+            peer.connection.connection_lost(None)
+            canary.connection.connection_lost(None)
+            broker.settle()
+            use(broker, clock)
+        assert found == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", range(0, 4 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
+def test_a_hostile_peer_harms_its_own_connection_only_and_what_is_taken_can_be_used(first: int) -> None:
+    for seed in range(first, first + SEEDS_OF_ONE_TEST):
+        work(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_hostile_peers() -> None:
+    """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
+    first = int(os.environ.get("BASCULE_HOSTILE_FIRST", "1000"))
+    for seed in range(first, first + int(os.environ.get("BASCULE_HOSTILE_SEEDS", "2000"))):
+        work(seed)
+
+
+def test_hostile_messages_are_taken_often_enough_to_be_looked_at() -> None:
+    taken = 0
+    for seed in range(200):
+        hostile = Hostile(seed)
+        with suppress(MalformedMessage):
+            scan(hostile.message())
+            taken += 1
+    assert taken > 100

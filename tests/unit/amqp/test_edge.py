@@ -1,0 +1,360 @@
+"""What a peer sends is checked once, where it comes in: what is taken can be encoded again, and costs no more than its bytes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from bascule.amqp.codec import decode, encode
+from bascule.amqp.composite import decode_composite, encode_composite
+from bascule.amqp.errors import DECODE_ERROR, FRAME_SIZE_TOO_SMALL, INVALID_FIELD, AmqpError, DecodeError, EncodeError, LimitExceeded
+from bascule.amqp.events import Attached, Detached, Dispositioned, Opened, SessionEnded
+from bascule.amqp.frames import AMQP_HEADER
+from bascule.amqp.limits import (
+    CONTAINER_ID_LENGTH_MAX,
+    DELIVERY_TAG_SIZE_BYTES_MAX,
+    DESCRIPTION_LENGTH_MAX,
+    LINK_NAME_LENGTH_MAX,
+    NUMBER_KEYS_MAX,
+    PERFORMATIVE_ITEMS_MAX,
+    PERFORMATIVE_SIZE_BYTES_MAX,
+)
+from bascule.amqp.link import SenderLink
+from bascule.amqp.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Received,
+    Rejected,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
+from bascule.amqp.types import Char, Symbol, ULong
+from bascule.amqp.unsettled import Unsettled
+from tests.support import hostile as raw
+from tests.unit.amqp.pair import Script, attach, frames_of, of
+
+NULL = raw.NULL
+COLLIDING_ULONGS = [raw.ulong(number * raw.HASH_MODULUS % (1 << 64)) for number in range(9)]
+COLLIDING_UUIDS = [b"\x98" + (number * raw.HASH_MODULUS).to_bytes(16, "big") for number in range(NUMBER_KEYS_MAX + 1)]
+
+
+def keyed(keys: list[bytes]) -> bytes:
+    return raw.mapped(*(part for key in keys for part in (key, NULL)))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "reason"),
+    [
+        (b"\x73\x00\x00\xd8\x00", "no Unicode character 0xd800"),
+        (b"\x73\x00\x00\xdf\xff", "no Unicode character 0xdfff"),
+        (raw.string(b"\xed\xa0\x80"), "no"),
+        (raw.symbol("é".encode()), "none"),
+        (raw.array(0xA3, 1, b"\x02\xc3\xa9"), "none"),
+        (keyed(COLLIDING_UUIDS), f"more than {NUMBER_KEYS_MAX} keys"),
+        (keyed([raw.described(0x24, NULL)]), "of type Described"),
+        (keyed([raw.listed()]), "of type list"),
+        (keyed([raw.array(0x40, 1)]), "of type Array"),
+        (keyed([b"\x82\x7f\xf8" + bytes(6)]), "of type float"),
+        (keyed([NULL]), "of type NoneType"),
+        (keyed([raw.symbol(b"a"), raw.string(b"a")]), "a key twice"),
+        (keyed([raw.ulong(1), b"\x54\x01"]), "a key twice"),
+        (b"\0" + raw.listed() + NULL, "the descriptor at byte 1 is of type list"),
+        (b"\0" + raw.string(b"amqp:accepted:list") + NULL, "the descriptor at byte 1 is of type str"),
+        (raw.array(0x00, 1, b"\x40\x40"), "the descriptor at byte"),
+        (raw.listed(*[raw.array(0x40, 256)] * 5000), "items too many"),
+        (raw.listed(*[raw.listed(*[raw.array(0x45, 256)] * 100)] * 50), "items too many"),
+    ],
+)
+def test_a_value_that_could_not_be_used_or_costs_too_much_is_a_decode_error(encoded: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason):
+        decode(encoded)
+
+
+@pytest.mark.parametrize("keys", [COLLIDING_ULONGS[:8], COLLIDING_UUIDS[:NUMBER_KEYS_MAX], [raw.binary(b"%d" % n) for n in range(5000)]])
+def test_maps_with_plain_keys_are_read(keys: list[bytes]) -> None:
+    value, _ = decode(keyed(keys))
+    assert len(value) == len(keys)
+
+
+def test_half_of_a_surrogate_pair_is_no_char() -> None:
+    with pytest.raises(EncodeError):
+        encode(Char("\ud800"))
+
+
+def test_a_performative_has_a_budget_of_items_over_all_its_values() -> None:
+    few = raw.listed(*[raw.array(0x40, 250)] * (PERFORMATIVE_ITEMS_MAX // 250 - 1))
+    for items, good in ((few, True), (raw.listed(few, few), False)):
+        body = raw.described(raw.OPEN, raw.listed(raw.string(b"peer"), *[NULL] * 8, raw.mapped(raw.symbol(b"x"), items)))
+        if good:
+            assert isinstance(decode_composite(body)[0], Open)
+        else:
+            with pytest.raises(DecodeError, match="items too many"):
+                decode_composite(body)
+
+
+def test_a_performative_that_is_too_large_is_not_decoded() -> None:
+    body = raw.described(raw.OPEN, raw.listed(*[NULL] * (PERFORMATIVE_SIZE_BYTES_MAX + 1)))
+    with pytest.raises(LimitExceeded, match="a performative of"):
+        decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
+
+
+# --- text that goes out again ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(
+            raw.REJECTED, raw.listed(raw.described(raw.ERROR, raw.listed(raw.string("é".encode()))))))),
+        raw.described(raw.ATTACH, raw.listed(raw.string(b"l"), raw.uint(5), raw.TRUE, NULL, NULL, raw.described(
+            raw.SOURCE, raw.listed(raw.string(b"q"), *[NULL] * 6, raw.mapped(raw.string("é".encode()), NULL))))),
+        raw.described(raw.ATTACH, raw.listed(raw.string(b"l"), raw.uint(5), raw.TRUE, NULL, NULL, raw.described(
+            raw.SOURCE, raw.listed(raw.string(b"q"), *[NULL] * 5, raw.string("é".encode()))))),
+        raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(
+            raw.MODIFIED, raw.listed(NULL, NULL, raw.mapped(raw.string("é".encode()), NULL))))),
+        raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(raw.SOURCE, raw.listed()))),
+        raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(
+            raw.TRANSACTIONAL_STATE, raw.listed(raw.binary(b"x" * 33))))),
+    ],
+    ids=["condition", "filter", "distribution mode", "annotation", "state that is none", "long transaction id"],
+)  # fmt: skip
+def test_what_could_not_be_said_again_is_a_decode_error(body: bytes) -> None:
+    script = Script().attached()
+    script.say_bytes(raw.frame(body))
+    error = script.answer(Close).error
+    assert error is not None
+    assert error.condition == DECODE_ERROR
+
+
+def test_ascii_strings_do_as_symbols_and_go_out_as_symbols() -> None:
+    source = raw.described(raw.SOURCE, raw.listed(raw.string(b"q"), *[NULL] * 6, raw.mapped(raw.string(b"name"), NULL)))
+    loaded, _ = decode_composite(source)
+    assert isinstance(loaded, Source)
+    assert [type(key) for key in loaded.filter or {}] == [Symbol]
+    assert decode_composite(encode_composite(loaded))[0] == loaded
+
+
+def test_annotations_may_have_ulongs_as_keys() -> None:
+    state, _ = decode_composite(raw.described(raw.MODIFIED, raw.listed(NULL, NULL, raw.mapped(raw.ulong(300), NULL))))
+    assert state.message_annotations == {ULong(300): None}  # type: ignore[attr-defined]
+
+
+def test_names_have_a_limit() -> None:
+    script = Script()
+    script.say_bytes(AMQP_HEADER)
+    script.say(Open("x" * (CONTAINER_ID_LENGTH_MAX + 1)))
+    error = script.answer(Close).error
+    assert error is not None
+    assert (error.condition, "container-id" in (error.description or "")) == (INVALID_FIELD, True)
+    script = Script().begun()
+    script.say(Attach("x" * (LINK_NAME_LENGTH_MAX + 1), 0, True, source=Source("q")))
+    error = script.answer(End).error
+    assert error is not None
+    assert (error.condition, "link name" in (error.description or "")) == (INVALID_FIELD, True)
+
+
+def test_a_long_description_is_cut() -> None:
+    error, _ = decode_composite(encode_composite(Error("amqp:internal-error", "é" * 5000)))
+    assert isinstance(error, Error)
+    close, _ = decode_composite(encode_composite(Close(error)))
+    assert isinstance(close, Close)
+    assert close.error is not None
+    assert close.error.description == "é" * DESCRIPTION_LENGTH_MAX
+
+
+def test_a_map_of_unsettled_deliveries_is_not_kept() -> None:
+    script = Script().begun()
+    tags = raw.mapped(*(part for number in range(500) for part in (raw.binary(b"%d" % number), raw.described(raw.ACCEPTED, raw.LIST0))))
+    terminus = raw.described(raw.TARGET, raw.listed(raw.string(b"q")))
+    body = raw.described(
+        raw.ATTACH, raw.listed(raw.string(b"l"), raw.uint(0), raw.FALSE, NULL, NULL, NULL, terminus, tags, NULL, raw.uint(0))
+    )
+    (event,) = of(Attached, script.say_bytes(raw.frame(body)))
+    assert event.link.remote.unsettled is None
+
+
+def test_a_delivery_tag_has_a_limit_and_an_id_is_unsettled_once() -> None:
+    for transfers in (
+        [Transfer(0, 1, b"x" * (DELIVERY_TAG_SIZE_BYTES_MAX + 1))],
+        [Transfer(0, 1, b"a"), Transfer(0, 1, b"b")],
+    ):
+        script = Script().attached()
+        events = [event for transfer in transfers for event in script.say(transfer, b"x")]
+        (ended,) = of(SessionEnded, events)
+        assert ended.error is not None
+        assert ended.error.condition == INVALID_FIELD
+
+
+# --- a peer's frames -------------------------------------------------------------------------------------------------------------
+
+
+def small(*, name: str = "link", sender: bool = False, **source: Any) -> Script:
+    """A peer that takes frames of 512 bytes, and attaches a link."""
+    script = Script()
+    script.say_bytes(AMQP_HEADER)
+    script.say(Open("peer", max_frame_size=512))
+    script.say(Begin(None, 0, 100, 100))
+    script.say(Attach(name, 0, not sender, source=Source("q", **source), target=Target("q"), initial_delivery_count=0 if sender else None))
+    return script
+
+
+def test_an_attach_whose_answer_does_not_fit_is_refused() -> None:
+    script = small(filter={Symbol("selector"): "x" * 600})
+    refused = script.answer(Attach)
+    assert (refused.source, refused.target) == (None, None)
+    error = script.answer(Detach).error
+    assert error is not None
+    assert error.condition == FRAME_SIZE_TOO_SMALL
+    (detached,) = of(Detached, script.say(Detach(0, True)))
+    assert detached.error is not None
+    assert detached.error.condition == FRAME_SIZE_TOO_SMALL
+
+
+def test_an_attach_whose_name_does_not_fit_ends_the_session() -> None:
+    script = small(name="x" * 600, sender=True)
+    error = script.answer(End).error
+    assert error is not None
+    assert error.condition == FRAME_SIZE_TOO_SMALL
+    assert not script.server.closed
+
+
+def test_errors_are_cut_to_the_peers_frames() -> None:
+    for end in ("close", "end", "detach"):
+        script = small()
+        session = script.server.sessions[0]
+        link = next(iter(session.links.values()))
+        error = AmqpError("amqp:not-allowed", "é" * 1000, {Symbol("info"): "x" * 1000})
+        {"close": script.server.close, "end": session.end, "detach": link.detach}[end](error)
+        data = script.server.data_to_send()
+        assert len(data) <= 512
+        (frame,) = script_frames(data)
+        assert frame.error.condition == "amqp:not-allowed"
+        assert frame.error.description.startswith("é" * 150)
+
+
+def script_frames(data: bytes) -> list[Any]:
+    return [performative for _, performative, _ in frames_of(data)]
+
+
+def test_an_outcome_is_cut_to_the_peers_frames() -> None:
+    for state in (
+        Rejected(Error("amqp:not-allowed", "é" * 1000)),
+        TransactionalState(b"t", Rejected(Error("amqp:not-allowed", "é" * 1000))),
+    ):
+        script = small(sender=True)
+        (received,) = script.say(Transfer(0, 1, b"t"), b"x")
+        received.link.settle(1, state)  # type: ignore[attr-defined]
+        data = script.server.data_to_send()
+        assert len(data) <= 512
+        (frame,) = script_frames(data)
+        outcome = frame.state if isinstance(frame.state, Rejected) else frame.state.outcome
+        assert outcome.error.description.startswith("é" * 150)
+
+
+def test_properties_of_an_open_that_do_not_fit_are_left_out() -> None:
+    script = Script()
+    script.server.receive(AMQP_HEADER, 0.0)
+    (event,) = script.server.receive(raw.frame(encode_composite(Open("peer", max_frame_size=512))), 0.0)
+    assert isinstance(event, Opened)
+    script.server.open(properties={Symbol("product"): "Bascule", Symbol("failover-server-list"): ["x" * 100] * 6})
+    (opened,) = script_frames(script.server.data_to_send())
+    assert opened.properties == {"product": "Bascule"}
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------------------
+
+
+def holding(count: int, links: int = 1) -> tuple[Script, list[SenderLink]]:
+    """A peer to which deliveries were sent that it has not settled, the same number on each link."""
+    script = Script().begun()
+    script.say(Flow(0, 1 << 20, 0, 100))
+    found = []
+    for handle in range(links):
+        script.say(attach(handle, sender=False))
+        script.say(Flow(0, 1 << 20, 0, 100, handle, 0, count))
+        found.append(script.server.sessions[0].links[handle])
+    for link in found:
+        assert isinstance(link, SenderLink)
+        for _ in range(count):
+            link.send(b"x")
+    script.server.data_to_send()
+    return script, found  # type: ignore[return-value]
+
+
+def processor_s(script: Script, said: bytes) -> float:
+    began_s = time.process_time()
+    script.say_bytes(said)
+    return time.process_time() - began_s
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "state", "settled"),
+    [(50_000, 89_000, ACCEPTED, True), (0, 49_000, None, False), (0, 49_000, Received(1, 1), False), (0, 40_000, RELEASED, False)],
+    ids=["ids that there are not", "no outcome", "received", "the same outcome again"],
+)
+def test_dispositions_cost_what_they_settle(first: int, last: int, state: Any, settled: bool) -> None:
+    script, _ = holding(45_000)
+    disposition = raw.frame(encode_composite(Disposition(True, first, last, settled, state)))
+    script.say_bytes(disposition)
+    assert processor_s(script, disposition * 1_000) < 0.2
+
+
+def test_an_outcome_is_told_once_and_its_settlement_once() -> None:
+    script, _ = holding(10)
+    told = [
+        [len(event.deliveries) for event in of(Dispositioned, script.say(Disposition(True, first, last, settled, ACCEPTED)))]
+        for first, last, settled in ((0, 4, False), (0, 6, False), (0, 9, False), (2, 3, True), (0, 9, True), (0, 9, True))
+    ]
+    assert told == [[5], [2], [3], [2], [8], []]
+
+
+def test_a_range_that_goes_round_is_found_in_its_order() -> None:
+    unsettled = Unsettled[int]()
+    for delivery_id in (0xFFFFFFFE, 0xFFFFFFFF, 0, 1, 2):
+        unsettled.add(delivery_id, delivery_id)
+    assert [found for found, _ in unsettled.pop_range(0xFFFFFFFF, 1)] == [0xFFFFFFFF, 0, 1]
+    assert sorted(unsettled.by_id) == [2, 0xFFFFFFFE]
+
+
+def test_ids_that_are_settled_one_by_one_are_forgotten() -> None:
+    unsettled = Unsettled[int]()
+    for delivery_id in range(100_000):
+        unsettled.add(delivery_id, delivery_id)
+        unsettled.pop(delivery_id - 10)
+    assert len(unsettled._ids) < 2_000
+    assert [found for found, _ in unsettled.pop_range(0, 1 << 20)] == list(range(99_990, 100_000))
+
+
+def test_a_detach_costs_what_its_link_holds() -> None:
+    script, _ = holding(40_000)
+    pairs = b"".join(raw.frame(encode_composite(each)) for each in (attach(1, sender=False), Detach(1, True))) * 500
+    assert processor_s(script, pairs) < 0.5
+
+
+def test_a_window_that_opens_and_closes_costs_no_look_at_all_links() -> None:
+    script, _ = holding(1, links=1000)
+    flows = raw.frame(encode_composite(Flow(1 << 10, 0, 0, 100))) + raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100)))
+    script.say_bytes(b"".join(raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100, handle, 1, 5))) for handle in range(1000)))
+    assert processor_s(script, flows * 1_000) < 0.2
+
+
+def test_frames_of_one_byte_take_the_memory_of_their_bytes() -> None:
+    script = Script().attached()
+    script.say(Transfer(0, 1, b"t", more=True), b"x")
+    more = raw.frame(encode_composite(Transfer(0, more=True)))
+    script.say_bytes(more * 7_000)
+    (partial,) = [link._partial for link in script.server.sessions[0].links.values()]  # type: ignore[attr-defined]
+    assert len(partial.octets) == 1
