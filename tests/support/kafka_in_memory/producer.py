@@ -66,7 +66,7 @@ class MemoryProducer(MemoryClient):
     def _store(
         self, topic: str, value: Any, key: Any, partition: int, told: Any, timestamp: int, headers: Any, transaction: object
     ) -> None:
-        error = self._refusal(topic, value)
+        error = self._refusal(topic, key, value)
         offset: int | None = None
         count = len(self.kafka.topics[topic].partitions) if topic in self.kafka.topics else 1
         number = partition if partition >= 0 else zlib.crc32(key or b"") % count
@@ -81,7 +81,7 @@ class MemoryProducer(MemoryClient):
             message = Message(topic=topic, partition=number, offset=OFFSET_INVALID if offset is None else offset, key=key, value=value)
             self._reports.append(lambda: told(error, message))
 
-    def _refusal(self, topic: str, value: bytes | None) -> KafkaError | None:
+    def _refusal(self, topic: str, key: bytes | None, value: bytes | None) -> KafkaError | None:
         faults = self.kafka.faults["delivery"]
         if faults:
             error: KafkaError = faults.popleft().args[0]
@@ -90,6 +90,8 @@ class MemoryProducer(MemoryClient):
             return KafkaError(KafkaError._UNKNOWN_TOPIC)
         if topic in self.kafka.denied:
             return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        if key is None and "compact" in self.kafka.topics[topic].config["cleanup.policy"]:
+            return KafkaError(KafkaError.INVALID_RECORD)
         if len(value or b"") > int(self.kafka.topics[topic].config["max.message.bytes"]):
             return KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         if self._id is not None and self.kafka.transactional[self._id].epoch != self._epoch:

@@ -18,6 +18,7 @@ from bascule.adapter.outbound import KafkaConnectionFactory, KafkaTransactions, 
 from bascule.client import Message, Queue, Topic
 from bascule.core.errors import InvalidInput
 from bascule.kafka import incarnation
+from bascule.kafka.consumer import BY_MEMBER
 from bascule.xa import TransactionManager
 from bascule.xa.errors import NoTransaction, OutOfOrder
 from bascule.xa.file_log import FileLog
@@ -162,6 +163,22 @@ def test_member_that_lost_its_partition_leaves_what_is_at_work_to_the_next_one(k
             assert first.status()[0].partitions == {}
             goes_on.set()
     assert slow.values == [b"1"]
+    assert in_flight() == []
+
+
+def test_record_in_flight_that_its_topic_has_deleted_is_counted_and_in_flight_no_more(kafka: KafkaInMemory) -> None:
+    kafka.put("payments", b"1")
+    place = Place("payments", 0)
+    with closing(InboundLog("inbound", SETTINGS, group=GROUP)) as log:
+        token = log.take(place, log.owner(place))
+        log.schedule([Ref(place, token, 0)])
+        log.advance([Ref(place, token, 1)])
+    kafka.offsets[GROUP]["payments", 0] = (1, BY_MEMBER)
+    kafka.partition("payments").delete(1)
+    endpoint = Endpoint()
+    with at_work(endpoint) as adapter:
+        wait_for(lambda: done(adapter, vanished=1), "the record to be missed")
+    assert endpoint.records == []
     assert in_flight() == []
 
 

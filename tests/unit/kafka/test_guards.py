@@ -58,3 +58,10 @@ def test_too_few_replicas_in_sync_for_transactions_are_named(wanted: int, partit
     found = too_few_in_sync(wanted, partitions)
     assert why in found
     assert bool(why) is bool(found)
+
+
+@pytest.mark.parametrize(("replicas", "breaks"), [(1, False), (2, True)])
+def test_leader_that_lags_loses_what_was_confirmed_only_where_there_are_replicas(replicas: int, breaks: bool) -> None:
+    facts = Facts(INBOUND | {"unclean.leader.election.enable": "true"}, PARTITIONS, replicas=replicas, brokers=3)
+    found = {each.setting: each.breaks for each in findings("t", TopicRole.MARKS, facts, PARTITIONS)}
+    assert found["unclean.leader.election.enable"] is breaks

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError
 from bascule.client import Queue
 from bascule.config import Settings
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.journal.records import KEY_OF_KIND, KafkaOrigin, Kind, Op, Send, SendFlag, encode_record, json_entry, send_entry
 from bascule.kafka import admin
@@ -147,6 +147,9 @@ async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
     async with serving(kafka, tmp_path) as broker:
         kafka.put(INGRESS, from_kafka(1), unbound=b"keep")
         assert await broker.receive("orders", 1) == ["kafka 1"]
+        assert broker.node.tail is not None
+        with pytest.raises(InvalidInput, match="was not recreated; there is nothing to reset"):
+            await broker.node.tail.begin_anew()
         kafka.create(INGRESS, retention_ms="-1")
         await until(lambda: "created again" in broker.node.trouble, "the broker says what is wrong")
         assert broker.node.serving

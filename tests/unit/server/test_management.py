@@ -25,6 +25,23 @@ ASKED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("given", "correlation_id"), [({"correlation_id": "asked", "message_id": "ID:1"}, "asked"), ({"message_id": "ID:1"}, "ID:1")]
+)
+@run_async
+async def test_answer_is_correlated_with_its_request(given: dict[str, str], correlation_id: str) -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=1)
+    request = JmsMessage(
+        destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties={**FIELDS, "operation": "recover"}, **given
+    )
+    client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
+    served.settle(client)
+    (event,) = client.told(Transferred)
+    assert decode_message(event.payload).correlation_id == correlation_id
+
+
 def answers(client: Client) -> list[Any]:
     return [decode_message(event.payload).properties["xaCode"] for event in client.told(Transferred)]
 

@@ -68,7 +68,7 @@ def sent(resource: KafkaResource, *values: bytes) -> Xid:
     xid = branch(new_gtrid("test", 0), "kafka")
     handle = resource.start(xid, timeout_s=TIMEOUT_S)
     for value in values:
-        handle.send("orders", value, b"key", headers=[("name", b"header")])
+        handle.send("orders", value, b"key", headers=[("name", b"header")], timestamp_ms=7)
     resource.end(xid, success=True)
     return xid
 
@@ -94,6 +94,8 @@ def test_prepared_branch_is_committed_once_by_another_process(make: Make, kafka:
     with pytest.raises(UnknownXid):
         one.commit(xid)
     assert kafka.values("orders") == [b"1"]
+    (copy,) = [record for record in kafka.partition("orders").records.values() if record.value is not None]
+    assert (copy.key, copy.headers, copy.timestamp_ms) == (b"key", [("name", b"header")], 7)
 
 
 def test_process_that_ends_a_branch_of_another_one_keeps_no_client_under_the_id_of_that_one(make: Make, kafka: KafkaInMemory) -> None:
@@ -165,6 +167,14 @@ def test_record_that_its_topic_would_refuse_is_refused_when_it_is_sent(make: Mak
     handle.send("small", bytes(700))
     kafka.topics["small"].config["max.message.bytes"] = "2000"
     handle.send("small", bytes(900))
+
+
+def test_branch_takes_no_more_bytes_than_one_transaction_of_kafka_copies_in_time(make: Make) -> None:
+    handle = make("one", BranchLimits(bytes_max=2000)).start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
+    for _ in range(2):
+        handle.send("orders", bytes(600))
+    with pytest.raises(InvalidInput, match="500,000 records to kafka at most, and 0 MiB"):
+        handle.send("orders", bytes(900))
 
 
 def test_resource_fails_where_no_client_can_be_made_and_works_afterwards(make: Make, kafka: KafkaInMemory) -> None:

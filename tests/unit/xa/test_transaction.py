@@ -13,11 +13,12 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import Checked, ModelLog, ModelResource
 from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
 from bascule.xa import manager as module
+from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
 from bascule.xa.log import Outcome
 from bascule.xa.plan import Action
 from bascule.xa.two_phase import TransactionStatus
-from bascule.xa.xid import branch, new_gtrid
+from bascule.xa.xid import branch, deadline_ms_of, new_gtrid
 
 WAIT_S = 20.0
 
@@ -84,6 +85,12 @@ def test_what_is_written_in_a_with_block_is_committed_everywhere(
         manager.enlist(one).append("c")
     assert transaction.status is TransactionStatus.COMMITTED
     assert (one.durable.committed, two.durable.committed) == (["a", "c"], ["b"])
+
+
+def test_transaction_says_until_when_the_recovery_of_others_leaves_it_alone(manager: TransactionManager) -> None:
+    before_ms = now_ms()
+    with manager.begin(timeout_s=40) as transaction:
+        assert before_ms + 40_000 <= deadline_ms_of(transaction.gtrid) <= now_ms() + 40_000
 
 
 def test_an_exception_rolls_back_and_passes_on(manager: TransactionManager, one: ModelResource, two: ModelResource) -> None:
