@@ -77,7 +77,7 @@ bench-pipelines: setup ## diverts against Spark's own Kafka sink, in one run
 soak: setup ## everything killed and stopped at random under load, for SECONDS=1800; writes artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-mutants: setup ## change the code in a sample of 1,000 places; tells what the fast tests do not find (half an hour)
+mutants: setup ## change the code in a sample of 1,000 places; tells what the fast tests do not find (an hour or two)
 	@mkdir -p artifacts
 	$(BIN)/python -m tests.mutants --list artifacts/mutants.txt $(ARGS)
 

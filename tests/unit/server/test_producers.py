@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bascule.amqp.events import Dispositioned
 from bascule.amqp.frames import frame_head
-from bascule.amqp.performatives import Transfer
+from bascule.amqp.performatives import Rejected, Source, Target, Transfer
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.jms.message import JmsMessage, encode_message
 from bascule.server.links import PRODUCER_CREDIT
+from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import Client, Served, run_async
 
 
@@ -25,3 +29,22 @@ async def test_a_producer_that_gives_messages_up_gets_credit_again() -> None:
         ]
         served.settle(client)
     assert link.credit >= PRODUCER_CREDIT // 2
+
+
+def relay(client: Client, address: str) -> None:
+    """Send a message that names its queue over a link without an address."""
+    link = client.session.attach_sender(f"relay to {address}", Source(), Target())
+    client.served.settle(client)
+    link.send(encode_message(JmsMessage(destination=address, destination_kind="queue", body_kind="text", body="x")))
+    client.served.settle(client)
+
+
+@run_async
+async def test_message_of_an_anonymous_producer_goes_to_the_queue_that_it_names_while_that_has_room() -> None:
+    served = Served(BrokerInMemory(policy=Policy(AddressPolicy(max_messages=1))))
+    client = Client(served)
+    for address in ("q", "q", "other"):
+        relay(client, address)
+    assert [served.engine.queue(address).held_messages for address in ("q", "other")] == [1, 1]
+    refused = [event.state for event in client.told(Dispositioned) if isinstance(event.state, Rejected)]
+    assert [str(state.error.condition) for state in refused] == ["amqp:resource-limit-exceeded"]
