@@ -11,7 +11,8 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import OffsetMap
 from bascule.server.epoch import JournalPlace
-from bascule.server.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHolds
+from bascule.server.pipeline_holds import PipelineHolds
+from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD
 from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, INGRESS, Position, lag_group, position_key, position_partition
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
