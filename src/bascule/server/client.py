@@ -5,9 +5,11 @@ Links, attach, coordinator and management know a client by this class only. The 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
@@ -36,6 +38,8 @@ _log = get_log(__name__)
 
 #: Bytes that consumers of a client may be given before they are written. Consumers get no more until the socket has taken them.
 WRITE_BUFFER_BYTES = 1 << 20
+#: A session beyond its user's limit lives so long where it asks for no link.
+REFUSED_SESSION_S = 1.0
 #: The client receives this error when the broker resets its connection because of an interrupted transaction.
 CONNECTION_RESET = AmqpError(
     CONNECTION_FORCED, "connection closed to reset an interrupted transaction; reconnect, prefetched messages will be redelivered"
@@ -86,6 +90,7 @@ class Client:
         self.full = False  # consumers wait until the socket has taken what they were given
         self.given_bytes = 0  # to consumers, since the last write
         self.sessions: Holdings[Session, None] = Holdings()
+        self._refused_sessions: dict[Session, AmqpError] = {}
         self.links: Holdings[Link, None] = Holdings()
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
@@ -179,13 +184,30 @@ class Client:
     # -- sessions and transactions -----------------------------------------------------------------------------------
 
     def begin_session(self, session: Session) -> None:
-        """A session begins; where the user may have no more, it ends."""
+        """A session begins; where the user may have no more, it ends with the first link that it asks for, or soon.
+
+        Not at once: Qpid JMS waits for ever for a link of a session whose end comes right behind its begin.
+        """
         try:
             self.sessions.tally.check()
         except ResourceLimit as error:
-            session.end(AmqpError(error.condition, str(error)))
+            self._refused_sessions[session] = AmqpError(error.condition, str(error))
+            asyncio.get_running_loop().call_later(REFUSED_SESSION_S, self._end_refused, session)
         else:
             self.sessions[session] = None
+
+    def refuse_link(self, link: Link) -> None:
+        """A session that is refused, or has ended, asks for a link."""
+        refusal = self._refused_sessions.get(link.session)
+        if refusal is not None:
+            link.refuse(refusal)
+            self._wire.later(partial(self._end_refused, link.session))
+
+    def _end_refused(self, session: Session) -> None:
+        refusal = self._refused_sessions.pop(session, None)
+        if refusal is not None and not self.lost:
+            session.end(refusal)
+            self.send_output()
 
     def begin(self) -> LocalTransaction:
         """Begin a transaction of this connection. Raises ResourceLimit.
@@ -210,6 +232,7 @@ class Client:
         """A session has ended, and its links with it; ``orderly``: the client has ended it, without an error."""
         telling = self._sessions_that_tell() if orderly else set()
         self.sessions.pop(session, None)
+        self._refused_sessions.pop(session, None)
         for link in [link for link in self.links if link.session is session]:
             del self.links[link]
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, False, session in telling)
@@ -229,6 +252,7 @@ class Client:
             self._server.errors.run(ErrorKind.LINK, self._release_link, link, failed, link.session in telling)
         self.links.clear()
         self.sessions.clear()
+        self._refused_sessions.clear()
         for transaction in self.transactions.values():
             self._server.errors.run(ErrorKind.COMMIT, self.engine.rollback, transaction)
         self.transactions.clear()

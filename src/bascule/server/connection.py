@@ -314,7 +314,8 @@ class ClientConnection(asyncio.Protocol):
     def _attached(self, event: events.Attached) -> None:
         link = event.link
         if link.session not in self.client.sessions:
-            return  # which the broker has ended
+            self.client.refuse_link(link)
+            return
         try:
             self.client.links.tally.check()
             self.client.links[link] = None

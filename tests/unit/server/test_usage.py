@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge
 from bascule.amqp.transactions import encode_control
 from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
+from bascule.server import client as client_module
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
@@ -72,8 +74,11 @@ async def test_session_beyond_a_limit_is_ended_and_others_go_on() -> None:
     refused = second.amqp.begin()
     link = refused.attach_receiver("unwanted", Source("unwanted", capabilities=QUEUE), Target())
     second.run()
+    await asyncio.sleep(0)
+    second.run()
     (ended,) = second.told(SessionEnded)
     assert ended.session is refused
+    assert told(second.told(Detached)[0].error) == told(ended.error)
     assert told(ended.error) == "the limit of 2 sessions of user 'anonymous' is reached (broker.max_sessions_per_user)"
     assert not link.attached
     assert "unwanted" not in served.engine.addresses
@@ -83,6 +88,20 @@ async def test_session_beyond_a_limit_is_ended_and_others_go_on() -> None:
     second.amqp.begin()
     second.run()
     assert len(second.told(SessionEnded)) == 1
+
+
+@run_async
+async def test_session_beyond_a_limit_that_asks_for_no_link_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "REFUSED_SESSION_S", 0)
+    served = Served(usage=UsageLimits(sessions_per_user=1))
+    client = Client(served)
+    refused = client.amqp.begin()
+    client.run()
+    async with asyncio.timeout(20):
+        while not client.told(SessionEnded):
+            await asyncio.sleep(0)
+            client.run()
+    assert client.told(SessionEnded)[0].session is refused
 
 
 @run_async
