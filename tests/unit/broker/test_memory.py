@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from bascule.core.caches import forget_peers
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.jms.selector import compile_selector
+from bascule.journal.offsets import OffsetMap
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.broker.conftest import Bench
 
@@ -250,6 +253,27 @@ def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small
         small.engine.detach(consumer)
     small.engine.delete_queue(small.engine.addresses.subscriptions["s"])
     assert parts(small)[MemoryPart.SELECTORS] == 0
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority = 4"])
+def test_what_a_waiting_message_is_counted_as_is_what_it_takes(bench: Bench, selector: str | None) -> None:
+    bench.consumer(credit=0, selector=selector)
+    bench.fill("warm")
+    counted_bytes = -sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(3_000):
+            bench.fill("x" * 100)
+            bench.sender.answers.clear()
+        bench.broker.offsets = OffsetMap()
+        gc.collect()
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted_bytes += sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    assert taken_bytes < counted_bytes < 2 * taken_bytes
 
 
 def test_caches_that_take_more_than_their_share_are_emptied(small: Bench) -> None:
