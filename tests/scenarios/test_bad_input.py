@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.conftest import Connect
+from tests.support import hostile
+from tests.support.hostile import NULL
 from tests.support.system import System
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 #: A SASL init frame that says ANONYMOUS.
-SASL_ANONYMOUS = bytes.fromhex("0000001b02010000005341c00e01a309") + b"ANONYMOUS" + b"\x40\x40"
+SASL_ANONYMOUS = hostile.frame(hostile.described(0x41, hostile.listed(hostile.symbol(b"ANONYMOUS"), hostile.binary(b""))), kind=1)
 TIMEOUT_S = 60.0
 
 
@@ -64,6 +66,51 @@ def test_garbage_on_the_port_is_hung_up_on_and_others_work_on(
     message = consumer.receive()
     assert message is not None
     assert message.body == "unharmed"
+    assert "Traceback" not in system.broker.said()
+
+
+def attach(name: bytes, source: bytes) -> bytes:
+    return hostile.performative(hostile.ATTACH, hostile.string(name), hostile.uint(0), hostile.TRUE, NULL, NULL, source)
+
+
+def disposition(last: bytes, state: bytes) -> bytes:
+    return hostile.performative(hostile.DISPOSITION, hostile.TRUE, hostile.uint(0), last, hostile.TRUE, state)
+
+
+def source(*fields: bytes) -> bytes:
+    return hostile.described(hostile.SOURCE, hostile.listed(hostile.string(b"hostile"), *fields))
+
+
+NOT_ASCII = hostile.string("é".encode())
+COLLIDING = [b"\x98" + (number * hostile.HASH_MODULUS).to_bytes(16, "big") for number in range(5_000)]
+HOSTILE = {
+    "a condition that is no symbol": disposition(
+        NULL, hostile.described(hostile.REJECTED, hostile.listed(hostile.described(hostile.ERROR, hostile.listed(NOT_ASCII))))
+    ),
+    "a filter whose name is no symbol": attach(b"link", source(*[NULL] * 6, hostile.mapped(NOT_ASCII, NULL))),
+    "a surrogate in the name of a link": attach(b"\xed\xa0\x80", source()),
+    "a long name of a link": attach(b"x" * 50_000, source()),
+    "keys that collide": attach(b"link", source(*[NULL] * 4, hostile.mapped(*(part for key in COLLIDING for part in (key, NULL))))),
+    "arrays without bytes": attach(b"link", source(*[NULL] * 4, hostile.listed(*[hostile.array(0x40, 256)] * 4_000))),
+    "dispositions of wide ranges": disposition(hostile.uint(0x7FFFFFFE), hostile.described(hostile.ACCEPTED, hostile.LIST0)) * 2_000,
+}
+
+
+@pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_peer_harms_its_own_connection_and_others_work_on(connect_to: Connect, system: System, queue: str, said: bytes) -> None:
+    connection = connect_to(system.url)
+    producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
+    epoch = system.status()["gauges"]["epoch"]
+    opening = hostile.performative(hostile.OPEN, hostile.string(b"hostile"))
+    begin = hostile.performative(hostile.BEGIN, NULL, hostile.uint(0), hostile.uint(100), hostile.uint(100))
+    close = hostile.performative(hostile.CLOSE)
+    heard = talk(system.port, SASL_HEADER + SASL_ANONYMOUS + AMQP_HEADER + opening + begin + said + close)
+    assert b"\x00\x53\x18" in heard, "no close"
+    producer.send("unharmed")
+    message = consumer.receive()
+    assert message is not None
+    assert message.body == "unharmed"
+    assert system.status()["gauges"]["epoch"] == epoch
     assert "Traceback" not in system.broker.said()
 
 
