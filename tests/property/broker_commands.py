@@ -416,6 +416,12 @@ class BranchRun(Run):
     )  # fmt: skip
 
 
+class SlowRun(Run):
+    """A run in which searches, sweeps and returns take many turns, and other commands come between."""
+
+    TURN_STEPS = (15, 40, 100)
+
+
 def run(seed: int, kind: type[Run] = Run) -> None:
     """One run; a failure names the seed and every command."""
     model = kind(seed)

@@ -157,6 +157,7 @@ class Model:
     """The engine and the model side by side: what must be there, and what comes of crashes."""
 
     POLICY = POLICY
+    TURN_STEPS = (1 << 60,)  # what the engine may do in one turn; the rest goes on between the commands that follow
     SETTLEMENTS = ("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject")
 
     def __init__(self, seed: int) -> None:
@@ -182,7 +183,7 @@ class Model:
         self.crashes = 0
         special = self.random.sample([name for name, _ in RULES], 2)
         self.queues = (PLAIN, *special)
-        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=self.POLICY)
+        self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
         for name, kind, no_local in (("all", None, ""), ("some", 1, ""), ("others", None, "me")):
             self.subscribe(name, durable=True, kind=kind, no_local=no_local)
         self.broker.settle()
@@ -340,17 +341,22 @@ class Model:
         self.history.append("turn")
         self.broker.flush()
 
-    def confirm(self) -> None:
+    def confirm(self, count: int | None = None) -> None:
         """Kafka confirms some records."""
-        count = self.random.randint(0, len(self.broker.in_flight))
+        count = self.random.randint(0, len(self.broker.in_flight)) if count is None else count
         self.history.append(f"confirm {count}")
         for _ in range(count):
-            self.confirm_one()
+            self.store(self.broker.engine.journaling.in_flight[0].sequence)
+            self.broker.confirm(1)
+            self.arrived()
 
-    def confirm_one(self) -> None:
-        sequence = self.broker.engine.journaling.in_flight[0].sequence
-        self.store(sequence)
-        self.broker.confirm(1)
+    def arrived(self) -> None:
+        """The engine has done what waited for the journal, or for its time: only then is it known which message was there before which."""
+        engine = self.broker.engine
+        while engine.journaling.pending or (engine.schedule.next_ms or NEVER) <= self.now_ms:
+            engine.turns.begin_turn()
+            engine.journaling.carry_out()
+            engine.tick()
 
     def store(self, sequence: int) -> None:
         for line, copy in self.unplaced:
@@ -367,6 +373,7 @@ class Model:
         for line, copy in sorted(due, key=lambda each: each[1].facts.due_ms):
             self.appear(line, copy)
         self.broker.engine.tick()
+        self.arrived()
 
     def snapshot(self) -> None:
         """The broker writes a snapshot; never two of one sequence, which would have one name."""
@@ -434,8 +441,8 @@ class Model:
         """All is stored and dispatched: whoever has credit has what there was for it."""
         self.history.append("settle")
         self.broker.flush()
-        while self.broker.in_flight:
-            self.confirm_one()
+        while self.broker.in_flight or self.broker.engine.pending:
+            self.confirm(len(self.broker.in_flight))
             self.broker.flush()
         for client in self.clients:
             served = client.line.name != ALONE or client.line.consumers[0] is client
@@ -467,7 +474,7 @@ def state_of(loader: Loader) -> dict[str, Any]:
             queue.describe(),
             queue.reserved_mid,
             *((message.mid, message.body, queue.delivery_count(message)) for message in queue.ready),
-            sorted((message.mid, message.body, due_ms) for message, due_ms in queue.delayed.items()),
+            sorted((message.mid, message.body, queue.delayed.due_ms(message)) for message in queue.delayed),
         ]
         for queue in loader.engine.addresses.queues.values()
     }

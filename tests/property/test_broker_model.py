@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from bascule.broker import branches
 from bascule.broker import delivery as delivery_module
+from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
+from bascule.broker import order as order_module
 from bascule.broker import queue as queue_module
-from bascule.broker import ready as ready_module
+from bascule.broker import returns as returns_module
 from bascule.broker.branches import Branches
 from bascule.broker.delivery import Deliveries
 from bascule.broker.duplicates import DuplicateWindow
 from bascule.broker.engine import Engine
+from bascule.broker.expiry import Expiry
 from bascule.broker.groups import Groups
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.ready import Ready
+from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.sending import Sending
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
-from tests.property.broker_commands import BranchRun, Run, run_all
+from tests.property.broker_commands import BranchRun, Run, SlowRun, run_all
 from tests.property.broker_model import ALONE, POLICY, RULES
 
 #: Runs of the ordinary suite; BASCULE_MODEL_RUNS asks for more.
@@ -50,8 +53,21 @@ def test_promises_hold_when_reservations_are_short_and_records_small(monkeypatch
     monkeypatch.setattr(queue_module, "RESERVE_AHEAD", 2)
     monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
-    monkeypatch.setattr(ready_module, "SWEEP_MIN", 2)
+    monkeypatch.setattr(order_module, "BLOCK_MESSAGES", 2)
+    monkeypatch.setattr(held_module, "BLOCK_MESSAGES", 2)
     run_all(range(FIRST_SEED + RUNS - SHORT_RUNS, FIRST_SEED + RUNS))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_promises_hold_when_work_takes_many_turns_between_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + SHORT_RUNS))
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> None:
+    monkeypatch.setattr(order_module, "BLOCK_MESSAGES", 2)
+    monkeypatch.setattr(held_module, "BLOCK_MESSAGES", 2)
+    monkeypatch.setattr(returns_module, "PIECE_MESSAGES", 1)
+    run_all(seeds, SlowRun)
 
 
 @pytest.mark.timeout(TIMEOUT_S)
@@ -107,7 +123,7 @@ def drop_what_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find_nothing_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Deliveries, "watch_expiry", lambda *_: None)
+    monkeypatch.setattr(Expiry, "watch", lambda *_: None)
 
 
 def give_groups_to_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +200,16 @@ def test_the_model_notices_branches_of_an_engine_that(fault: Callable[[pytest.Mo
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), BranchRun)
+
+
+def forget_where_a_search_was_when_messages_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SelectorView, "put_back", lambda *_: None)
+
+
+def test_the_model_notices_a_search_that_misses_what_comes_back_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_where_a_search_was_when_messages_come_back(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        slowly(monkeypatch, range(1, PLANTED_RUNS))
 
 
 FAULTS = (

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import BodyUnavailable, QueueFull, UnknownAddress
+from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
+from bascule.broker.order import FRONT, place_of
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft
+from bascule.broker.turns import TURN_STEPS
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.jms.annotate import (
@@ -37,14 +39,12 @@ from bascule.jms.selector import Selector
 #: The address in the journal of a message that goes to one queue by name: no pattern of a divert matches it.
 NOWHERE = "."
 #: One step: about a hundredth of a second, and so much in flight to the journal.
-STEP_MESSAGES = 1_000
+STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
 #: Characters of a text in what a dead letter says of itself.
 TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
 FAILED = "the broker failed; its log says more"
-#: Messages looked at by a selector in one step.
-STEP_LOOKS = 5_000
 
 
 class InUse(InvalidInput):
@@ -180,36 +180,32 @@ def _plain(value: Any) -> str | int | None:
 
 
 def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
+    """Go through the messages that wait now, in their order, and then through those that wait for their time."""
     progress = Progress()
-    wanted = set(queue.untouched())
+    end = engine.next_position
+    step_messages = STEP_MESSAGES
     if selector is not None:
-        looked_at, wanted = wanted, set()
-        for number, message in enumerate(looked_at, 1):
-            # One that has gone meanwhile may have no body any more.
-            if message.references and engine.matches(selector, message):
-                wanted.add(message)
-            if number % STEP_LOOKS == 0:
-                yield progress
-    while wanted and not queue.deleted:
-        # Those that went to a consumer meanwhile are not among the untouched.
-        step = list(islice((message for message in queue.untouched() if message in wanted), STEP_MESSAGES))
-        if not step:
-            return
-        size_bytes = 0
-        for message in step:
-            wanted.discard(message)
-            size_bytes += message.size_bytes
-            try:
-                act(message)
-                progress.done += 1
-            except BasculeError as error:
-                progress.left[str(error)] = progress.left.get(str(error), 0) + 1
-            except Exception as error:
-                engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
-                progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
-            if size_bytes > STEP_BYTES:
-                break
-        yield progress
+        step_messages = max(1, min(STEP_MESSAGES, TURN_STEPS // (EVALUATION_STEPS + selector.steps)))
+    for after in (queue.after, queue.delayed.after):
+        place = FRONT
+        while not queue.deleted and (waiting := after(place, step_messages)):
+            size_bytes = 0
+            for message in waiting:
+                place = place_of(message)
+                if message.position >= end or (selector is not None and not engine.matches(selector, message)):
+                    continue  # it came later
+                size_bytes += message.size_bytes
+                try:
+                    act(message)
+                    progress.done += 1
+                except BasculeError as error:
+                    progress.left[str(error)] = progress.left.get(str(error), 0) + 1
+                except Exception as error:
+                    engine.journaling.errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
+                    progress.left[FAILED] = progress.left.get(FAILED, 0) + 1
+                if size_bytes > STEP_BYTES:
+                    break
+            yield progress
 
 
 def _check_room(queue: BrokerQueue) -> None:

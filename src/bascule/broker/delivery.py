@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
+from bascule.broker import expiry
 from bascule.broker.containment import ErrorKind
+from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
 from bascule.broker.journaling import Journaling
-from bascule.broker.matching import wants
+from bascule.broker.matching import EVALUATION_STEPS, wants
 from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
+from bascule.broker.returns import Returns
 from bascule.broker.schedule import Schedule
+from bascule.broker.turns import Allowance, Turns
 from bascule.jms.selector import Selector
 from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
 
-#: Expired messages that no consumer comes across are looked for this often at most. Looking through a deep queue takes about
-#: 0.2 us for each message: the pause grows with the depth, so that it stays below a hundredth of the time.
-SWEEP_MS = 1_000
-SWEEP_MESSAGES_PER_MS = 50
-#: Of a queue, so much goes in one turn because it has expired: a million messages must not hold up all others for longer than a session.
-#: A message counts as its bytes and some more, so that 5,000 small ones are enough (a tenth of a second).
-EXPIRED_BYTES = 8 << 20
-EXPIRED_OVERHEAD_BYTES = 1600
+#: What a delivery and a look at a consumer cost, in steps.
+DELIVERY_STEPS = 10
+LOOK_STEPS = 1
+#: Actions of the schedule in one turn: messages whose delay has ended, for example.
+DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
 COUNTS_MAX = 10_000
 
@@ -34,23 +34,6 @@ FAILED_RETRY_MS = 60_000
 
 #: Why a message left its queue for another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the broker started."""
-
-    messages_in: int = 0
-    messages_out: int = 0
-    acknowledged: int = 0
-    redelivered: int = 0
-    dead_lettered: int = 0
-    expired: int = 0
-    expired_subscriptions: int = 0
-    dropped: int = 0  # non-persistent ones, from full queues
-    duplicates: int = 0
-    committed: int = 0
-    rolled_back: int = 0
 
 
 class DeliveryHooks(Protocol):
@@ -80,26 +63,31 @@ class Deliveries:
         self.memory = bodies.account
         self.clock = clock
         self.schedule = Schedule(self.errors)
+        self.turns = Turns(when_stored=journaling.then)
+        journaling.turns = self.turns
+        self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire).watch
         self.counters = Counters()
         self.next_position = 1
         self._dirty: dict[BrokerQueue, None] = {}
+        self._returns = Returns(self.turns, self._dirty)
 
     def tick(self) -> None:
-        """Do what is due by now."""
-        self.schedule.run(self.clock())
+        """Do what is due by now, or the first part of it: then the next is due at once."""
+        self.schedule.run(self.clock(), DUE_MAX)
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
-    def put_in(self, message: BrokerMessage, queues: Iterable[BrokerQueue], due_ms: int = 0) -> None:
+    def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> None:
         """A message is in its queues: the moment from which consumers may have it, or from which it waits for its time."""
+        self.turns.left -= len(queues)
+        message.position = self.next_position
+        self.next_position += 1
         if due_ms and due_ms > self.clock():
             there = [queue for queue in queues if not queue.deleted]
             for queue in there:
                 queue.receive(message)
             self.delay(message, there, due_ms)
         else:
-            message.position = self.next_position
-            self.next_position += 1
             for queue in queues:
                 if not queue.deleted:
                     queue.receive(message)
@@ -110,24 +98,25 @@ class Deliveries:
     def delay(self, message: BrokerMessage, queues: list[BrokerQueue], due_ms: int) -> None:
         """A message is in its queues and may be delivered at ``due_ms`` only (Jakarta Messaging 3.1, section 7.9)."""
         for queue in queues:
-            queue.delayed[message] = due_ms
+            queue.delayed.put(message, due_ms)
         if queues:
             self.schedule.at(due_ms, self.arrive, message, queues)
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """Its time has come: it takes its place behind what came before."""
+        there = [queue for queue in queues if queue.delayed.remove(message)]
         message.position = self.next_position
         self.next_position += 1
-        for queue in queues:
-            if message in queue.delayed:
-                del queue.delayed[message]
-                if message.mid <= queue.recovered_mid:
-                    queue.counts[message.position] = 0  # it was not delivered before the crash
-                self._offer(queue, message)
+        for queue in there:
+            if message.mid <= queue.recovered_mid:
+                queue.counts[message.position] = 0  # it was not delivered before the crash
+            self._offer(queue, message)
 
     def _offer(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Consumers may have it, behind what waits already."""
-        queue.ready.append(message)
+        queue.add(message)
+        if queue.starved:
+            queue.feed()
         self._dirty[queue] = None
         if message.expiry_ms:
             self.watch_expiry(queue, message.expiry_ms)
@@ -141,8 +130,9 @@ class Deliveries:
             self.memory.check_selector(selector.text)
             self.memory.selector_chars += len(selector.text)
             consumer.selector_text = selector.text
-            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
-        queue.consumers.append(consumer)
+            matches = partial(self.matches, selector)
+            consumer.view = queue.ready.view(selector.text, matches, EVALUATION_STEPS + selector.steps)
+        queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
             self._hooks.begin_use(queue)
         return consumer
@@ -172,9 +162,10 @@ class Deliveries:
         queue = consumer.queue
         if consumer not in queue.consumers:
             return
-        queue.consumers.remove(consumer)
+        for consumers in (queue.consumers, queue.takers, queue.starved, queue.asking):
+            consumers.pop(consumer, None)
         if queue.groups is not None:
-            queue.groups.leave(consumer)
+            self._returns.begin(queue, queue.groups.leave(consumer))
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
         self.memory.selector_chars -= len(consumer.selector_text)
@@ -182,8 +173,13 @@ class Deliveries:
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)
         if not failed and seen:
-            self._count(queue, {message: 1 for message in unacked if not queue.delivery_count(message)})
-        self.put_back(queue, unacked, failed=failed)
+            self._returns.in_pieces(queue, unacked, self._put_back_seen)
+        else:
+            self._returns.in_pieces(queue, unacked, partial(self._put_back, failed=failed))
+        if queue.settings.exclusive and queue.consumers:
+            queue.takers[next(iter(queue.consumers))] = None
+        if queue.starved:
+            queue.feed()
         self._dirty[queue] = None
         if not queue.consumers:
             self._hooks.look_for_use(queue)
@@ -206,8 +202,9 @@ class Deliveries:
         if consumer.unacked.pop(message.position, None) is None:
             return False
         self.memory.unsettled -= 1
-        if consumer.queue.settings.prefetch_max:
-            self._dirty[consumer.queue] = None
+        queue = consumer.queue
+        if queue.settings.prefetch_max:
+            queue.takers[consumer] = self._dirty[queue] = None
         return True
 
     def gone(self, queue: BrokerQueue, message: BrokerMessage) -> None:
@@ -222,10 +219,7 @@ class Deliveries:
 
     def forget(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Remove an unheld message from memory; its acknowledgement is in the open record. Raises nothing."""
-        if queue.counts:
-            queue.counts.pop(message.position, None)
-        queue.held_messages -= 1
-        queue.held_bytes -= message.size_bytes
+        queue.drop(message)
         self.release(message)
         if queue.blocked and not queue.full():
             self.go_on(queue)
@@ -260,6 +254,14 @@ class Deliveries:
 
     def put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         """Messages wait again, each in its place; ``failed`` raises their counts, and at the limit they go to the dead-letter address."""
+        self._returns.in_pieces(queue, messages, partial(self._put_back, failed=failed))
+
+    def _put_back_seen(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
+        """The same of messages that a consumer may have seen and did not fail at."""
+        self._count(queue, {message: 1 for message in messages if not queue.delivery_count(message)})
+        self._put_back(queue, messages, failed=False)
+
+    def _put_back(self, queue: BrokerQueue, messages: list[BrokerMessage], *, failed: bool) -> None:
         if queue.deleted:
             for message in messages:
                 self.release(message)
@@ -274,9 +276,11 @@ class Deliveries:
             if queue.settings.redelivery_delay_ms:
                 messages = self._postpone(queue, messages, counts)
         if messages:
-            queue.ready.put_back(messages)
+            queue.put_back(messages)
             self._dirty[queue] = None
             for message in messages:
+                if queue.starved:
+                    queue.feed()
                 if message.expiry_ms:
                     self.watch_expiry(queue, message.expiry_ms)
         for message in dead:
@@ -293,14 +297,12 @@ class Deliveries:
 
     def _postpone_by(self, queue: BrokerQueue, messages: list[BrokerMessage], pause_ms: int) -> None:
         due_ms = self.clock() + pause_ms
-        queue.delayed.update(dict.fromkeys(messages, due_ms))
+        for message in messages:
+            queue.delayed.put(message, due_ms)
         self.schedule.at(due_ms, self._try_again, queue, messages)
 
     def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
-        waiting = [message for message in messages if message in queue.delayed]
-        for message in waiting:
-            del queue.delayed[message]
-        self.put_back(queue, waiting, failed=False)
+        self.put_back(queue, [message for message in messages if queue.delayed.remove(message)], failed=False)
 
     def _count(self, queue: BrokerQueue, counts: dict[BrokerMessage, int]) -> None:
         for message, count in counts.items():
@@ -341,134 +343,139 @@ class Deliveries:
         self.errors.contain(kind, error, queue=queue.name, mid=message.mid)
         self._postpone_by(queue, [message], FAILED_RETRY_MS)
 
-    def _expire_waiting(self, queue: BrokerQueue, message: BrokerMessage) -> int:
-        """Of one that waits in its queue; returns what it counts as, in bytes."""
-        queue.take_out(message)
-        self._expire(queue, message)
-        return message.size_bytes + EXPIRED_OVERHEAD_BYTES
-
-    def watch_expiry(self, queue: BrokerQueue, expiry_ms: int) -> None:
-        """Look for expired messages when this one will be."""
-        if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
-            due_ms = max(expiry_ms, self.clock() + SWEEP_MS)
-            if not queue.sweep_at_ms or due_ms < queue.sweep_at_ms:
-                queue.sweep_at_ms = due_ms
-                self.schedule.at(due_ms, self._sweep, queue, due_ms)
-
-    def _sweep(self, queue: BrokerQueue, due_ms: int) -> None:
-        """Expired messages go, also those that no consumer came across."""
-        if queue.deleted or queue.sweep_at_ms != due_ms:
-            return
-        queue.sweep_at_ms = 0
-        now_ms = self.clock()
-        waiting = queue.waiting()
-        expired_bytes = 0
-        for message in waiting:
-            if not 0 < message.expiry_ms <= now_ms:
-                continue
-            if expired_bytes > EXPIRED_BYTES:
-                queue.sweep_at_ms = now_ms
-                self._in_another_turn(self._sweep, queue, now_ms)
-                return
-            expired_bytes += self._expire_waiting(queue, message)
-        following = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
-        if following:
-            pause_ms = max(SWEEP_MS, len(waiting) // SWEEP_MESSAGES_PER_MS)
-            queue.sweep_at_ms = max(following, now_ms + pause_ms)
-            self.schedule.at(queue.sweep_at_ms, self._sweep, queue, queue.sweep_at_ms)
-
     def _in_another_turn(self, action: Callable[..., None], *arguments: Any) -> None:
         """When what this one has decided is stored."""
         self.journaling.then(self.schedule.at, self.clock(), action, *arguments)
 
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
-    def wake(self, queue: BrokerQueue) -> None:
-        """A consumer of the queue has credit, or came back to life."""
+    def wake(self, queue: BrokerQueue, consumer: QueueConsumer | None = None) -> None:
+        """A consumer of the queue has credit, or came back to life; None stands for any of them."""
+        if consumer is None:
+            queue.takers.update(queue.consumers)
+            queue.asking.update(queue.consumers)
+            queue.starved.clear()
+        else:
+            queue.starved.pop(consumer, None)
+            queue.takers[consumer] = queue.asking[consumer] = None
         self._dirty[queue] = None
 
-    def dispatch(self) -> None:
-        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell."""
-        while self._dirty:
-            queue, _ = self._dirty.popitem()
-            if not queue.deleted:
-                try:
-                    self._dispatch(queue)
-                except Exception as error:
-                    self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
+    @property
+    def pending(self) -> bool:
+        """Whether there is something for another turn."""
+        return bool(self._dirty)
 
-    def _dispatch(self, queue: BrokerQueue) -> None:
-        consumers = queue.consumers[:1] if queue.settings.exclusive else queue.consumers
-        messages_out = self.counters.messages_out
-        while True:
-            if not self._hand_out(queue, consumers):
+    def dispatch(self) -> None:
+        """Give waiting messages to consumers with credit, in all queues where something changed: the end of each turn of the shell.
+
+        What this turn has no steps left for goes on in the next.
+        """
+        turns = self.turns
+        while self._dirty:
+            if turns.left <= 0:
+                turns.on_backlog()
                 return
-            groups = queue.groups
-            if groups is None or not any(self._may_take(consumer) and groups.waits_for(consumer) for consumer in consumers):
-                break
+            queue = next(iter(self._dirty))
+            del self._dirty[queue]
+            if queue.deleted or queue.returning:
+                continue
+            others_left = turns.left - turns.slice_steps
+            turns.left -= others_left
+            try:
+                if not self._dispatch(queue):
+                    self._dirty[queue] = None  # behind the others
+            except Exception as error:
+                self.errors.contain(ErrorKind.DELIVERY, error, queue=queue.name)
+            turns.left += others_left
+
+    def _dispatch(self, queue: BrokerQueue) -> bool:
+        """Return False when the queue's share of the turn is spent before all is given out."""
+        turns = self.turns
+        before = self.counters.messages_out
+        turns.left -= LOOK_STEPS
+        if not self._hand_out(queue):
+            return turns.left > 0
         # Only where something goes out: else the reservations of many idle queues would use up one another, and go on for ever.
-        if queue.durable and not queue.ready.count and self.counters.messages_out > messages_out:
+        if queue.durable and not queue.ready.count and self.counters.messages_out > before:
             sequence = self.journaling.sequence
             if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
                 self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
-        for consumer in list(queue.consumers):
-            try:
-                consumer.port.dispatched()
-            except Exception as error:
-                self.errors.contain(ErrorKind.LINK, error, queue=queue.name)
+        if queue.asking:
+            asking, queue.asking = queue.asking, {}
+            for consumer in asking:
+                self.errors.run(ErrorKind.LINK, consumer.port.dispatched)
+            turns.left -= len(asking)
+        return True
 
-    @staticmethod
-    def _may_take(consumer: QueueConsumer) -> bool:
-        held_max = consumer.queue.settings.prefetch_max
-        return consumer.port.credit > 0 and (not held_max or len(consumer.unacked) < held_max)
+    def _hand_out(self, queue: BrokerQueue) -> bool:
+        """In turns, until no consumer can take more.
 
-    def _hand_out(self, queue: BrokerQueue, consumers: list[QueueConsumer]) -> bool:
-        """In turns, until no consumer can take more; False when it goes on later: the next message needs a reservation, or many expired."""
-        ready, groups, held_max = queue.ready, queue.groups, queue.settings.prefetch_max
-        idle = expired_bytes = 0
-        while idle < len(consumers):
-            consumer = consumers[queue.turn % len(consumers)]
-            queue.turn += 1
-            if consumer.port.credit <= 0 or (held_max and len(consumer.unacked) >= held_max):
-                idle += 1
+        False when it goes on later: the next message needs a reservation, many have expired, or the queue's share of the turn is spent.
+        """
+        takers, starved, turns = queue.takers, queue.starved, self.turns
+        searching: dict[QueueConsumer, None] = {}  # consumers for which a search goes on: those that wait for nothing else come first
+        search, expired_bytes = Allowance(max(1, turns.left // 2)), 0
+        while takers or searching:
+            if turns.left <= 0:
+                takers.update(searching)
+                return False
+            if not takers:
+                takers.update(searching)
+                searching.clear()
+                search.left = turns.left
+            consumer = next(iter(takers))
+            if not queue.may_serve(consumer):
+                del takers[consumer]
+                turns.left -= LOOK_STEPS
+                if starved:
+                    queue.feed()  # what this one cannot take may be for another
                 continue
-            if groups is not None:
-                message = groups.peek(consumer)
-            elif not ready.count:
-                message = None
-            else:
-                message = ready.peek() if consumer.view is None else consumer.view.peek()
+            turns.left -= search.left
+            message = queue.next_for(consumer, search)
+            turns.left += search.left
             if message is None:
-                idle += 1
+                del takers[consumer]
+                (starved if search.left > 0 else searching)[consumer] = None
+                turns.left -= LOOK_STEPS
                 continue
-            idle = 0
             if message.expiry_ms and message.expiry_ms <= self.clock():
-                if expired_bytes > EXPIRED_BYTES:
-                    self._in_another_turn(self.wake, queue)
+                if expired_bytes > expiry.EXPIRED_BYTES:
+                    takers.update(searching)
+                    self._in_another_turn(self._dirty.setdefault, queue)
                     return False
-                expired_bytes += self._expire_waiting(queue, message)
+                queue.take_out(message)
+                self._expire(queue, message)
+                expired_bytes += message.size_bytes + expiry.EXPIRED_OVERHEAD_BYTES
+                turns.left -= expiry.EXPIRE_STEPS
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
+                takers.update(searching)
                 if message.mid > queue.reserving_mid:
                     self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
-            if groups is None:
-                ready.take(message)
-            else:
-                groups.take(consumer, message)
-            consumer.unacked[message.position] = message
-            self.memory.unsettled += 1
-            count = queue.delivery_count(message)
-            self.counters.messages_out += 1
-            if count:
-                self.counters.redelivered += 1
-            try:
-                consumer.port.deliver(message, count)
-            except Exception as error:
-                self._not_delivered(consumer, message, error)
-                self._dirty[queue] = None
-                return False
+            self._give(queue, consumer, message)
+            turns.left -= DELIVERY_STEPS
+            if len(takers) > 1 and consumer in takers:
+                takers[consumer] = takers.pop(consumer)  # the others have their turns first
         return True
+
+    def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> None:
+        if queue.groups is None:
+            queue.ready.take(message)
+        else:
+            queue.groups.take(consumer, message)
+        if queue.volatile is not None and not message.durable:
+            queue.volatile.remove(message)
+        consumer.unacked[message.position] = message
+        self.memory.unsettled += 1
+        count = queue.delivery_count(message)
+        self.counters.messages_out += 1
+        if count:
+            self.counters.redelivered += 1
+        try:
+            consumer.port.deliver(message, count)
+        except Exception as error:
+            self._not_delivered(consumer, message, error)
 
     def _not_delivered(self, consumer: QueueConsumer, message: BrokerMessage, error: Exception) -> None:
         """A delivery failed. If the body cannot be read the message waits; else its consumer ends, and the delivery counts as failed."""

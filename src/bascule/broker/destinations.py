@@ -6,13 +6,19 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
+from bascule.broker.held import Held
+from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.subscription_use import SubscriptionUse
+from bascule.broker.turns import Work
 from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
+
+#: Steps of letting go of a message of a deleted queue.
+RELEASE_STEPS = 1
 
 
 class Destinations:
@@ -134,17 +140,29 @@ class Destinations:
             crash.point("queue.delete.after")
         queue.deleted = True
         self.addresses.remove(queue)
-        for message in list(queue.holds()):
-            self._deliveries.release(message)
-        queue.delayed.clear()  # when their time comes nobody is to look for them
-        consumers, queue.consumers = queue.consumers, []
+        consumers, queue.consumers = queue.consumers, {}
+        unacked = [consumer.unacked for consumer in consumers]
         memory = self._deliveries.memory
         for consumer in consumers:
             memory.unsettled -= len(consumer.unacked)
             memory.selector_chars -= len(consumer.selector_text)
-            consumer.unacked.clear()
+            consumer.unacked = {}
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
+        self._deliveries.turns.begin(self._released(queue, unacked))
         self._deliveries.go_on(queue)
+
+    def _released(self, queue: BrokerQueue, unacked: list[dict[int, BrokerMessage]]) -> Work:
+        """Let go of what a deleted queue held. The journal says in one entry that it is gone."""
+        queue.held = Held()  # no snapshot looks there any more
+        groups = queue.groups
+        while messages := queue.delayed.pop_some() or queue.ready.pop_some() or (groups is not None and groups.pop_some()):
+            for message in messages:
+                self._deliveries.release(message)
+            yield len(messages) * RELEASE_STEPS
+        for held in unacked:
+            while held:
+                self._deliveries.release(held.popitem()[1])
+                yield RELEASE_STEPS
 
     def create_temporary(self, name: str, routing: Routing, user: str = "") -> None:
         """A temporary destination: it lives as long as its link. Raises ResourceLimit."""

@@ -61,7 +61,7 @@ class Engine:
         self.memory = bodies.account
         self.memory.run = partial(deliveries.errors.run, ErrorKind.LINK)
         self.counters = deliveries.counters
-        self.schedule = deliveries.schedule
+        self.schedule, self.turns = deliveries.schedule, deliveries.turns
         self.addresses = destinations.addresses
         # The commands are those of the parts, called without a detour.
         self.send, self.share_of_room = sending.send, sending.share_of_room
@@ -98,7 +98,26 @@ class Engine:
     def confirm(self) -> None:
         """The oldest record in flight is stored."""
         self.journaling.confirm()
+        if self.journaling.pending:
+            self.turns.on_backlog()
         self.dispatch()
+
+    def go_on(self) -> None:
+        """Go on, in another turn of the event loop, with what the last one had no steps left for. Each kind of work has its share."""
+        turns = self.turns
+        turns.begin_turn()
+        self.journaling.carry_out()
+        turns.left = max(turns.left, turns.steps // 2)
+        turns.go_on()
+        turns.left = max(turns.left, turns.steps // 2)
+        self.dispatch()
+        if self.pending:
+            turns.on_backlog()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is work for another turn."""
+        return self.journaling.pending or self.turns.pending or self.deliveries.pending
 
     def in_transactions(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Messages that open transactions have acknowledged, and those of prepared ones."""

@@ -202,6 +202,7 @@ class EpochProtocol:
         self._probe: Timer | None = None
         self._probing = self._reached = False
         self._timer: Timer | None = None  # for what the engine has to do later
+        self._turn_planned = False  # in which the engine goes on with what takes long
 
     def fresh_engine(self) -> Engine:
         """An engine without any state, whose decisions go into this epoch."""
@@ -244,6 +245,8 @@ class EpochProtocol:
         self.engine.create_configured()
         self.engine.schedule.on_earlier = self._set_timer
         self._set_timer()
+        self.engine.turns.on_backlog = self._plan_turn
+        self._plan_turn()
         self._move(EpochEvent.LOADED)
         self._look()
         crash.point("epoch.loaded")
@@ -411,6 +414,18 @@ class EpochProtocol:
             self.engine.tick()
             self.engine.dispatch()
             self._set_timer()
+            self._effects.ticked()
+
+    def _plan_turn(self) -> None:
+        if not self._turn_planned:
+            self._turn_planned = True
+            self._effects.soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_planned = False
+        if self.awake():
+            with self._or_end("what the last turn had begun could not be done"):
+                self.engine.go_on()
             self._effects.ticked()
 
     def _look(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import BrokerFault, RecordTooLarge
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.turns import Allowance
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.records import (
     ACK_BYTES,
@@ -30,6 +31,8 @@ from bascule.journal.records import (
 #: and that one entry more, as large as the largest message, fits.
 RECORD_BYTES_SOFT = 256 * 1024
 
+#: Steps of what waits for a record, for example an answer to a client.
+ACTION_STEPS = 3
 #: What happens once a record is stored: a function, its arguments, and whether it is an answer, of which an error concerns nobody else.
 Action = tuple[Callable[..., None], tuple[Any, ...], bool]
 #: Of a record, so much is kept free for what Kafka counts beside its value.
@@ -47,7 +50,7 @@ class JournalingViolation(enum.StrEnum):
 class Batch:
     """The record being made: its entries, and what happens once it is stored."""
 
-    __slots__ = ("acks", "actions", "digests", "messages", "parts", "sequence", "size_bytes")
+    __slots__ = ("acks", "actions", "digests", "done", "messages", "parts", "sequence", "size_bytes")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
@@ -56,6 +59,7 @@ class Batch:
         self.messages = 0
         self.acks: dict[BrokerQueue, list[int]] = {}
         self.actions: list[Action] = []
+        self.done = 0  # actions
         self.digests: list[bytes] = []
 
     @property
@@ -130,6 +134,8 @@ class Journaling:
         self.batch = Batch(1)
         self.in_flight: deque[Batch] = deque()
         self.in_flight_bytes = 0
+        self._stored: deque[Batch] = deque()  # records that are stored, whose actions are not all done
+        self.turns = Allowance()
         self._woken = False
         self._urgent = False
         self._held: _Atomic | None = None  # a transaction is being written: its entries must stay in one record
@@ -238,6 +244,8 @@ class Journaling:
                 self._on_work(True)
         elif self.in_flight:
             self.in_flight[-1].actions.append(action)
+        elif self._stored:
+            self._stored[-1].actions.append(action)
         else:
             return False
         return True
@@ -286,17 +294,35 @@ class Journaling:
             raise BrokerFault("an action stopped half-way")
 
     def confirm(self) -> None:
-        """The oldest record in flight is stored: do what waited for it."""
-        batch = self.in_flight.popleft()
-        self.in_flight_bytes -= batch.size_bytes
-        self.confirmed_sequence = batch.sequence
-        for action, arguments, answers in batch.actions:
-            try:
-                action(*arguments)
-            except Exception as error:
-                if not answers:
-                    raise
-                self.errors.contain(ErrorKind.ANSWER, error)
+        """The oldest record in flight is stored: do what waited for it, as far as this turn's steps go."""
+        self._stored.append(self.in_flight.popleft())
+        self.carry_out()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that waited for a stored record is still to be done."""
+        return bool(self._stored)
+
+    def carry_out(self) -> None:
+        """Do what waited for stored records, in order, as far as this turn's steps go. A record counts as confirmed when all is done."""
+        turns = self.turns
+        while self._stored:
+            batch = self._stored[0]
+            while batch.done < len(batch.actions):
+                if turns.left <= 0:
+                    return
+                turns.left -= ACTION_STEPS
+                action, arguments, answers = batch.actions[batch.done]
+                batch.done += 1
+                try:
+                    action(*arguments)
+                except Exception as error:
+                    if not answers:
+                        raise
+                    self.errors.contain(ErrorKind.ANSWER, error)
+            self.in_flight_bytes -= batch.size_bytes
+            self.confirmed_sequence = batch.sequence
+            self._stored.popleft()
 
     def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, int]]:
         """Acknowledgements decided and not yet stored: a snapshot still has their messages."""

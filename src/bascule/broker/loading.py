@@ -262,7 +262,7 @@ class Loader:
                 if self._delayed.get(mid, 0) > now_ms:
                     delayed.setdefault(message, []).append(queue)
                     continue
-                queue.ready.append(message)
+                queue.add(message)
                 if message.expiry_ms:
                     engine.watch_expiry(queue, message.expiry_ms)
                 if mid in counts:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from bascule.core.errors import BasculeError
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.selector import Selector
+
+#: Steps of reading what a selector asks for out of a message, beside those of the selector itself.
+EVALUATION_STEPS: Final = 10
 
 
 def wants(selector: Selector, body: bytes) -> bool:

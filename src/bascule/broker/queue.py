@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
+from bascule.broker.held import Held
 from bascule.broker.matching import wants
 from bascule.broker.message import BrokerMessage
-from bascule.broker.policy import AddressPolicy
+from bascule.broker.order import Line, QueuePlace
+from bascule.broker.policy import DROP, AddressPolicy
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
+from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.selector import Selector, compile_selector
 from bascule.journal.records import INDEX_MAX, mid_of
@@ -39,14 +43,16 @@ class BrokerQueue:
     """Messages in order, their consumers, and what is known of their deliveries.
 
     ``durable`` queues are in the journal; others are gone with the broker, or with their last consumer. A message that the queue holds
-    is in exactly one of: ``ready``, what ``groups`` has put aside, ``delayed``, a consumer's or a transaction's hands.
+    is in exactly one of: ``ready``, what ``groups`` has put aside, ``delayed``, a consumer's or a transaction's hands. ``held`` has all
+    journaled ones.
     """
 
     __slots__ = (
-        "_selector", "address", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "durable",
-        "expiry_watched", "groups", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming", "incoming_bytes", "name",
-        "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid", "routing", "selector_text",
-        "settings", "shared", "subscription", "sweep_at_ms", "turn", "unused_since_ms", "user",
+        "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted",
+        "durable", "expiry_watched", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
+        "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
+        "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping",
+        "takers", "unused_since_ms", "user", "volatile",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -60,19 +66,25 @@ class BrokerQueue:
         self.confirmed = not durable  # its creation is in the journal
         self.deleted = False
         self.ready = Ready()
-        self.delayed: dict[BrokerMessage, int] = {}  # they wait for their time (ms since the epoch)
+        self.volatile = Line() if settings.when_full == DROP else None  # non-persistent messages that wait, the first to be dropped first
+        self.delayed = Delayed()
+        self.held = Held()
         self.groups: Groups | None = None
         self.held_messages = 0
         self.held_bytes = 0
         self.incoming = 0  # messages decided for it and not stored yet
         self.incoming_bytes = 0
-        self.consumers: list[QueueConsumer] = []
+        self.consumers: dict[QueueConsumer, None] = {}  # in the order in which they came
+        self.takers: dict[QueueConsumer, None] = {}  # consumers that may be able to take a message, in the order of their turns
+        self.starved: dict[QueueConsumer, None] = {}  # consumers that could take more than the queue had for them
+        self.asking: dict[QueueConsumer, None] = {}  # consumers that are to be told when the queue has given all that it can
+        self.returning = 0  # works that put messages back: while there are any, a message would overtake those that are not back yet
         self.blocked: dict[object, Callable[[], object]] = {}  # who waits for room in a full queue, and what to call then
         self.owner: object = None  # of a temporary queue: who alone may consume from it
-        self.turn = 0
         self.sweep_at_ms = 0  # when expired messages are looked for, 0 for never
         self.unused_since_ms = 0  # of a durable subscription: when its last consumer left, 0 while it has one
         self.expiry_watched = False
+        self.sweeping = False
         self.idle_since_ms = 0  # when it was last found unused, 0 while nobody watches that
         self.counts: dict[int, int] = {}  # failed deliveries by position, where they are known: see delivery_count
         self.reserved_mid = -1  # the journal says that messages up to here may have been delivered
@@ -139,7 +151,7 @@ class BrokerQueue:
 
         Not the time of a next try: that is one queue's alone, and no restart keeps it.
         """
-        return 0 if self.counts.get(message.position) else self.delayed.get(message, 0)
+        return 0 if self.counts.get(message.position) else self.delayed.due_ms(message)
 
     def expect(self, message: BrokerMessage) -> None:
         """The message is decided for the queue, and comes when that is stored."""
@@ -162,8 +174,19 @@ class BrokerQueue:
         message.references += 1
         self.held_messages += 1
         self.held_bytes += message.size_bytes
+        if self.durable and message.mid >= 0:
+            self.held.add(message)
         if message.group is not None and self.groups is None:
-            self.groups = Groups(self.ready)
+            self.groups = Groups(self.ready, self.takers)
+
+    def drop(self, message: BrokerMessage) -> None:
+        """The message is the queue's no longer."""
+        self.held_messages -= 1
+        self.held_bytes -= message.size_bytes
+        if self.counts:
+            self.counts.pop(message.position, None)
+        if self.durable and message.mid >= 0:
+            self.held.remove(message.mid)
 
     def full(self) -> bool:
         """Whether it is at its limit."""
@@ -189,18 +212,69 @@ class BrokerQueue:
             return list(self.ready)
         return sorted((*self.ready, *self.groups.parked()), key=lambda message: (-message.priority, message.position))
 
-    def oldest_volatile(self) -> BrokerMessage | None:
-        """The non-persistent message that has waited longest."""
-        put_aside = self.groups.parked() if self.groups is not None else ()
-        volatile = (*self.ready.volatile(), *(message for message in put_aside if not message.durable))
-        return min(volatile, key=lambda message: message.position, default=None)
+    def after(self, place: QueuePlace, count: int) -> list[BrokerMessage]:
+        """Return the next messages that wait behind a place, in order, ``count`` at most. An empty list says that there are none."""
+        found = self.ready.after(place, count)
+        if self.groups is None or not self.groups.count:
+            return found
+        parts = [part for part in (found, *self.groups.after(place, count)) if part]
+        highest = max((part[0].priority for part in parts), default=0)
+        merged = [message for part in parts if part[0].priority == highest for message in part]
+        return sorted(merged, key=lambda message: message.position)[:count]
 
-    def take_out(self, message: BrokerMessage) -> None:
-        """Of those that wait, or wait for their time: it is on its way elsewhere."""
-        if message in self.delayed:
-            del self.delayed[message]
-        elif self.groups is None or not self.groups.remove(message):
-            self.ready.take(message)
+    def add(self, message: BrokerMessage) -> None:
+        """A message waits, behind all others of its priority."""
+        self.ready.append(message)
+        if self.volatile is not None and not message.durable:
+            self.volatile.append(message)
+
+    def put_back(self, messages: list[BrokerMessage]) -> None:
+        """Messages wait again, each in its place."""
+        self.ready.put_back(messages)
+        if self.volatile is not None:
+            for message in messages:
+                if not message.durable:
+                    self.volatile.insert(message)
+
+    def oldest_volatile(self) -> BrokerMessage | None:
+        """The non-persistent message that has waited longest, of a queue that drops them."""
+        return self.volatile.head[0] if self.volatile is not None and self.volatile.head else None
+
+    def take_out(self, message: BrokerMessage) -> bool:
+        """Take a message out that waits, or waits for its time. False where somebody has it."""
+        if self.delayed.remove(message):
+            return True
+        if not ((self.groups is not None and self.groups.remove(message)) or self.ready.take(message)):
+            return False
+        if self.volatile is not None and not message.durable:
+            self.volatile.remove(message)
+        return True
+
+    def may_serve(self, consumer: QueueConsumer) -> bool:
+        """Whether a consumer would take a message, and is one that the owner lets be served."""
+        settings = self.settings
+        if consumer.port.credit <= 0 or (settings.prefetch_max and len(consumer.unacked) >= settings.prefetch_max):
+            return False
+        return not settings.exclusive or consumer is next(iter(self.consumers))
+
+    def next_for(self, consumer: QueueConsumer, search: Allowance) -> BrokerMessage | None:
+        """The next message for a consumer. None says that there is none, or that the search has spent its allowance."""
+        if self.groups is not None:
+            return self.groups.peek(consumer, search)
+        if not self.ready.count:
+            return None
+        return self.ready.peek() if consumer.view is None else consumer.view.peek(search)
+
+    def feed(self) -> None:
+        """Something waits that may be for a consumer that the queue had nothing for."""
+        starved = self.starved
+        if self.ready.views or self.groups is not None:
+            self.takers.update(starved)
+            starved.clear()
+        else:
+            consumer = next(iter(starved))
+            del starved[consumer]
+            self.takers[consumer] = None
 
     def untouched(self) -> Iterator[BrokerMessage]:
         """Every message that nobody holds."""

@@ -36,10 +36,13 @@ class Schedule:
         if earlier:
             self.on_earlier()
 
-    def run(self, now_ms: int) -> None:
-        """Do what is due; an error of one action is contained. What that puts on the schedule for now waits for the next time."""
+    def run(self, now_ms: int, most: int) -> None:
+        """Do what is due, ``most`` actions at most; an error of one is contained.
+
+        What that puts on the schedule for now waits for the next time.
+        """
         due: list[_Entry] = []
-        while self._entries and self._entries[0][0] <= now_ms:
+        while self._entries and self._entries[0][0] <= now_ms and len(due) < most:
             due.append(heapq.heappop(self._entries))
         for _, _, action, arguments in due:
             self._errors.run(ErrorKind.TIMER, action, *arguments)

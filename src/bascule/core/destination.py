@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 
 from bascule.core.caches import peer_cache
 
@@ -18,19 +17,59 @@ class Routing(enum.IntEnum):
     MULTICAST = 1  # a JMS topic
 
 
+class AddressPattern:
+    """An address pattern. A match takes a step for each word of the address, however the pattern is made."""
+
+    __slots__ = ("_any", "_behind_empty", "_literals", "_many", "_words")
+
+    def __init__(self, pattern: str) -> None:
+        words: list[str] = []
+        first, second = (*pattern.split(".", 2), "", "")[:2]
+        #: The state behind an empty first word, for which a leading ``#`` may stand, and alone: then nothing else belongs to it.
+        self._behind_empty = 0 if first != "#" else 0b110 if second == "#" else 0b100
+        for word in pattern.split("."):
+            if word == "#" and not words:
+                words += ["*", "#"]  # it stands for whatever is before the next word: at least an empty word
+            elif word != "#" or words[-1] != "#":
+                words.append(word)
+        self._words = len(words)
+        self._literals: dict[str, int] = {}  # by word, the indexes at which only it may stand
+        self._any = self._many = 0  # indexes of ``*`` and of ``#``
+        for index, word in enumerate(words):
+            if word == "#":
+                self._many |= 1 << index
+            elif word == "*":
+                self._any |= 1 << index
+            else:
+                self._literals[word] = self._literals.get(word, 0) | 1 << index
+
+    def matches(self, address: str) -> bool:
+        """Whether an address is one that the pattern names."""
+        literals, many = self._literals, self._many
+        # Bit ``n`` says that what was read so far matches the first ``n`` words of the pattern.
+        state, words = 1, address.split(".")
+        if self._behind_empty and not words[0]:
+            del words[0]
+            state = self._behind_empty
+        for word in words:
+            taken, passed = literals.get(word, 0), 0
+            if word:  # neither * nor # stands for an empty one
+                taken, passed = taken | self._any, state & many
+            state = (state & taken) << 1 | passed
+            state |= (state & many) << 1
+            if not state:
+                return False
+        return bool(state >> self._words & 1)
+
+
 @peer_cache(entries=1024, entry_bytes=16_384)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    out: list[str] = []
-    for position, word in enumerate(pattern.split(".")):
-        dot = r"\." if position else ""
-        if word == "#":
-            # "a.#" matches "a" itself; a leading "#" matches whatever stands before the next word.
-            out.append(r"(?:\.[^.]+)*" if position else r"(?:[^.]+(?:\.[^.]+)*)?")
-        elif word == "*":
-            out.append(dot + r"[^.]+")
-        else:
-            out.append(dot + re.escape(word))
-    return re.compile("".join(out))
+def _compiled(pattern: str) -> AddressPattern:
+    return AddressPattern(pattern)
+
+
+def has_wildcards(pattern: str) -> bool:
+    """Whether a pattern may name other addresses than itself."""
+    return "*" in pattern or "#" in pattern
 
 
 def address_matches(pattern: str, address: str) -> bool:
@@ -41,6 +80,4 @@ def address_matches(pattern: str, address: str) -> bool:
     """
     if pattern == address:
         return True
-    if "*" not in pattern and "#" not in pattern:
-        return False
-    return _compiled(pattern).fullmatch(address) is not None
+    return has_wildcards(pattern) and _compiled(pattern).matches(address)

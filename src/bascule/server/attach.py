@@ -217,10 +217,7 @@ def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
 
 
 def _browse(client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None) -> None:
-    engine = client.engine
-    messages = [message for message in queue.waiting() if selector is None or engine.matches(selector, message)]
-    messages.reverse()
-    link.context = BrowserLink(client, link, messages)
+    link.context = BrowserLink(client, link, queue, selector)
     link.accept()
 
 

@@ -161,7 +161,7 @@ class Client:
         """The credit of a link has changed, or the client reads again: send what waits for the link, or grant it credit."""
         context = link.context
         if isinstance(context, ConsumerLink) and context.consumer is not None:
-            self.engine.wake(context.consumer.queue)
+            self.engine.wake(context.consumer.queue, context.consumer)
         elif isinstance(context, BrowserLink):
             context.pump()
         elif isinstance(context, ProducerLink):

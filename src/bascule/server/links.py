@@ -14,13 +14,18 @@ from bascule.amqp.events import Transferred
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
 from bascule.broker.containment import ErrorKind
+from bascule.broker.delivery import DELIVERY_STEPS
 from bascule.broker.errors import BodyUnavailable
+from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
+from bascule.broker.order import FRONT, place_of
 from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.broker.turns import Work
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.sections import MalformedMessage, head_of, header_bytes
+from bascule.jms.selector import Selector
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -33,6 +38,8 @@ OUTRUN_MESSAGES = 4 * PRODUCER_CREDIT
 YIELD_S = 0.1
 #: A producer's credit is topped up when half is used at the latest: one flow frame for so many messages.
 PRODUCER_CREDIT_LOW = PRODUCER_CREDIT // 2
+#: Steps of a browser before others have their turns.
+BROWSED_STEPS = 500
 
 
 class ProducerLink:
@@ -224,33 +231,61 @@ class ConsumerLink:
 
 
 class BrowserLink:
-    """A queue browser: a stable pass over what waits when it comes, each message once, nothing taken."""
+    """A queue browser: one pass over what waits, in order, each message once, nothing taken. What comes after the browser is not shown.
 
-    __slots__ = ("client", "link", "messages")
+    A long search goes on in the next turns of the event loop; see bascule.broker.turns.
+    """
 
-    def __init__(self, client: Client, link: SenderLink, messages: list[BrokerMessage]) -> None:
+    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_queue", "_selector", "_steps", "client", "link")
+
+    def __init__(self, client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None = None) -> None:
         self.client = client
         self.link = link
-        self.messages = messages
+        self._queue = queue
+        self._selector = selector
+        self._steps = 1 if selector is None else EVALUATION_STEPS + selector.steps  # of a look at a message
+        self._ahead = max(1, BROWSED_STEPS // (self._steps + DELIVERY_STEPS))
+        self._end = client.engine.next_position
+        self._place = FRONT
+        self._pumping = False
 
     def pump(self) -> None:
         """Send what credit and connection allow."""
-        client = self.client
-        engine = client.engine
-        now_ms = engine.clock()
-        while self.messages and self.link.credit > 0 and not client.full:
-            message = self.messages.pop()
-            if message.references and not 0 < message.expiry_ms <= now_ms:  # still there
-                try:
-                    body = engine.bodies.read(message)
-                except BodyUnavailable as error:
-                    engine.journaling.errors.contain(ErrorKind.BODY, error, mid=message.mid)
-                    continue
-                self.link.send(body, context=None, settled=True)
-                client.given(message.size_bytes)
-        if not self.link.withheld and not client.full:
-            self.link.drained()
+        if not self._pumping:
+            self._pumping = True
+            self.client.engine.turns.begin(self._pumped())
+
+    def _pumped(self) -> Work:
+        client, link = self.client, self.link
+        while link.context is self and link.credit > 0 and not client.full and not self._queue.deleted:
+            ahead = self._queue.after(self._place, self._ahead)
+            if not ahead:
+                break
+            yield sum(map(self._show, ahead))
+        self._pumping = False
+        if link.context is self and not link.withheld and not client.full:
+            link.drained()
         client.touch()
+
+    def _show(self, message: BrokerMessage) -> int:
+        """Send a message, unless the client takes no more. Return the steps."""
+        client, link, selector = self.client, self.link, self._selector
+        if link.credit <= 0 or client.full:
+            return 0
+        engine = client.engine
+        self._place = place_of(message)
+        if message.position >= self._end or 0 < message.expiry_ms <= engine.clock():
+            return 1
+        if selector is not None and not engine.matches(selector, message):
+            return self._steps
+        try:
+            body = engine.bodies.read(message)
+        except BodyUnavailable as error:
+            engine.journaling.errors.contain(ErrorKind.BODY, error, mid=message.mid)
+            return self._steps
+        link.send(body, context=None, settled=True)
+        client.given(message.size_bytes)
+        return self._steps + DELIVERY_STEPS
 
 
 def payload_of(event: Transferred) -> bytes:

@@ -20,7 +20,7 @@ from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.containment import ErrorContainment, ErrorKind
-from bascule.broker.delivery import Counters
+from bascule.broker.counters import Counters
 from bascule.broker.engine import Engine
 from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
@@ -158,7 +158,7 @@ class Node:
         self.spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill", int(broker.spill_bytes), int(broker.spill_free_bytes))
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
-            on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self.send_output, on_stalled=on_stalled,
+            on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self._ticked, on_stalled=on_stalled,
             errors=self.errors,
         )  # fmt: skip
         return self._epoch
@@ -199,6 +199,9 @@ class Node:
     def _confirmed(self) -> None:
         if self._life is not None:
             self._life.protocol.confirmed()
+        self._ticked()
+
+    def _ticked(self) -> None:
         if self.held_back and not self.congested:
             held_back, self.held_back = self.held_back, {}
             for connection in held_back:

@@ -10,7 +10,7 @@ import bascule
 from bascule.broker.branch_requests import STATES
 from bascule.broker.branches import Listed, listed
 from bascule.broker.containment import ErrorContainment, ErrorKind
-from bascule.broker.delivery import Counters
+from bascule.broker.counters import Counters
 from bascule.broker.queue import BrokerQueue
 from bascule.server.links import ConsumerLink, ProducerLink
 

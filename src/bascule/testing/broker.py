@@ -124,8 +124,10 @@ class BrokerInMemory:
         self, log: MemoryLog | None = None, *, clock: Callable[[], int] = lambda: 1_000, policy: Policy | None = None,
         memory_bytes: int = MEMORY_BYTES, errors: ErrorContainment | None = None,
         bodies: Callable[[int], Bodies] = lambda size: Bodies(None, size), journaling: Callable[..., Journaling] = Journaling,
+        turn_steps: int = 1 << 60,
     ) -> None:  # fmt: skip
         """A broker whose first epoch has begun. ``memory_bytes`` is the limit of its account of memory.
+        A turn does as much as ``turn_steps`` say (bascule.broker.turns), by default all.
 
         Errors are raised that a broker process contains, unless ``errors`` does.
         """
@@ -133,6 +135,7 @@ class BrokerInMemory:
         self.errors = errors
         self.bodies = bodies
         self.journaling = journaling
+        self.turn_steps = turn_steps
         self.log = log or MemoryLog()
         self.clock = clock
         self.policy = policy
@@ -149,6 +152,8 @@ class BrokerInMemory:
         loader = self._load()
         loader.engine.journaling.begin(epoch, loader.fence.sequence)
         self.engine = loader.engine
+        self.engine.turns.steps = self.turn_steps
+        self.engine.turns.begin_turn()
         self.offsets: OffsetMap = loader.offsets
 
     def _load(self) -> Loader:
@@ -179,8 +184,8 @@ class BrokerInMemory:
         self.engine.journaling.add(json_entry(Op.SNAPSHOT, {"id": taken.id}))
 
     def flush(self) -> None:
-        """The end of a turn: dispatch, and append what has gathered."""
-        self.engine.dispatch()
+        """The end of a turn: dispatch, go on with what takes long, and append what has gathered."""
+        self.engine.go_on()
         self.engine.journaling.flush()
 
     def confirm(self, count: int) -> None:
@@ -194,7 +199,7 @@ class BrokerInMemory:
     def settle(self) -> None:
         """Turns and confirmations until nothing is left to do."""
         self.flush()
-        while self.in_flight:
+        while self.in_flight or self.engine.pending:
             self.confirm(len(self.in_flight))
             self.flush()
 

@@ -34,6 +34,12 @@ def small(policy: Policy) -> Bench:
     return bench
 
 
+@pytest.fixture(autouse=True)
+def _no_peers() -> None:
+    """Caches of other tests' peers count, too."""
+    forget_peers()
+
+
 def fill_up(bench: Bench, to: str = "q") -> None:
     """Send until producers are blocked."""
     while not bench.engine.memory.blocked:
@@ -249,7 +255,7 @@ def test_selectors_take_their_share_of_memory_and_no_more_and_give_it_back(small
         consumers.extend(small.broker.attach(small.queue(), selector=selector) for _ in range(100))
     with pytest.raises(ResourceLimit, match="all selectors together"):
         small.subscription("t", selector=selector.text)
-    for consumer in small.queue().consumers[:]:
+    for consumer in list(small.queue().consumers):
         small.engine.detach(consumer)
     small.engine.delete_queue(small.engine.addresses.subscriptions["s"])
     assert parts(small)[MemoryPart.SELECTORS] == 0

@@ -9,7 +9,7 @@ import pytest
 
 from bascule.amqp.events import ConnectionClosed
 from bascule.broker.administration import InUse
-from bascule.broker.delivery import Counters
+from bascule.broker.counters import Counters
 from bascule.broker.errors import UnknownAddress, UnknownBranch
 from bascule.broker.queue import BrokerQueue
 from bascule.config import Settings

@@ -32,7 +32,8 @@ def consume(broker: BrokerInMemory, client: Client, link: SenderLink) -> None:
 
 
 def browse(broker: BrokerInMemory, client: Client, link: SenderLink) -> None:
-    BrowserLink(client, link, broker.engine.queue("q").waiting()[::-1]).pump()
+    link.context = BrowserLink(client, link, broker.engine.queue("q"))
+    link.context.pump()
 
 
 @pytest.mark.parametrize("serve", [consume, browse])

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from bascule.broker.delivery import Counters
+from bascule.broker.counters import Counters
 from bascule.client import ConnectionFactory, Message, Queue, Topic
 from bascule.server.administrator import Administrator
 from bascule.server.status import COUNTERS, sum_of

@@ -8,7 +8,7 @@ from bascule.core.caches import peer_cache
 from bascule.jms.selector.errors import SelectorError
 from bascule.jms.selector.evaluate import Evaluator, Lookup, evaluator
 from bascule.jms.selector.nodes import Identifier
-from bascule.jms.selector.parser import parse
+from bascule.jms.selector.parser import parse, steps_of
 
 __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
@@ -19,14 +19,18 @@ _CACHED_LENGTH_MAX = 256
 
 
 class Selector:
-    """A compiled selector. ``identifiers`` are the header fields and properties it asks for."""
+    """A compiled selector. ``identifiers`` are the header fields and properties it asks for.
 
-    __slots__ = ("_evaluate", "identifiers", "text")
+    ``steps`` is what an evaluation takes at most, in steps of about a microsecond, beside reading these.
+    """
+
+    __slots__ = ("_evaluate", "identifiers", "steps", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         tree = parse(text) if text.strip() else None
         self.identifiers: frozenset[str] = frozenset(_identifiers(tree))
+        self.steps = steps_of(tree) if tree is not None else 0
         self._evaluate: Evaluator = evaluator(tree) if tree is not None else lambda _: True
 
     def matches(self, lookup: Lookup) -> bool:

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
-from bascule.jms.selector.like import like
+from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.nodes import (
     All,
     Arithmetic,
@@ -134,17 +134,17 @@ def _in(node: In) -> Evaluator:
 
 
 def _like(node: Like) -> Evaluator:
-    return _on_string(node.identifier, like(node.pattern, node.escape))
+    return _on_string(node.identifier, Pattern(node.pattern, node.escape).matches)
 
 
-def _on_string(identifier: Identifier, test: Callable[[str], bool]) -> Evaluator:
+def _on_string(identifier: Identifier, test: Callable[[str], bool | None]) -> Evaluator:
     name = identifier.name
 
     def evaluate(lookup: Lookup) -> bool | None:
         value = lookup(name)
         if value is None:
             return None
-        return isinstance(value, str) and test(value)
+        return test(value) if isinstance(value, str) else False
 
     return evaluate
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from bascule.jms.selector.errors import SelectorError
 from bascule.jms.selector.lexer import Token, TokenKind, tokens
-from bascule.jms.selector.like import like
+from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.nodes import (
     CONDITIONS,
     All,
@@ -27,6 +27,9 @@ from bascule.jms.selector.numbers import literal
 
 #: How deep expressions may nest: parser and evaluator recurse, a peer must not choose how far.
 DEPTH_MAX: Final = 100
+#: What evaluating a selector may take for one message, in steps of about a microsecond: each operator, identifier and literal is one,
+#: and LIKE counts what its pattern takes for the longest text at which it looks. A scan of a deep queue goes on between messages only.
+STEPS_MAX: Final = 20_000
 
 #: Header fields a selector may name (section 3.8.1.1); the others are refused rather than never matched.
 HEADERS: Final = frozenset({"JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType"})
@@ -49,20 +52,29 @@ def parse(text: str) -> Node:
     tree = parser.condition(parser.expression(0), 0)
     if parser.token.kind is not TokenKind.END:
         raise parser.error(f"expected an operator or the end, found {_shown(parser.token)}")
-    if _deeper_than(tree, DEPTH_MAX):
+    depth, steps = _extent(tree)
+    if depth > DEPTH_MAX:
         raise parser.error(f"nested more than {DEPTH_MAX} deep", 0)
+    if steps > STEPS_MAX:
+        raise parser.error(f"evaluating this may take {steps} steps for each message; {STEPS_MAX} are the most", 0)
     return tree
 
 
-def _deeper_than(tree: Node, limit: int) -> bool:
-    """Whether the tree is deeper than ``limit``. (A chain of + makes a deep tree without recursion in the parser.)"""
+def steps_of(tree: Node) -> int:
+    """What evaluating a selector takes for one message, in steps."""
+    return _extent(tree)[1]
+
+
+def _extent(tree: Node) -> tuple[int, int]:
+    """The depth of a tree and its steps. (A chain of + makes a deep tree without recursion in the parser.)"""
+    deepest = steps = 0
     todo: list[tuple[tuple[object, ...], int]] = [(tree, 1)]
     while todo:
         node, depth = todo.pop()
-        if depth > limit:
-            return True
+        deepest = max(deepest, depth)
+        steps += Pattern(node.pattern, node.escape).steps if isinstance(node, Like) else 1
         todo.extend((child, depth + 1) for child in node if isinstance(child, tuple))
-    return False
+    return deepest, steps
 
 
 def _shown(token: Token) -> str:
@@ -245,7 +257,7 @@ class _Parser:
             if len(escape) != 1:
                 raise self.error("the escape character must be one character", position)
         try:
-            like(pattern, escape)
+            Pattern(pattern, escape)
         except ValueError as error:
             raise self.error(str(error), position) from None
         return Like(identifier, pattern, escape)

@@ -1,0 +1,78 @@
+"""Expired messages that no consumer comes across: they are looked for by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bascule.broker.message import BrokerMessage
+from bascule.broker.order import FRONT, place_of
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.schedule import Schedule
+from bascule.broker.turns import AFTER_STORED, Turns, Work
+
+#: Expired messages that no consumer comes across are looked for this often at most. Looking through a deep queue takes about
+#: 0.2 us for each message: the pause grows with the depth, so that it stays below a hundredth of the time.
+SWEEP_MS: Final = 1_000
+SWEEP_MESSAGES_PER_MS: Final = 50
+#: Of a queue, so many bytes go because they have expired before what that brings is stored: the journal sets the pace.
+#: A message counts as its bytes and some more.
+EXPIRED_BYTES = 8 << 20
+EXPIRED_OVERHEAD_BYTES = 1600
+#: Steps of a message that has expired: it goes to another queue, most of the time.
+EXPIRE_STEPS: Final = 50
+#: Messages at which a sweep looks in one piece, and the steps that each takes.
+SWEPT_MESSAGES: Final = 400
+_PER_STEP: Final = 4
+
+
+class Expiry:
+    """Sweeps queues for expired messages. ``expire(queue, message)`` is told of each, once it has been taken out of its queue."""
+
+    def __init__(
+        self, turns: Turns, schedule: Schedule, clock: Callable[[], int], expire: Callable[[BrokerQueue, BrokerMessage], None]
+    ) -> None:
+        self._turns = turns
+        self._schedule = schedule
+        self._clock = clock
+        self._expire = expire
+
+    def watch(self, queue: BrokerQueue, expiry_ms: int) -> None:
+        """Look for expired messages when this one will be."""
+        if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
+            pause_ms = max(SWEEP_MS, queue.ready.count // SWEEP_MESSAGES_PER_MS)
+            due_ms = max(expiry_ms, self._clock() + pause_ms)
+            if not queue.sweep_at_ms or due_ms < queue.sweep_at_ms:
+                queue.sweep_at_ms = due_ms
+                self._schedule.at(due_ms, self._sweep, queue, due_ms)
+
+    def _sweep(self, queue: BrokerQueue, due_ms: int) -> None:
+        """Expired messages go, also those that no consumer came across."""
+        if queue.deleted or queue.sweep_at_ms != due_ms:
+            return
+        queue.sweep_at_ms = 0
+        if queue.sweeping:
+            self.watch(queue, due_ms)  # the last one is still under way
+        else:
+            queue.sweeping = True
+            self._turns.begin(self._swept(queue))
+
+    def _swept(self, queue: BrokerQueue) -> Work:
+        place, now_ms, following_ms, expired_bytes = FRONT, self._clock(), 0, 0
+        while waiting := queue.after(place, SWEPT_MESSAGES):
+            place = place_of(waiting[-1])
+            expired = [message for message in waiting if 0 < message.expiry_ms <= now_ms]
+            later_ms = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
+            following_ms = min(following_ms or later_ms, later_ms or following_ms)
+            yield len(waiting) // _PER_STEP + 1
+            for message in expired:
+                if queue.take_out(message):
+                    self._expire(queue, message)
+                    expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
+                    yield EXPIRE_STEPS
+                if expired_bytes > EXPIRED_BYTES:
+                    expired_bytes = 0
+                    yield AFTER_STORED
+        queue.sweeping = False
+        if following_ms:
+            self.watch(queue, following_ms)

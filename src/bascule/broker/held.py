@@ -1,0 +1,69 @@
+"""The journaled messages that a queue holds, by mid, wherever they are: waiting, delayed, with a consumer or in a transaction.
+
+A snapshot walks through them in turns. A message keeps its place here from its arrival to its end, so that a walk meets each message
+that is there all the time, however often it changes hands meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from bascule.broker.message import BrokerMessage
+
+BLOCK_MESSAGES: Final = 512
+
+
+class Held:
+    """Messages by mid, ascending from block to block."""
+
+    __slots__ = ("_blocks", "_firsts", "_tail")
+
+    def __init__(self) -> None:
+        self._tail: dict[int, BrokerMessage] = {}
+        self._blocks = [self._tail]
+        self._firsts = [-1]  # no mid of a block is below its first
+
+    def add(self, message: BrokerMessage) -> None:
+        """The queue holds a message from now on."""
+        mid, tail = message.mid, self._tail
+        if mid < self._firsts[-1]:
+            self._block(mid)[mid] = message
+            return
+        if len(tail) >= BLOCK_MESSAGES:
+            tail = self._tail = {}
+            self._blocks.append(tail)
+            self._firsts.append(mid)
+        tail[mid] = message
+
+    def _block(self, mid: int) -> dict[int, BrokerMessage]:
+        return self._blocks[bisect_right(self._firsts, mid) - 1]
+
+    def remove(self, mid: int) -> None:
+        """The queue holds a message no longer."""
+        firsts = self._firsts
+        index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
+        block = self._blocks[index]
+        block.pop(mid, None)
+        if not block and len(firsts) > 1:
+            del self._blocks[index], firsts[index]
+            firsts[0] = -1
+            self._tail = self._blocks[-1]
+
+    def get(self, mid: int) -> BrokerMessage | None:
+        """Return the message with a mid."""
+        return self._block(mid).get(mid)
+
+    def after(self, mid: int) -> list[BrokerMessage]:
+        """Return the next messages with a higher mid, ascending. An empty list says that there are none."""
+        for index in range(bisect_right(self._firsts, mid) - 1 if mid >= 0 else 0, len(self._blocks)):
+            found = sorted(each for each in self._blocks[index] if each > mid)
+            if found:
+                block = self._blocks[index]
+                return [block[each] for each in found]
+        return []
+
+    def __iter__(self) -> Iterator[BrokerMessage]:
+        for block in self._blocks:
+            yield from block.values()

@@ -1,0 +1,202 @@
+"""Long work goes on in turns: what one turn does is bounded by steps, others are served meanwhile, and order holds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from bascule.broker import delivery
+from bascule.broker.message import BrokerMessage
+from bascule.jms.selector import compile_selector
+from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
+
+STEPS = 1_000
+#: More than any turn can do.
+MANY = 2_000
+RED = "colour = 'red'"
+
+
+class Turns:
+    """A broker whose turns are short. It counts what consumers are given in each turn."""
+
+    def __init__(self, count: int = MANY, **facts: object) -> None:
+        self.now_ms = 1_000
+        self.broker = BrokerInMemory(clock=lambda: self.now_ms)
+        self.engine = self.broker.engine
+        self.queue = self.engine.queue("q")
+        self.sender = Sender()
+        for number in range(count):
+            self.send(number, properties={"colour": "blue"}, **facts)
+        self.broker.settle()
+        self.engine.turns.steps = STEPS
+
+    def send(self, number: int, to: str = "q", **facts: object) -> None:
+        self.broker.send(to, message_bytes(number, **facts), self.sender, number)  # type: ignore[arg-type]
+
+    def consumer(self, credit: int = MANY, *, queue: str = "q", selector: str = "") -> Receiver:
+        picked = compile_selector(selector) if selector else None
+        return self.broker.attach(self.engine.queue(queue), credit, selector=picked)
+
+    def turn(self) -> None:
+        """One turn; what waits for the journal is stored."""
+        self.broker.flush()
+        self.broker.confirm(len(self.broker.in_flight))
+
+    def settle(self) -> int:
+        """Turns until nothing is left to do. Returns their number."""
+        turns = 0
+        while self.broker.in_flight or self.engine.pending:
+            self.turn()
+            turns += 1
+        return turns
+
+
+def in_order(receiver: Receiver) -> bool:
+    positions = [message.position for message in receiver.messages]
+    return positions == sorted(positions)
+
+
+def test_a_search_for_a_selector_takes_many_turns_and_others_are_served_in_each() -> None:
+    run = Turns()
+    seen: list[BrokerMessage] = []
+    picky, other = run.consumer(selector=RED), run.consumer(queue="other")
+    view = run.queue.ready.views[RED]
+    matches = view.matches
+    view.matches = lambda message: seen.append(message) or matches(message)
+    for number in range(5):
+        run.send(number, "other")
+        for _ in range(4):  # stored, reserved, stored, delivered
+            before = len(seen)
+            run.turn()
+            assert 0 < len(seen) - before <= 2 * STEPS // view.steps + 2
+        assert len(other.received) == number + 1
+    assert 0 < len(seen) < MANY
+    run.send(MANY, properties={"colour": "red"})
+    run.settle()
+    assert len(picky.received) == 1
+    assert len(seen) == MANY + 1
+
+
+def test_a_plain_consumer_of_the_queue_is_served_while_another_ones_search_goes_on() -> None:
+    run = Turns()
+    picky, plain = run.consumer(selector=RED), run.consumer(credit=5)
+    run.turn()
+    run.turn()
+    run.turn()
+    assert (len(picky.received), len(plain.received)) == (0, 5)
+
+
+def test_a_search_finds_once_and_in_order_what_comes_and_what_comes_back_behind_and_before_it() -> None:
+    run = Turns()
+    plain = run.consumer(credit=3)
+    run.send(MANY, properties={"colour": "red"}, priority=4)
+    run.settle()
+    picky = run.consumer(selector=RED)
+    run.turn()
+    run.send(MANY + 1, properties={"colour": "red"}, priority=9)
+    run.send(MANY + 2, properties={"colour": "red"}, priority=0)
+    run.turn()
+    run.engine.detach(plain.consumer)
+    run.settle()
+    assert [message.priority for message in picky.messages] == [9, 4, 0]
+    assert run.queue.waiting_count == MANY
+
+
+def test_a_consumer_with_much_credit_is_given_some_in_each_turn_and_all_in_order() -> None:
+    run = Turns()
+    consumer, given = run.consumer(), [0]
+    while len(consumer.received) < MANY:
+        run.turn()
+        given.append(len(consumer.received))
+    assert max(after - before for before, after in pairwise(given)) <= 2 * STEPS // delivery.DELIVERY_STEPS + 2
+    assert in_order(consumer)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_large_prefetch_goes_back_in_many_turns_and_nothing_overtakes_it(failed: bool) -> None:
+    run = Turns()
+    first, second = run.consumer(MANY // 2), run.consumer(0)
+    run.settle()
+    assert len(first.received) == MANY // 2
+    run.engine.detach(first.consumer, failed=failed)
+    run.broker.give(second, MANY)
+    assert run.settle() > 2
+    assert len(second.received) == MANY
+    assert in_order(second)
+
+
+def test_a_large_transaction_is_rolled_back_in_many_turns_and_in_order() -> None:
+    run = Turns()
+    consumer = run.consumer()
+    run.settle()
+    transaction = run.engine.begin(b"1")
+    for message in consumer.messages:
+        run.engine.acknowledge_in(transaction, consumer.consumer, message)
+    run.engine.rollback(transaction)
+    assert run.queue.ready.count < MANY
+    consumer.received.clear()
+    run.broker.give(consumer, MANY)
+    assert run.settle() > 2
+    assert len(consumer.received) == MANY
+    assert in_order(consumer)
+
+
+def test_groups_of_another_consumer_are_put_aside_and_put_back_in_many_turns() -> None:
+    run = Turns(group="g")
+    holder, other = run.consumer(1), run.consumer(0)
+    run.settle()
+    assert len(holder.received) == 1
+    run.broker.give(other, 10)
+    assert run.settle() > 2
+    assert run.queue.groups is not None
+    assert (run.queue.groups.count, len(other.received)) == (MANY - 1, 0)
+    run.engine.acknowledge(holder.consumer, holder.messages[0])
+    run.engine.detach(holder.consumer)
+    run.broker.give(other, MANY)
+    assert run.settle() > 2
+    assert (run.queue.groups.count, len(other.received)) == (0, MANY - 1)
+    assert in_order(other)
+
+
+def test_a_deep_queue_is_deleted_by_one_entry_and_let_go_of_in_many_turns() -> None:
+    run = Turns()
+    records = len(run.broker.log.records)
+    run.engine.delete_queue(run.queue)
+    assert "q" not in run.engine.addresses.anycast
+    assert run.engine.bodies.memory_bytes > 0
+    run.settle()
+    assert run.engine.bodies.memory_bytes == 0
+    assert len(run.broker.log.records) == records + 1
+
+
+def test_many_delayed_messages_come_due_in_many_turns_and_in_order() -> None:
+    run = Turns(delivery_time_ms=5_000)
+    consumer = run.consumer()
+    run.now_ms = 5_000
+    run.engine.tick()
+    assert run.queue.ready.count == delivery.DUE_MAX
+    assert run.engine.schedule.next_ms == 5_000
+    while len(run.queue.delayed):
+        run.engine.tick()
+        run.turn()
+    run.settle()
+    assert len(consumer.received) == MANY
+    assert in_order(consumer)
+
+
+def test_what_waits_for_a_stored_record_is_done_in_order_over_several_turns() -> None:
+    run = Turns(0)
+    run.engine.turns.begin_turn()
+    done: list[int] = []
+    for number in range(MANY):
+        run.engine.journaling.add(b"")
+        run.engine.journaling.then(done.append, number)
+    run.broker.flush()
+    sequence = run.engine.journaling.confirmed_sequence
+    run.broker.confirm(1)
+    assert 0 < len(done) < MANY
+    assert run.engine.journaling.confirmed_sequence == sequence  # not before all is done: a snapshot would lack it
+    run.settle()
+    assert done == list(range(MANY))
+    assert run.engine.journaling.confirmed_sequence == sequence + 1
