@@ -87,6 +87,7 @@ _ID: Final = (str, bytes, uuid.UUID, ULong)
 _FIELD_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
 _PROPERTIES_MAX: Final = len(_FIELD_TYPES)
 _GROUP_ID: Final = 10
+_TEXT_FIELDS: Final = frozenset({0, 2, 3, 4, 5, 10, 12})
 #: What reading broken bytes raises.
 MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
@@ -333,7 +334,15 @@ def _properties(data: bytes, start: int, end: int) -> _Properties:
     at: list[int] = []
     for index in range(count):
         at.append(position)
-        position = end_of_field(data, position, index)
+        code = data[position]
+        if code == NULL:  # the usual fields here, without a call
+            position += 1
+        elif code == STRING8 and index in _TEXT_FIELDS:
+            behind = position + 2 + data[position + 1]
+            check_text(data[position + 2 : behind])
+            position = behind
+        else:
+            position = end_of_field(data, position, index)
     if position != end:
         raise ValueError(f"its fields end at byte {position}, the section at {end}")
     # Where a field is left out, its value has no bytes.
