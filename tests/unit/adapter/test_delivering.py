@@ -113,6 +113,22 @@ def test_commit_that_takes_long_is_waited_for_however_long_an_endpoint_may_be_at
     assert (taken.done, taken.dead, counts.failed, counts.hung) == ([1], [], 0, 0)
 
 
+def test_records_are_delivered_again_when_an_endpoint_that_hung_in_all_workers_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.adapter.inbound.workers.WATCH_S", 0.01)
+    goes_on, taken = threading.Event(), Taken()
+
+    def hang(record: Record) -> None:
+        if record.offset < 3:
+            goes_on.wait(LONG_S)
+
+    spec = ActivationSpec(topics=("topic",), group="g", workers=1, retries=0, delivery_timeout_s=0.05)
+    with at_work(hang, taken, range(1, 4), spec) as counts:
+        wait_for(lambda: counts.hung == 2, "two workers to hang", LONG_S)
+        assert taken.done == []
+        goes_on.set()
+    assert (taken.done, sorted(taken.dead)) == ([3], [1, 2])
+
+
 def test_who_is_told_to_end_while_a_record_is_committed_says_nothing_about_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be committed: to count it as failed would bring it in flight again."""
     monkeypatch.setattr("bascule.adapter.inbound.delivering.AWAY_PAUSE_S", 0.0)
