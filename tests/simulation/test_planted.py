@@ -17,6 +17,7 @@ SEARCH_TIMEOUT_S = 900
 #: The simulation does not find these within ``HISTORIES_MAX``: unit tests keep their rules.
 WITHOUT_ROW: Final = frozenset(
     {
+        "IngressTailViolation.STALE_END_BELIEVED",
         "LineageViolation.GROWTH_NOT_CHECKED",
         "LineageViolation.STALE_END_BELIEVED",
         "ReadingViolation.UNKNOWN_OFFSET_TRUSTED",

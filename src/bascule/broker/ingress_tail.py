@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
@@ -31,6 +31,8 @@ CHUNKS_MAX: Final = 8
 #: While nothing comes it is looked that often whether the topic is the one that it was: another one may have what is never read.
 LOOK_S: Final = 5.0
 RETRY_S: Final = 1.0
+#: A former leader that is cut off from its peers names an old end. Clients find another node within seconds.
+STALE_END_S: Final = 30.0
 #: A chunk that could not be journaled is tried again after this time.
 FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
@@ -43,6 +45,7 @@ class IngressTailViolation(enum.StrEnum):
     """Rules of the intake that a test may break."""
 
     UNCOMMITTED_TAKEN = "records of transactions that are not committed are taken"
+    STALE_END_BELIEVED = "the first end before the position is believed, though a former leader may have named it"
     RECORD_SKIPPED_AFTER_FAULT = "a reader that begins anew passes over a record"
 
 
@@ -127,6 +130,7 @@ class IngressReading:
         self.foreign = 0  # records that were passed over
         self._open_at = -1  # where an open transaction was seen to begin, by the last look
         self._looked_s = 0.0
+        self._cut_off_since_s: float | None = None  # the topic ends before what is to be read
 
     async def run(self, position: int) -> None:
         """Read from a position on. Returns when nobody wants more, or where it stands still until somebody looks."""
@@ -170,15 +174,25 @@ class IngressReading:
     async def _read(self) -> Sequence[IngressRecord]:
         try:
             records = await self._effects.read()
-        except CutOff:
+        except CutOff as error:
             await self._recognise()
-            raise
+            self._judge_end(error)
+        self._cut_off_since_s = None
         # After each read, before anything of it is taken: by position alone records of another topic look like those that were to come, and
         # neither the client nor their leader epochs tell. It takes 0.6 ms for up to 1,000 records; few come together ten times a second.
         if records or self._effects.now_s() - self._looked_s > LOOK_S:
             await self._recognise()
             await self._see_what_is_open(idle=not records)
         return records
+
+    def _judge_end(self, error: CutOff) -> NoReturn:
+        """Raise Unavailable while a node that is cut off from its peers may have named its end; CutOff when that lasts."""
+        now_s = self._effects.now_s()
+        if self._cut_off_since_s is None:
+            self._cut_off_since_s = now_s
+        if now_s - self._cut_off_since_s < STALE_END_S and IngressTailViolation.STALE_END_BELIEVED not in self._violations:
+            raise Unavailable(f"{error}; asked again, for a node that is cut off from the others knows an old end") from error
+        raise error
 
     async def _see_what_is_open(self, *, idle: bool) -> None:
         """Where nothing comes: whether it is for somebody's transaction, open since the last look at least."""

@@ -28,13 +28,16 @@ from bascule.kafka.log import introduce, patient
 from bascule.kafka.positions import PositionReader
 from bascule.writer.errors import TransactionFault
 from bascule.writer.incarnation import Attempt
-from bascule.writer.position import Position, position_partition
+from bascule.writer.position import INGRESS, Position, position_partition
 from bascule.writer.transactional import WRITE_DEADLINE_S, Writer
 
 #: The coordinator aborts a dead writer's transaction after this time; readers of its topics wait no longer for it.
 TRANSACTION_TIMEOUT_MS: Final = 30_000
 #: The same where a first try has failed: time for hundreds of MiB, or for 100,000 records one by one at 10 ms each way.
 LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
+#: The same for an ingress: while its transaction is open, the broker takes no message of other ingresses behind it. A full transaction
+#: (``pipelines.transaction_records``), one record to a batch at 10 ms each way, takes a third of it.
+INGRESS_TRANSACTION_TIMEOUT_MS: Final = 60_000
 #: How long a wait for records to be taken lasts before a look whether any were.
 PROGRESS_S = 0.5
 #: The report that names a refused record may be on its way when the client refuses the next one.
@@ -63,7 +66,8 @@ class TransactionalWriter:
         """``deadline_s`` is how long what fails is tried again."""
         self.key = key
         self._reader = PositionReader(kafka, positions_topic, [position_partition(key)])
-        self._effects = _PositionedClients(kafka, transactional_id, positions_topic, self._reader)
+        long_timeout_ms = INGRESS_TRANSACTION_TIMEOUT_MS if key.startswith(INGRESS) else LONG_TRANSACTION_TIMEOUT_MS
+        self._effects = _PositionedClients(kafka, transactional_id, positions_topic, self._reader, long_timeout_ms)
         #: The protocol; its effects block the thread.
         self.protocol: Writer[KafkaProducer, Output, Position] = Writer(self._effects, key, deadline_s=deadline_s)
 
@@ -106,7 +110,9 @@ class TransactionalWriter:
 class _PositionedClients(TransactionalClients):
     """The effects of ``bascule.writer.transactional``."""
 
-    def __init__(self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, reader: PositionReader) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, reader: PositionReader, long_timeout_ms: int
+    ) -> None:
         settings = {
             # Keyed records go where a Java producer would put them.
             "partitioner": "murmur2_random",
@@ -123,11 +129,12 @@ class _PositionedClients(TransactionalClients):
         self._positions_topic = positions_topic
         self._reader = reader
         self._reads = TableReads(reader.table)
+        self._long_timeout_ms = long_timeout_ms
         self._faults: dict[int, KafkaError] = {}  # of the transaction at hand
 
     def settings(self, attempt: Attempt) -> dict[str, Any]:
         """Return the settings of a client. Careful, one record goes to a batch: none suffers with its neighbours."""
-        timeout_ms = LONG_TRANSACTION_TIMEOUT_MS if attempt.long else TRANSACTION_TIMEOUT_MS
+        timeout_ms = self._long_timeout_ms if attempt.long else TRANSACTION_TIMEOUT_MS
         return {**self._settings, "transaction.timeout.ms": timeout_ms, **({"batch.num.messages": 1} if attempt.careful else {})}
 
     async def init(self, attempt: Attempt) -> KafkaProducer:

@@ -14,6 +14,7 @@ from bascule.kafka import clients, transactional
 from bascule.kafka.redrive import Redrive
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
+from bascule.writer.incarnation import Attempt
 from bascule.writer.position import Position, position_partition
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.system import wait_for
@@ -187,3 +188,10 @@ def test_letters_are_moved_with_their_offsets_in_one_transaction(kafka: KafkaInM
     kafka.offsets.clear()
     kafka.put("dead", b"new")
     assert letters.count() == 1
+
+
+@pytest.mark.parametrize(("key", "longest_s"), [("ingress:in/t/0", 60), ("diverts/journal/0", 300), ("divert:a/journal/0", 300)])
+def test_transaction_of_an_ingress_holds_up_others_for_a_minute_at_most(kafka: KafkaInMemory, key: str, longest_s: int) -> None:
+    with closing(TransactionalWriter(SETTINGS, "id", "positions", key)) as writer:
+        found = [writer._effects.settings(Attempt(long=long))["transaction.timeout.ms"] for long in (False, True)]
+    assert found == [30_000, longest_s * 1000]

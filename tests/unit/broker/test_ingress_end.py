@@ -1,0 +1,78 @@
+"""An ingress topic that ends before what is to be read: a node that is cut off may say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bascule.broker import ingress_tail
+from bascule.broker.ingress_tail import STALE_END_S, IngressReading, IngressRecord, IngressTailViolation
+from bascule.core.effects import Severity, run_blocking
+from bascule.journal.reading import CutOff
+
+
+class Topic:
+    """Of which the first reads are answered by a former leader, which has less."""
+
+    def __init__(self, former_reads: int) -> None:
+        self.former_reads = former_reads
+        self.time_s = 0.0
+        self.reads = 0
+        self.notes: list[str] = []
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def ending(self) -> bool:
+        return self.reads > self.former_reads
+
+    async def topic_id(self) -> str:
+        return "id"
+
+    async def open(self, offset: int, committed: bool) -> None: ...
+
+    async def read(self) -> Sequence[IngressRecord]:
+        self.reads += 1
+        if self.reads <= self.former_reads:
+            raise CutOff("ingress ends at offset 5, and 9 was to be read")
+        return []
+
+    async def open_transaction(self) -> int:
+        return -1
+
+    async def pause(self, delay_s: float) -> None:
+        self.time_s += delay_s
+
+    async def hand_over(self, chunk: Any) -> None: ...
+
+    def first_seen(self, topic_id: str) -> None: ...
+
+    def largest(self) -> int:
+        return 1 << 20
+
+    def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:
+        self.notes.append(event)
+
+
+def reading(topic: Topic, *violations: IngressTailViolation) -> IngressReading:
+    found = IngressReading(topic, "ingress", 0, topic_id="id", violations=violations)
+    run_blocking(found.run(9))
+    return found
+
+
+def test_end_that_a_former_leader_names_is_asked_again() -> None:
+    topic = Topic(former_reads=int(STALE_END_S / ingress_tail.RETRY_S) - 1)
+    assert reading(topic).failure == ""
+    assert set(topic.notes) == {"read ingress again"}
+
+
+def test_end_that_stays_before_the_position_stops_the_intake() -> None:
+    topic = Topic(former_reads=1000)
+    assert reading(topic).failure == "ingress ingress stands still: ingress ends at offset 5, and 9 was to be read"
+    assert topic.time_s == pytest.approx(STALE_END_S)
+
+
+def test_end_that_is_believed_at_once_stops_the_intake_for_a_former_leader() -> None:
+    assert reading(Topic(former_reads=1), IngressTailViolation.STALE_END_BELIEVED).failure
