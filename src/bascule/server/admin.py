@@ -236,11 +236,12 @@ def _count(text: str) -> int:
 class _Pages:
     """The answers over one broker."""
 
-    def __init__(self, broker: AdministeredBroker, token: str | None) -> None:
+    def __init__(self, broker: AdministeredBroker, token: str | None, collectors: Sequence[Collector]) -> None:
         self._broker = broker
         self._token = token
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_StatusCollector(broker))
+        for collector in (_StatusCollector(broker), *collectors):
+            self._registry.register(collector)
 
     async def livez(self, _request: Request) -> Response:
         """The process answers."""
@@ -309,9 +310,9 @@ LOOKS: dict[str, Callable[[_Pages, Request], object]] = {
 }
 
 
-def admin_app(broker: AdministeredBroker, token: str | None = None) -> Starlette:
+def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: Sequence[Collector] = ()) -> Starlette:
     """The routes over one broker."""
-    pages = _Pages(broker, token)
+    pages = _Pages(broker, token, collectors)
     return Starlette(
         routes=[
             *(Route(f"/{each.__name__}", _contained(broker, each)) for each in (pages.livez, pages.readyz, pages.metrics)),
@@ -371,9 +372,10 @@ class AdminServer:
     """The admin server on the event loop of its broker."""
 
     def __init__(
-        self, broker: AdministeredBroker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None
-    ) -> None:
-        """Takes the port at once (0 = any free one). Raises PortInUse."""
+        self, broker: AdministeredBroker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None,
+        collectors: Sequence[Collector] = (),
+    ) -> None:  # fmt: skip
+        """Takes the port at once (0 = any free one). ``collectors`` have further metrics. Raises PortInUse."""
         try:
             sockets = bind(host, port)
             for each in sockets:
@@ -382,7 +384,7 @@ class AdminServer:
             raise PortInUse(f"port {port} for admin on {host} cannot be used ({error.strerror}); choose another by --admin-port") from error
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
-        self._server = _Server(admin_http.config(admin_app(broker, token), STOP_TIMEOUT_S), sockets, tls)
+        self._server = _Server(admin_http.config(admin_app(broker, token, collectors), STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

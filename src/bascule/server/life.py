@@ -24,6 +24,7 @@ from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
 from bascule.server.listener import Listener, bind
+from bascule.server.stalls import StallWatch
 from bascule.server.tls import server_context
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ class BrokerLife(LoopEffects):
         admin = self._settings.admin
         token = admin.token.get_secret_value() if admin.token is not None else None
         tls = server_context(admin.tls, "admin.tls")
-        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls)
+        stalls = StallWatch()
+        stalls.start()
+        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls, collectors=(stalls,))
 
     # -- election ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+"""How long the event loop keeps others waiting: a timer that is due is late by the turns before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+#: Between two looks: 50 looks a second cost a ten-thousandth of a processor.
+PERIOD_S: Final = 0.02
+#: Upper bounds of the histogram. No turn is meant to take longer than 50 ms.
+BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class StallWatch(Collector):
+    """Looks how late its own timer is, as far as the loop's thread had the processor in that time."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic, thread_time_s: Callable[[], float] = time.thread_time) -> None:
+        self._clock_s = clock_s
+        self._thread_time_s = thread_time_s
+        self._due_s = self._used_s = 0.0
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def start(self) -> None:
+        """Look from now on; call it on the event loop."""
+        self._used_s = self._thread_time_s()
+        self._next()
+
+    def _next(self) -> None:
+        self._due_s = self._clock_s() + PERIOD_S
+        asyncio.get_running_loop().call_later(PERIOD_S, self._look)
+
+    def _look(self) -> None:
+        self.look()
+        self._next()
+
+    def look(self) -> None:
+        """Count how late this look is, or what the thread has used since the last one where that is less."""
+        used_s = self._thread_time_s()
+        stall_s = max(0.0, min(self._clock_s() - self._due_s, used_s - self._used_s))
+        self._used_s = used_s
+        self._counts[bisect_left(BOUNDS_S, stall_s)] += 1
+        self._sum_s += stall_s
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram."""
+        buckets, total = [], 0
+        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        text = "How late the event loop comes to what is due, in processor time of its thread"
+        yield HistogramMetricFamily("bascule_event_loop_stall_seconds", text, buckets=buckets, sum_value=self._sum_s)
