@@ -221,6 +221,13 @@ def test_snapshot_that_needs_trimmed_records_gives_way_to_an_error(topics: Topic
     assert any("needs journal offset" in note for note in topics.notes)
 
 
+def test_journal_without_its_first_record_is_not_loaded_without_a_snapshot(topics: Topics) -> None:
+    topics.send("a", "b")
+    topics.first = 1
+    with pytest.raises(DamagedRecord, match="no usable snapshot covers what was before"):
+        topics.ends().load()
+
+
 def test_journal_trimmed_during_a_load_is_loaded_anew_from_a_newer_snapshot(topics: Topics) -> None:
     topics.send("a")
     topics.snapshot()

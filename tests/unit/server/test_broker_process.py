@@ -139,6 +139,23 @@ async def test_ingress_takes_committed_records_only_and_each_once(kafka: KafkaIn
         assert broker.node.engine.queue("orders").held_messages == 0
 
 
+@pytest.mark.parametrize("recreated", [False, True])
+@run_async
+async def test_ingress_is_trimmed_up_to_what_a_snapshot_has_taken_unless_it_was_recreated(
+    kafka: KafkaInMemory, tmp_path: Path, recreated: bool
+) -> None:
+    async with serving(kafka, tmp_path, journal={"snapshot_records": 100}) as broker:
+        for number in range(3):
+            kafka.put(INGRESS, from_kafka(number), unbound=b"keep")
+        assert len(await broker.receive("orders", 3)) == 3
+        if recreated:
+            kafka.create(INGRESS, retention_ms="-1")
+            for _ in range(4):
+                kafka.put(INGRESS, from_kafka(7), unbound=b"keep")
+        await housekept(broker)
+        assert kafka.partition(INGRESS).first == (0 if recreated else 3)
+
+
 @run_async
 async def test_ingress_whose_topic_was_recreated_stands_still_and_is_said(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
