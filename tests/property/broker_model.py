@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from bascule.broker import branches
 from bascule.broker.errors import QueueFull
 from bascule.broker.groups import BUCKETS
-from bascule.broker.loading import Loader
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.transactions import LocalTransaction
@@ -22,6 +21,7 @@ from bascule.core.destination import Routing
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender
+from tests.property.loaded_state import digests_of, state_of
 
 COMMANDS_MAX = 60
 DELIVERIES_MAX = 3
@@ -181,6 +181,7 @@ class Model:
         self.orders = 0
         self.delayed: list[tuple[Line, Copy]] = []  # stored, and not yet due
         self.crashes = 0
+        self.lost_expired: list[Copy] = []  # expired in a queue that a crash removed; perhaps moved before
         special = self.random.sample([name for name, _ in RULES], 2)
         self.queues = (PLAIN, *special)
         self.broker = BrokerInMemory(clock=lambda: self.now_ms, policy=self.POLICY, turn_steps=self.random.choice(self.TURN_STEPS))
@@ -295,6 +296,12 @@ class Model:
                     moved.count, moved.count_max = None, int(self.crashes > 0)
                     self.arrive([(line, moved)], 0)
                     return
+        lost = next((copy for copy in self.lost_expired if copy.number == number), None)
+        if lost is not None:
+            self.lost_expired.remove(lost)
+            moved = self.copy(number, lost.facts._replace(expiry_ms=0, due_ms=0), durable=True)
+            moved.count, moved.count_max = None, 1
+            self.arrive([(line, moved)], 0)
 
     def give_back(self, line: Line, copies: list[Copy], *, failed: bool) -> None:
         """Copies wait again; too often failed ones have moved to the dead letters."""
@@ -393,6 +400,13 @@ class Model:
         self.unplaced.clear()
         self.delayed.clear()
         self.crashes += 1
+        self.lost_expired += [
+            copy
+            for line in self.lines
+            if not line.durable
+            for copy in line.copies
+            if copy.there and copy.holder is None and copy.facts.persistent and self.expired(copy)
+        ]
         self.lines = [line for line in self.lines if line.durable and line.created <= last < line.deleted]
         kept = self.branches_after_crash(last)
         for line in self.lines:
@@ -465,29 +479,3 @@ class Model:
                 assert state_of(short) == state_of(whole), f"snapshot {name}"
                 # A snapshot knows the ids of non-persistent messages too, the journal does not.
                 assert digests_of(whole) <= digests_of(short), f"snapshot {name}"
-
-
-def state_of(loader: Loader) -> dict[str, Any]:
-    """What a load has made, without the positions in memory."""
-    queues = {
-        queue.id: [
-            queue.describe(),
-            queue.reserved_mid,
-            *((message.mid, message.body, queue.delivery_count(message)) for message in queue.ready),
-            sorted((message.mid, message.body, queue.delayed.due_ms(message)) for message in queue.delayed),
-        ]
-        for queue in loader.engine.addresses.queues.values()
-    }
-    prepared = {
-        xid: [branch.entry, sorted((queue.id, message.mid, queue.delivery_count(message)) for queue, message in branch.acks)]
-        for xid, branch in loader.engine.branches.prepared.items()
-    }
-    return {
-        "sequence": loader.fence.sequence, "ingress": loader.engine.ingress_positions, "queues": queues, "prepared": prepared,
-        "ended": loader.engine.branches.ended,
-    }  # fmt: skip
-
-
-def digests_of(loader: Loader) -> set[tuple[str, bytes]]:
-    """What would be recognised as a repeat."""
-    return {(address, digest) for address, window in loader.engine.windows.by_address.items() for digest in window.digests}

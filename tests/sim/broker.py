@@ -11,7 +11,8 @@ from typing import Final
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.engine import Engine
-from bascule.broker.epoch import EpochLimits, EpochProtocol, SteppedDown
+from bascule.broker.epoch import EpochProtocol, SteppedDown
+from bascule.broker.epoch_effects import EpochLimits
 from bascule.broker.ingress_tail import Chunk, IngressReading, IngressRecord, IngressTaking
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader

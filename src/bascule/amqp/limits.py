@@ -20,8 +20,9 @@ NUMBER_KEYS_MAX: Final = 64
 SYMBOL_SIZE_BYTES_MAX: Final = 4096
 #: Bytes of a delivery tag (AMQP 1.0 part 2, section 2.8.7).
 DELIVERY_TAG_SIZE_BYTES_MAX: Final = 32
-#: Bytes of a transaction id (AMQP 1.0 part 4, section 4.5.4). The broker's own have some 15.
-TRANSACTION_ID_SIZE_BYTES_MAX: Final = 32
+#: Bytes of a transaction id. AMQP 1.0 (part 4, section 4.5.4) allows 32 and the broker's own have some 15, but Artemis names a transaction
+#: by an encoded Xid, which X/Open XA allows 128 bytes and three numbers.
+TRANSACTION_ID_SIZE_BYTES_MAX: Final = 256
 #: Characters of a container id, which is the JMS client id: it is part of names of queues, as long as an address may be.
 CONTAINER_ID_LENGTH_MAX: Final = 1000
 #: Characters of a link's name: Qpid JMS writes ids and the address into it, others the name of a subscription.

@@ -17,7 +17,8 @@ import bascule
 from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.engine import Engine
-from bascule.broker.epoch import EpochLimits, EpochProtocol, Outcome
+from bascule.broker.epoch import EpochProtocol, Outcome
+from bascule.broker.epoch_effects import EpochLimits
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.housekeeping import HousekeepingLimits
 from bascule.broker.journaling import Journaling

@@ -127,7 +127,7 @@ def test_a_performative_that_is_too_large_is_not_decoded() -> None:
             raw.MODIFIED, raw.listed(NULL, NULL, raw.mapped(raw.string("é".encode()), NULL))))),
         raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(raw.SOURCE, raw.listed()))),
         raw.described(raw.DISPOSITION, raw.listed(raw.TRUE, raw.uint(0), NULL, NULL, raw.described(
-            raw.TRANSACTIONAL_STATE, raw.listed(raw.binary(b"x" * 33))))),
+            raw.TRANSACTIONAL_STATE, raw.listed(raw.binary(b"x" * 257))))),
     ],
     ids=["condition", "filter", "distribution mode", "annotation", "state that is none", "long transaction id"],
 )  # fmt: skip

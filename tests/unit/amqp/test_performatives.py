@@ -13,7 +13,7 @@ SAMPLE: dict[str, Any] = {
     "a string": "text", "a symbol": Symbol("symbol"), "symbols": (Symbol("a"), Symbol("b")), "a boolean": True, "binary": b"bytes",
     "a ubyte": 1, "a ushort": 2, "a uint": 3, "a ulong": 4, "a map": {Symbol("key"): "value"},
     "an error": p.Error(Symbol(NOT_FOUND), "gone"),
-    "a map with delivery tags as keys": None, "binary of at most 32 bytes": b"transaction", "a delivery state": p.Received(1, 2),
+    "a map with delivery tags as keys": None, "binary of at most 256 bytes": b"transaction", "a delivery state": p.Received(1, 2),
     "an outcome": p.Released(), "a described type": p.Accepted(), "any type": "anything",
 }  # fmt: skip
 

@@ -10,7 +10,8 @@ import pytest
 from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.epoch import EpochLimits, EpochProtocol
+from bascule.broker.epoch import EpochProtocol
+from bascule.broker.epoch_effects import EpochLimits
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.journaling import Journaling
 from bascule.broker.loading import Loader
