@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ def add(cache: PeerCache) -> None:
 
 
 def peer_cache(entries: int, entry_bytes: int, length_max: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember results of a function, as ``lru_cache`` does, where its arguments together are no longer than ``length_max``.
+    """Remember results of a function, as ``lru_cache`` does, where no argument is longer than ``length_max``.
 
     ``length_max`` None is for arguments that cannot be long. ``entry_bytes`` is what an entry takes at most, in bytes.
     """
@@ -40,12 +40,13 @@ def peer_cache(entries: int, entry_bytes: int, length_max: int | None = None) ->
             return cast(Callable[P, R], kept)
 
         @wraps(function)
-        def call(*arguments: P.args, **named: P.kwargs) -> R:
-            if sum(map(len, cast(tuple[Sized, ...], arguments))) > length_max:
-                return function(*arguments, **named)
-            return cast(Callable[P, R], kept)(*arguments, **named)
+        def call(*arguments: Any) -> R:
+            for argument in arguments:
+                if len(argument) > length_max:
+                    return function(*arguments)  # type: ignore[call-arg]  # arguments by position are all there are
+            return kept(*arguments)
 
-        return call
+        return cast(Callable[P, R], call)
 
     return decorate
 

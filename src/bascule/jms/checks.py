@@ -50,7 +50,6 @@ from bascule.amqp.constructors import (
     WIDTH,
 )  # fmt: skip
 from bascule.amqp.types import ULong
-from bascule.core.caches import peer_cache
 
 #: Bytes of an id, address or other text in the properties section, and of the name of an application property. They are copied
 #: into headers, indexes and logs; Qpid JMS writes ids of 60 bytes, and applications use some hundred.
@@ -87,6 +86,7 @@ _FREE: Final = frozenset({
     NULL, TRUE, FALSE, UBYTE, BYTE, USHORT, SHORT, UINT, SMALL_UINT, UINT0, INT, SMALL_INT, ULONG, SMALL_ULONG, ULONG0, LONG, SMALL_LONG,
     FLOAT, DOUBLE, DECIMAL32, DECIMAL64, DECIMAL128, TIMESTAMP, UUID,
 })  # fmt: skip
+_FREE_WIDTH: Final = [WIDTH[code] if code in _FREE else -1 for code in range(256)]
 _SIZED8: Final = frozenset({STRING8, SYMBOL8, BINARY8})
 _u32 = struct.Struct(">I").unpack_from
 
@@ -145,11 +145,26 @@ def check_application_properties(data: bytes, start: int, end: int) -> None:
         raise ValueError(f"{count} keys and values, an even number up to {2 * APPLICATION_PROPERTIES_MAX} is taken")
     names = set()
     for _ in range(count >> 1):
-        if data[position] not in _NAME:
-            raise ValueError(f"the key at byte {position} has type code 0x{data[position]:02x}, not that of a string")
-        behind = end_of_simple(data, position, FIELD_SIZE_BYTES_MAX)
-        names.add(data[position + (2 if data[position] in _SIZED8 else 5) : behind])
-        position = end_of_simple(data, behind, APPLICATION_PROPERTIES_SIZE_BYTES_MAX)
+        code = data[position]
+        if code == STRING8:  # the usual names and values here, without a call
+            behind = position + 2 + data[position + 1]
+            name = data[position + 2 : behind]
+            if not name.isascii():
+                name.decode()
+        elif code in _NAME:
+            behind = end_of_simple(data, position, FIELD_SIZE_BYTES_MAX)
+            name = data[position + (2 if code == SYMBOL8 else 5) : behind]
+        else:
+            raise ValueError(f"the key at byte {position} has type code 0x{code:02x}, not that of a string")
+        names.add(name)
+        code = data[behind]
+        if (width := _FREE_WIDTH[code]) >= 0:
+            position = behind + 1 + width
+        elif code == STRING8:
+            position = behind + 2 + data[behind + 1]
+            check_text(data[behind + 2 : position])
+        else:
+            position = end_of_simple(data, behind, APPLICATION_PROPERTIES_SIZE_BYTES_MAX)
     if position != end:
         raise ValueError(f"its items end at byte {position}, the section at {end}")
     if len(names) < count >> 1:
@@ -157,15 +172,9 @@ def check_application_properties(data: bytes, start: int, end: int) -> None:
 
 
 def annotations_of(encoded: bytes) -> dict[Any, Any]:
-    """The map of an annotations section or footer; not to be changed. Raises ValueError, DecodeError."""
+    """The map of an annotations section or footer. Raises ValueError, DecodeError."""
     if len(encoded) > ANNOTATIONS_SIZE_BYTES_MAX:
         raise ValueError(f"{len(encoded)} bytes, at most {ANNOTATIONS_SIZE_BYTES_MAX} are taken")
-    return _annotations(encoded)
-
-
-# Annotations of a producer are mostly the same for all its messages.
-@peer_cache(entries=1024, entry_bytes=32_768, length_max=512)
-def _annotations(encoded: bytes) -> dict[Any, Any]:
     annotations, end = decode(encoded, 0, Budget(ANNOTATION_ITEMS_MAX))
     if end != len(encoded):
         raise ValueError(f"its items end at byte {end} of {len(encoded)}")

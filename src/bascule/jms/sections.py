@@ -87,7 +87,11 @@ _ID: Final = (str, bytes, uuid.UUID, ULong)
 _FIELD_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
 _PROPERTIES_MAX: Final = len(_FIELD_TYPES)
 _GROUP_ID: Final = 10
-_TEXT_FIELDS: Final = frozenset({0, 2, 3, 4, 5, 10, 12})
+#: The type codes of those that most messages have.
+_USUAL_CODES: Final = (
+    STRING8, None, STRING8, STRING8, STRING8, STRING8, None, None, TIMESTAMP, TIMESTAMP, STRING8, None, STRING8,
+)  # fmt: skip
+_ALL_LEFT_OUT: Final = [None] * _PROPERTIES_MAX
 #: What reading broken bytes raises.
 MALFORMED: Final = (IndexError, KeyError, struct.error, ValueError, DecodeError)
 
@@ -164,9 +168,7 @@ def scan(data: bytes) -> Scan:
             if section == PROPERTIES:
                 properties = _properties(data, start, end)
             elif section == MESSAGE_ANNOTATIONS:
-                annotations = annotations_of(data[start:end])
-                delivery_time = _milliseconds(annotations.get(DELIVERY_TIME))
-                delay = _milliseconds(annotations.get(DELIVERY_DELAY))
+                delivery_time, delay = _delivery_times(data[start:end])
             elif section == APPLICATION_PROPERTIES:
                 check_application_properties(data, start, end)
             elif section == HEADER:
@@ -296,6 +298,14 @@ def find_key(data: bytes, start: int, name: bytes) -> int:
     return -1
 
 
+# Annotations of a producer are mostly the same for all its messages.
+@peer_cache(entries=1024, entry_bytes=1024, length_max=512)
+def _delivery_times(encoded: bytes) -> tuple[int, int]:
+    """The time to deliver at and the delay in message annotations, which are checked. Raises ValueError, DecodeError."""
+    annotations = annotations_of(encoded)
+    return _milliseconds(annotations.get(DELIVERY_TIME)), _milliseconds(annotations.get(DELIVERY_DELAY))
+
+
 def _milliseconds(value: Any) -> int:
     """A time, of whatever integer type; 0 where there is none or it lies before the epoch."""
     if value is None:
@@ -328,34 +338,34 @@ def header_fields(encoded: bytes) -> tuple[bool, int, int, bool, int]:
 
 
 def _properties(data: bytes, start: int, end: int) -> _Properties:
-    count, position = items(data, start)
+    count, first = items(data, start)
     if count > _PROPERTIES_MAX:
         raise ValueError(f"{count} fields, there are {_PROPERTIES_MAX}")
-    at: list[int] = []
-    for index in range(count):
-        at.append(position)
+    position = first
+    values: list[Any] = []
+    for usual in _USUAL_CODES[:count]:  # the usual fields here, without a call
         code = data[position]
-        if code == NULL:  # the usual fields here, without a call
+        if code == NULL:
+            values.append(None)
             position += 1
-        elif code == STRING8 and index in _TEXT_FIELDS:
+        elif code != usual:
+            behind = end_of_field(data, position, len(values))
+            values.append(decode(data, position)[0])
+            position = behind
+        elif code == STRING8:
             behind = position + 2 + data[position + 1]
-            check_text(data[position + 2 : behind])
+            values.append(data[position + 2 : behind].decode())
             position = behind
         else:
-            position = end_of_field(data, position, index)
+            values.append(_i64(data, position + 1)[0])
+            position += 9
     if position != end:
         raise ValueError(f"its fields end at byte {position}, the section at {end}")
-    # Where a field is left out, its value has no bytes.
-    at += [end] * (_PROPERTIES_MAX + 1 - count)
-    identity = data[at[0] : at[1]]
+    identity, user_id, to, _, _, _, _, _, expiry_ms, created_ms, group_id, _, _ = values + _ALL_LEFT_OUT[count:]
     return (
-        identity if identity and identity[0] != NULL else None,
-        None if at[1] == at[2] else _typed(data, at[1], bytes),
-        None if at[2] == at[3] else _typed(data, at[2], str),
-        0 if at[8] == at[9] else _typed(data, at[8], int) or 0,
-        0 if at[9] == at[10] else _typed(data, at[9], int) or 0,
-        None if at[10] == at[11] else _typed(data, at[10], str),
-    )
+        None if identity is None else data[first : skip(data, first)],
+        user_id, to, expiry_ms or 0, created_ms or 0, group_id,
+    )  # fmt: skip
 
 
 def _typed(data: bytes, position: int, kind: type) -> Any:
