@@ -41,7 +41,7 @@ NOWHERE = "."
 #: One step: about a hundredth of a second, and so much in flight to the journal.
 STEP_MESSAGES = 250
 STEP_BYTES = 8 << 20
-#: Characters of a text in what a dead letter says of itself.
+#: Characters of a text in what a dead letter says of itself: an answer lists up to a thousand of them.
 TEXT_MAX = 1_000
 #: Why a message is left of which the broker could not dispose.
 FAILED = "the broker failed; its log says more"

@@ -24,7 +24,7 @@ from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entr
 #: What a delivery and a look at a consumer cost, in steps.
 DELIVERY_STEPS = 10
 LOOK_STEPS = 1
-#: Actions of the schedule in one turn: messages whose delay has ended, for example.
+#: Actions of the schedule in one turn, so that it stays short: messages whose delay has ended, for example.
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may have had any number of messages, a record has its limit.
 COUNTS_MAX = 10_000

@@ -18,7 +18,7 @@ from bascule.server.handshakes import Handshake, HandshakeLimits
 REQUEST_TIMEOUT_S: Final = 10.0
 #: A connection that asks nothing more is closed after so long.
 KEEP_ALIVE_S: Final = 5
-#: Request line and headers.
+#: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
 #: Connections that have not sent a whole request, in total and from one address: monitors and consoles have a few.
 WAITING_MAX: Final = 64

@@ -1,0 +1,286 @@
+"""The page of limits, made from the constants of the product and the comments on them: docs/reference/limits.md.
+
+    python -m tests.support.limits_page        # writes the page
+
+The value and the reason of a limit come from the code. What it bounds, in plain words, and what follows when it is met stand here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import bascule
+from bascule.config.settings import Settings
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
+SOURCES: Final = Path(bascule.__file__).parent
+#: Packages that meet what peers send.
+PACKAGES: Final = ("amqp", "broker", "core", "jms", "journal", "server")
+HEAD: Final = """# Limits
+
+Everything that a client, an HTTP peer or a message can make the broker hold or do has a limit. This page lists each limit with its value,
+its reason and what happens when it is met. Limits that operators can change come first; the others are constants.
+
+`python -m tests.support.limits_page` makes this page from the settings, the constants and the comments on them, and a test compares
+the page with them. The conditions are explained in [AMQP](amqp.md#conditions), the sum of all memory in
+[memory and spill files](../guides/operations.md#memory-and-spill-files).
+"""
+
+CLOSES: Final = "closes the connection with "
+ENDS: Final = "ends the session with "
+REFUSES_LINK: Final = "refuses the link with "
+REJECTS: Final = "rejects the message with "
+DETACHES: Final = "detaches the link with "
+DECODE: Final = "`amqp:decode-error`"
+RESOURCE: Final = "`amqp:resource-limit-exceeded`"
+FIELD: Final = "`amqp:invalid-field`"
+FRAMING: Final = f"{CLOSES}`amqp:connection:framing-error`"
+REFUSED: Final = f"opens and closes the connection with {RESOURCE}"
+ROLLED_BACK: Final = f"rolls the transaction back with {RESOURCE}"
+NO_CREDIT: Final = "gives producers no credit"
+HTTP_400: Final = "answers 400"
+DECODE_ANYWHERE: Final = f"in a frame: {CLOSES}{DECODE}; in the header, properties, annotations or footer of a message: {REJECTS}{DECODE}"
+
+
+class Limit(NamedTuple):
+    """A constant, what it bounds, and what the broker does when it is met."""
+
+    module: str
+    constant: str
+    bounds: str
+    effect: str
+    unit: str = ""
+
+
+class Setting(NamedTuple):
+    """A setting that is a limit, and what the broker does when it is met."""
+
+    key: str
+    effect: str
+
+
+SETTINGS: Final = (
+    Setting("max_connections", REFUSED),
+    Setting("max_connections_per_address", REFUSED),
+    Setting("max_connections_per_user", REFUSED),
+    Setting("max_handshakes", "lets the new connection wait, and closes an old one that takes too long"),
+    Setting("max_handshakes_per_address", "lets the new connection wait, and closes an old one of this address that takes too long"),
+    Setting("handshake_timeout_s", "closes the connection"),
+    Setting("idle_timeout_s", f"{CLOSES}{RESOURCE}"),
+    Setting("max_sessions_per_user", f"{ENDS}{RESOURCE}"),
+    Setting("max_links_per_user", f"{REFUSES_LINK}{RESOURCE}"),
+    Setting("max_transactions_per_user", f"refuses the declare with {RESOURCE}"),
+    Setting("transaction_timeout_s", "rolls the transaction back; its commit is refused with `amqp:transaction:timeout`"),
+    Setting("max_queues", f"refuses the link or message with {RESOURCE}"),
+    Setting("max_queues_per_user", f"refuses the link or message with {RESOURCE}"),
+    Setting("max_durable_subscriptions_per_user", f"{REFUSES_LINK}{RESOURCE}"),
+    Setting("max_message_bytes", f"{DETACHES}`amqp:link:message-size-exceeded`"),
+    Setting("memory_bytes", f"from 80 % on: gives producers no credit, refuses messages in transactions with {RESOURCE}"),
+    Setting("spill_bytes", NO_CREDIT),
+    Setting("spill_free_bytes", NO_CREDIT),
+    Setting("max_messages", "as `when_full` of the address says"),
+    Setting("max_bytes", "as `when_full` of the address says"),
+    Setting("max_delivery_attempts", "moves the message to the dead-letter address"),
+    Setting("duplicate_window_count", "forgets the oldest ids"),
+    Setting("duplicate_window_s", "forgets the ids"),
+)
+
+LIMITS: Final = {
+    "Connections, sessions and links": (
+        Limit("amqp.limits", "SASL_FRAME_SIZE_BYTES_MAX", "a frame of the login", FRAMING, "bytes"),
+        Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
+        Limit("amqp.limits", "PRE_OPEN_FRAME_SIZE_BYTES_MAX", "the open frame", FRAMING, "bytes"),
+        Limit("amqp.limits", "PRE_OPEN_BYTES_MAX", "what arrives before the open", f"{CLOSES}{RESOURCE}", "bytes"),
+        Limit("amqp.limits", "CLOSE_TIMEOUT_S", "the answer to a close", "closes the socket", "s"),
+        Limit("amqp.limits", "HEARTBEAT_INTERVAL_S_MIN", "the time between two heartbeats, at least", "sends no more of them", "s"),
+        Limit("amqp.limits", "FRAME_SIZE_BYTES_MIN", "`max-frame-size` of a peer, at least", f"{CLOSES}{FIELD}", "bytes"),
+        Limit("amqp.limits", "FRAME_SIZE_BYTES_DEFAULT", "a frame", FRAMING, "bytes"),
+        Limit("amqp.limits", "PERFORMATIVE_SIZE_BYTES_MAX", "a frame without its payload", f"{CLOSES}{RESOURCE}", "bytes"),
+        Limit("amqp.limits", "PERFORMATIVE_ITEMS_MAX", "values in a frame without its payload", f"{CLOSES}{DECODE}"),
+        Limit("amqp.limits", "CONTAINER_ID_LENGTH_MAX", "a container id", f"{CLOSES}{FIELD}", "characters"),
+        Limit("amqp.limits", "CHANNEL_MAX_DEFAULT", "the highest channel", FRAMING),
+        Limit("amqp.limits", "HANDLE_MAX_DEFAULT", "the highest handle of a session", FRAMING),
+        Limit("amqp.limits", "LINKS_MAX", "links of a connection", f"{ENDS}{RESOURCE}"),
+        Limit("amqp.limits", "LINK_NAME_LENGTH_MAX", "a link's name", f"{ENDS}{FIELD}", "characters"),
+        Limit("amqp.limits", "INCOMING_WINDOW_FRAMES", "transfer frames in a window", f"{ENDS}`amqp:session:window-violation`"),
+        Limit("amqp.limits", "UNSETTLED_PER_SESSION_MAX", "unsettled deliveries, each way", f"{ENDS}{RESOURCE}; sends no more"),
+        Limit("amqp.limits", "DELIVERY_TAG_SIZE_BYTES_MAX", "a delivery tag", f"{ENDS}{FIELD}", "bytes"),
+        Limit("amqp.limits", "TRANSACTION_ID_SIZE_BYTES_MAX", "a transaction id", f"{CLOSES}{DECODE}", "bytes"),
+        Limit("amqp.limits", "PARTIAL_BYTES_MAX", "messages of a connection that are begun and not ended", f"{CLOSES}{RESOURCE}", "bytes"),
+        Limit("amqp.limits", "DESCRIPTION_LENGTH_MAX", "the description of a peer's error", "cuts it", "characters"),
+        Limit("server.client", "WRITE_BUFFER_BYTES", "messages written for a client and not read", "delivers no more to it", "bytes"),
+        Limit("server.connection", "UNREAD_ANSWERS_BYTES", "answers written for a client and not read", "reads no more from it", "bytes"),
+        Limit("server.links", "PRODUCER_CREDIT", "messages sent ahead", f"{DETACHES}`amqp:link:transfer-limit-exceeded`"),
+    ),
+    "Values in frames and messages": (
+        Limit("amqp.limits", "DEPTH_MAX", "values nested in one another", DECODE_ANYWHERE),
+        Limit("amqp.limits", "ITEMS_MAX", "values in one message", "the reader refuses it"),
+        Limit("amqp.limits", "ZERO_WIDTH_ITEMS_MAX", "elements of an array that take no bytes", DECODE_ANYWHERE),
+        Limit("amqp.limits", "NUMBER_KEYS_MAX", "keys of a map that are no text", DECODE_ANYWHERE),
+        Limit("amqp.limits", "SYMBOL_SIZE_BYTES_MAX", "a symbol", DECODE_ANYWHERE, "bytes"),
+    ),
+    "Messages": (
+        Limit("core.topics", "MESSAGE_BYTES_MAX", "`max_message_bytes`, a transaction", ROLLED_BACK, "bytes"),
+        Limit("journal.records", "MESSAGES_PER_RECORD_MAX", "messages of a transaction", ROLLED_BACK),
+        Limit("jms.checks", "HEADER_SIZE_BYTES_MAX", "the header", f"{REJECTS}{DECODE}", "bytes"),
+        Limit("jms.checks", "ANNOTATIONS_SIZE_BYTES_MAX", "annotations, and the footer, each", f"{REJECTS}{DECODE}", "bytes"),
+        Limit("jms.checks", "ANNOTATION_ITEMS_MAX", "values in annotations, and in the footer", f"{REJECTS}{DECODE}"),
+        Limit("jms.checks", "FIELD_SIZE_BYTES_MAX", "an id, address, text or property name", f"{REJECTS}{DECODE}", "bytes"),
+        Limit("jms.checks", "APPLICATION_PROPERTIES_MAX", "application properties", f"{REJECTS}{DECODE}"),
+        Limit("jms.checks", "APPLICATION_PROPERTIES_SIZE_BYTES_MAX", "application properties together", f"{REJECTS}{DECODE}", "bytes"),
+        Limit("jms.checks", "BODY_SECTIONS_MAX", "sections of a body", f"{REJECTS}{DECODE}"),
+        Limit("jms.sections", "TIME_MAX_MS", "a delivery time or delay", f"{REJECTS}{DECODE}", "ms"),
+        Limit("jms.annotate", "ANNOTATION_BYTES_MAX", "an annotation that a move adds", "leaves it out", "bytes"),
+        Limit("broker.administration", "TEXT_MAX", "a text in a dead letter about itself", "cuts it", "characters"),
+    ),
+    "Addresses and selectors": (
+        Limit("core.destination", "ADDRESS_MAX", "an address", f"{REFUSES_LINK}{FIELD}", "characters"),
+        Limit("core.defaults", "QUEUES_MAX", "`broker.max_queues`", "the setting is refused"),
+        Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
+        Limit("jms.selector.parser", "DEPTH_MAX", "expressions of a selector nested in one another", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.parser", "STEPS_MAX", "steps of evaluating a selector for a message", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.like", "LIKE_TEXT_MAX", "a property at which LIKE looks", "the comparison is unknown", "characters"),
+    ),
+    "Transactions over several resources": (
+        Limit("server.management", "REQUEST_SIZE_BYTES_MAX", "a request to `$management`", "answers with status 400", "bytes"),
+        Limit("core.xid", "PART_BYTES_MAX", "gtrid and bqual", "answers with status 400", "bytes"),
+        Limit("core.xid", "FORMAT_ID_MAX", "a format id", "answers with status 400"),
+        Limit("broker.branches", "PREPARED_MAX", "prepared branches", "rolls the transaction back, xaCode 100"),
+        Limit("broker.branches", "PREPARED_BYTES_MAX", "prepared branches together", "rolls the transaction back, xaCode 100", "bytes"),
+        Limit("broker.branches", "ENDED_MAX", "outcomes remembered", "forgets the oldest"),
+    ),
+    "Admin HTTP": (
+        Limit("server.admin_http", "CONNECTIONS_MAX", "connections", "answers 503"),
+        Limit("server.admin_http", "WAITING_MAX", "connections that wait for a request", "closes the oldest"),
+        Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "the same of one remote address", "closes its oldest"),
+        Limit("server.admin_http", "REQUEST_TIMEOUT_S", "the time of a request, and of reading its answer", "closes the connection", "s"),
+        Limit("server.admin_http", "KEEP_ALIVE_S", "an idle connection", "closes it", "s"),
+        Limit("server.admin_http", "HEADERS_BYTES_MAX", "request line and headers", HTTP_400, "bytes"),
+        Limit("server.admin", "BODY_BYTES_MAX", "the body of a request", HTTP_400, "bytes"),
+        Limit("server.admin", "DEAD_LETTERS_MAX", "dead letters listed at once", HTTP_400),
+        Limit("server.admin", "COUNT_DIGITS_MAX", "digits of a number in a request", HTTP_400),
+    ),
+    "Parts of `broker.memory_bytes`": (
+        Limit("broker.memory", "BODIES_SHARE", "message bodies", "moves bodies to the spill files", "%"),
+        Limit("broker.memory", "TRANSACTIONS_SHARE", "open transactions", f"refuses messages in transactions with {RESOURCE}", "%"),
+        Limit("broker.memory", "BRANCHES_SHARE", "prepared branches", "rolls the transaction back, xaCode 100", "%"),
+        Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
+        Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
+        Limit("broker.memory", "IN_FLIGHT_SHARE", "records on their way into the journal", "reads no more from clients", "%"),
+        Limit("server.memory", "PARTIAL_SHARE", "messages begun and not ended", f"{DETACHES}{RESOURCE}, the slowest first", "%"),
+        Limit("server.memory", "BUFFERS_SHARE", "what clients do not read", "closes connections that have read nothing for 10 s", "%"),
+    ),
+    "What is remembered, and work in one turn": (
+        Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
+        Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "works them out again"),
+        Limit("server.interruptions", "REMEMBERED_MAX", "clients of an interruption", "forgets the oldest"),
+        Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
+        Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "goes on in the next turn"),
+        Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "goes on in the next turn"),
+        Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),
+        Limit("server.links", "BROWSED_STEPS", "steps of a browser in one turn", "goes on in the next turn"),
+        Limit("server.epoch", "IN_FLIGHT_BYTES_MAX", "records on their way into the journal", NO_CREDIT, "bytes"),
+        Limit("journal.fence", "IN_FLIGHT_MAX", "appends to the journal in flight", "collects the next record"),
+    ),
+}  # fmt: skip
+
+#: Constants with MAX in their names that bound nothing that a peer of the broker can cause.
+OTHERS: Final = {
+    "amqp.composite.UINT_MAX": "the range of a type",
+    "amqp.limits.HANDSHAKE_TIMEOUT_S": "a default that broker.handshake_timeout_s replaces",
+    "amqp.limits.MESSAGE_SIZE_BYTES_DEFAULT": "a default that broker.max_message_bytes replaces",
+    "amqp.performatives.UINT_MAX": "the range of a type",
+    "amqp.performatives.USHORT_MAX": "the range of a type",
+    "amqp.scram.ITERATIONS_MAX": "bounds what a server can ask of the client",
+    "amqp.unsettled.UINT_MAX": "the range of a type",
+    "broker.epoch.TIMER_S_MAX": "the longest time of a timer; a later one is set again",
+    "broker.ingress_tail.CHUNKS_MAX": "bounds what Kafka brings",
+    "broker.message.PRIORITY_MAX": "the same range as in jms.sections",
+    "broker.snapshot.STORE_BYTES_MAX": "how much moves to the store at once",
+    "broker.snapshot.STORE_DENSITY_MAX": "when messages move to the store",
+    "broker.snapshot.STORE_MESSAGES_MAX": "how much moves to the store at once",
+    "core.defaults.MAX_DELIVERY_ATTEMPTS": "the default of a setting",
+    "core.defaults.MAX_OFFSETS_PER_TRIGGER": "the default of a pipeline's setting",
+    "core.topics.RECORD_BYTES_MAX": "what the journal's topic takes: a message and what stands around it",
+    "journal.fence.STRAY_RECORDS_MAX": "how far readers of the journal look, by the appends in flight",
+    "journal.records.INDEX_MAX": "the range of an index in a record",
+    "jms.sections.PRIORITY_MAX": "the range of a priority; a higher one counts as this",
+    "server.connection_reset.RESETS_MAX": "how often the broker itself resets a connection",
+    "server.epoch.STILL_MAX": "how long the broker itself may stand still",
+    "server.supervisor.BACKOFF_MAX_S": "bounds the restarts of a process",
+}
+
+_NAME = re.compile(r"^([A-Z][A-Z0-9_]*)(?:: Final(?:\[.*\])?)? = ", re.MULTILINE)
+
+
+def constants() -> Iterator[str]:
+    """The public constants that are limits by their name or place, as MODULE.NAME."""
+    for package in PACKAGES:
+        for file in sorted((SOURCES / package).rglob("*.py")):
+            module = ".".join(file.relative_to(SOURCES).with_suffix("").parts)
+            for name in _NAME.findall(file.read_text()):
+                if module == "amqp.limits" or "MAX" in name.split("_"):
+                    yield f"{module}.{name}"
+
+
+def reason(module: str, constant: str) -> str:
+    """The comment above a constant, which it may share with the ones between."""
+    lines = (SOURCES / f"{module.replace('.', '/')}.py").read_text().splitlines()
+    number = next(number for number, line in enumerate(lines) if re.match(rf"{constant}\b", line))
+    while number and _NAME.match(lines[number - 1]):
+        number -= 1
+    above: list[str] = []
+    while number and lines[number - 1].startswith("#:"):
+        number -= 1
+        above.insert(0, lines[number].removeprefix("#:").strip())
+    return " ".join(above).replace("``", "`").replace("|", "\\|")
+
+
+def shown(value: float, unit: str) -> str:
+    """A value with its unit, as people read it. A setting of 0 is no limit."""
+    if not value:
+        return "none"
+    if unit == "%":
+        return f"{value * 100:g} %"
+    if unit == "bytes":
+        for factor, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value and value % factor == 0:
+                return f"{int(value) // factor} {name}"
+    return f"{value:,} {unit}".rstrip() if isinstance(value, int) else f"{value:g} {unit}".rstrip()
+
+
+def limit_row(limit: Limit) -> str:
+    """A limit that is a constant, as a row of the page."""
+    value = getattr(importlib.import_module(f"bascule.{limit.module}"), limit.constant)
+    return f"| {limit.bounds} | {shown(value, limit.unit)} | {reason(limit.module, limit.constant)} | {limit.effect} |"
+
+
+def setting_row(setting: Setting) -> str:
+    """A limit that is a setting, as a row of the page."""
+    field = Settings.model_fields["broker"].annotation.model_fields[setting.key]  # type: ignore[union-attr]
+    unit = "bytes" if setting.key.endswith("bytes") else "s" if setting.key.endswith("_s") else ""
+    value = shown(int(field.default) if unit == "bytes" else field.default, unit)
+    return f"| `{setting.key}` | {value} | {field.description} | {setting.effect} |"
+
+
+def page() -> str:
+    """The whole page."""
+    settings = [
+        "## Settings\n",
+        "All stand in `[broker]`; those of addresses may stand in `[[address]]`, too ([configuration](configuration.md#broker)).\n",
+        "| setting | default | bounds | the broker |\n| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    parts = ["\n".join([HEAD, *settings, *map(setting_row, SETTINGS)])]
+    for title, limits in LIMITS.items():
+        head = "| limit of | value | reason | the broker |\n| --- | --- | --- | --- |"
+        parts.append("\n".join([f"\n## {title}\n", head, *map(limit_row, limits)]))
+    return inspect.cleandoc("\n".join(parts)) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
