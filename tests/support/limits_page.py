@@ -160,6 +160,7 @@ LIMITS: Final = {
         Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "the same of one remote address", "closes its oldest"),
         Limit("server.admin_http", "REQUEST_TIMEOUT_S", "the time of a request, and of reading its answer", "closes the connection", "s"),
         Limit("server.admin_http", "KEEP_ALIVE_S", "an idle connection", "closes it", "s"),
+        Limit("server.admin_http", "PIECE_BYTES", "what is parsed of a request in one turn", "goes on in the next turn", "bytes"),
         Limit("server.admin_http", "HEADERS_BYTES_MAX", "request line and headers", HTTP_400, "bytes"),
         Limit("server.admin", "BODY_BYTES_MAX", "the body of a request", HTTP_400, "bytes"),
         Limit("server.admin", "DEAD_LETTERS_MAX", "dead letters listed at once", HTTP_400),

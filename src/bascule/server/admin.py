@@ -170,6 +170,12 @@ def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
     yield GaugeMetricFamily("bascule_producers_blocked", "1 while producers wait for memory or disk", value=float(bool(memory["blocked"])))
 
 
+class LengthRequired(InvalidInput):
+    """The request does not say how long its body is."""
+
+    http_status = 411
+
+
 class NotAdministrator(InvalidInput):
     """The request does not come from an administrator."""
 
@@ -195,13 +201,15 @@ def _answer(error: BasculeError) -> Response:
 
 async def _arguments(request: Request) -> dict[str, Any]:
     """The JSON object of a request. Raises InvalidInput."""
+    if "transfer-encoding" in request.headers:
+        raise LengthRequired("a body in chunks is not taken: send it with Content-Length")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             raise InvalidInput(f"more than {BODY_BYTES_MAX} bytes of arguments")
     try:
-        arguments = json.loads(body or b"{}", parse_constant=_no_number)
+        arguments = json.loads(body or b"{}", parse_constant=_no_number, object_pairs_hook=_once_each)
     except RecursionError:
         raise InvalidInput("the arguments are no JSON of an action: nested too deep") from None
     except ValueError as error:  # also a number of more digits than Python reads
@@ -216,6 +224,13 @@ async def _arguments(request: Request) -> dict[str, Any]:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
 
 
 def _is_text(value: str) -> bool:
@@ -258,12 +273,12 @@ class _Pages:
 
     async def look(self, request: Request) -> Response:
         """One of LOOKS."""
-        return JSONResponse(LOOKS[request.url.path](self, request))
+        return JSONResponse(LOOKS[request.scope["path"]](self, request))
 
     async def act(self, request: Request) -> Response:
         """One of ACTIONS."""
         _check_administrator(request, self._token)
-        action = request.url.path.removeprefix("/")
+        action = request.scope["path"].removeprefix("/")
         arguments = await _arguments(request)
         answer = await self._broker.act(action, arguments)
         log.info("administrator acted", action=action, arguments=arguments, answer=answer)
@@ -313,13 +328,15 @@ LOOKS: dict[str, Callable[[_Pages, Request], object]] = {
 def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: Sequence[Collector] = ()) -> Starlette:
     """The routes over one broker."""
     pages = _Pages(broker, token, collectors)
-    return Starlette(
+    app = Starlette(
         routes=[
             *(Route(f"/{each.__name__}", _contained(broker, each)) for each in (pages.livez, pages.readyz, pages.metrics)),
             *(Route(path, _contained(broker, pages.look)) for path in LOOKS),
             *(Route(f"/{action}", _contained(broker, pages.act), methods=["POST"]) for action in ACTIONS),
         ]
     )
+    app.router.redirect_slashes = False  # the target would have the host that the request names
+    return app
 
 
 def _contained(broker: AdministeredBroker, page: Page) -> Page:
@@ -331,9 +348,9 @@ def _contained(broker: AdministeredBroker, page: Page) -> Page:
         except BasculeError as error:
             return _answer(error)
         except ClientDisconnect:
-            raise
+            return Response()  # nobody hears it
         except Exception as error:
-            broker.contain(error, request.url.path)
+            broker.contain(error, request.scope["path"])
             return _answer(RequestFailed("the broker failed to answer; its log says more"))
 
     return answer

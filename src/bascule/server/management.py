@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bascule.amqp.errors import AmqpError
 from bascule.amqp.types import Int
 from bascule.broker.branch_requests import NO_XID, OPERATIONS, WITHOUT_XID, Answer, BranchRequest, carry_out, failure
-from bascule.core.destination import ADDRESS_MAX, Routing
+from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput, TooLarge
+from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
 from bascule.jms.sections import scan
+from bascule.server.attach import place_of
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
+
+log = get_log(__name__)
 
 TYPE: Final = "bascule.xa"
 #: A request has some properties of up to 128 hexadecimal digits; the broker decodes it on its own thread.
@@ -32,15 +37,7 @@ class Request:
         self.engine = client.engine
         self.message = message
 
-    @property
-    def _reply_to(self) -> str | None:
-        """The address of the answer; None for a request that is not answered."""
-        address = self.message.reply_to
-        return address if address and len(address) <= ADDRESS_MAX else None
-
-    @property
-    def _reply_routing(self) -> Routing:
-        return Routing.MULTICAST if (self.message.reply_to_kind or "").endswith("topic") else Routing.ANYCAST
+        self._reply_to, self._reply_routing = _reply_place(message)
 
     def check_permissions(self) -> None:
         """Raise Unauthorized where the user may not manage branches, or not send to the reply address."""
@@ -93,7 +90,24 @@ class Request:
             delivery_mode=NON_PERSISTENT, body_kind="message" if answer.text is None else "text", body=answer.text, properties=properties,
         )  # fmt: skip
         body = encode_message(message)
+        try:
+            if self._reply_routing is Routing.ANYCAST:
+                self.engine.queue(reply_to, self.client.user)  # where there is none it counts as one of this user
+        except BasculeError as error:
+            log.debug("answer dropped", peer=self.client.peer, reply_to=reply_to, reason=error)
+            return
         self.engine.send(reply_to, self._reply_routing, body, scan(body), self.client.broker_id, _Unheard(), None)
+
+
+def _reply_place(message: JmsMessage) -> tuple[str | None, Routing]:
+    """The address of the answer, None for a request that is not answered, and the address's routing."""
+    if message.reply_to is None:
+        return None, Routing.ANYCAST
+    try:
+        address, routing = place_of(message.reply_to, () if message.reply_to_kind is None else (message.reply_to_kind,))
+    except AmqpError:
+        return None, Routing.ANYCAST
+    return None if address == MANAGEMENT_ADDRESS else address, routing or Routing.ANYCAST
 
 
 class _Unheard:

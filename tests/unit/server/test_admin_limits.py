@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import h11
 import pytest
 import uvloop
 
@@ -55,9 +57,8 @@ REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
         b"GET /livez HT",
         REQUEST_BEGUN,
         REQUEST_BEGUN + b"Content-Length: 100\r\n\r\n{",
-        REQUEST_BEGUN + b"Transfer-Encoding: chunked\r\n\r\n",
     ],
-    ids=["nothing", "half-a-line", "half-a-head", "half-a-body", "no-chunk"],
+    ids=["nothing", "half-a-line", "half-a-head", "half-a-body"],
 )
 def test_a_request_that_does_not_become_whole_is_cut_off_in_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.5)
@@ -211,6 +212,60 @@ def test_a_query_that_cannot_be_read_is_the_askers_fault(path: str, code: int) -
         assert get(port, path)[0] == code
 
     served(Broker(), ask)
+
+
+def answer_to(said: bytes) -> bytes:
+    """What the server says to a peer that says this at once, and then no more."""
+    answer = b""
+
+    def ask(port: int) -> None:
+        nonlocal answer
+        with socket.create_connection(("127.0.0.1", port), SOON_S) as sock:
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            while data := sock.recv(65536):
+                answer += data
+
+    served(Broker(), ask)
+    return answer
+
+
+def test_a_body_in_chunks_is_refused_and_its_rest_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    parse = h11.Connection.receive_data
+    monkeypatch.setattr(h11.Connection, "receive_data", lambda self, data: parsed.append(len(data)) or parse(self, data))
+    answer = answer_to(REQUEST_BEGUN + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 12_000 + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 411")
+    assert max(parsed) <= admin_http.PIECE_BYTES
+    assert sum(parsed) < 10 * admin_http.PIECE_BYTES
+
+
+def test_requests_sent_at_once_are_answered_one_behind_the_other() -> None:
+    count = 2 * admin_http.PIECE_BYTES // len(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer_to(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * count).count(b"HTTP/1.1 200") == count
+
+
+def test_a_request_longer_than_a_piece_is_answered_to_a_peer_that_says_no_more() -> None:
+    body = b'{"name": "' + b"x" * 60_000 + b'"}'
+    assert answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("said", [b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\nx\r\n"], ids=["cut-off", "no-chunk"])
+def test_a_peer_that_breaks_its_request_off_causes_no_complaint(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    answer_to(REQUEST_BEGUN + said)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_name_that_stands_twice_in_the_arguments_is_refused() -> None:
+    body = b'{"name": "q", "name": "r"}'
+    answer = answer_to(REQUEST_BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"twice" in answer
+
+
+def test_a_path_with_a_slash_behind_is_not_found_and_sends_nobody_elsewhere() -> None:
+    answer = answer_to(b"GET /status/ HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404")
 
 
 def test_a_request_with_a_long_head_is_refused() -> None:

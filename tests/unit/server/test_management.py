@@ -8,9 +8,11 @@ import pytest
 
 from bascule.amqp.events import Transferred
 from bascule.amqp.types import Int
+from bascule.broker.policy import Policy
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.server import management
+from bascule.testing.broker import BrokerInMemory
 from bascule.xa.errors import Code
 from tests.unit.server.served import Client, Served, run_async
 
@@ -65,3 +67,42 @@ async def test_what_rests_on_memory_alone_is_answered_when_a_record_made_after_i
     assert answers(client) == []  # and never, where another broker has the journal: no record of this one is confirmed any more
     served.settle(client)
     assert answers(client) == [code]
+
+
+def recover(reply_to: str) -> bytes:
+    properties = {**FIELDS, "operation": "recover"}
+    return encode_message(JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to=reply_to, body_kind="message", properties=properties))
+
+
+@run_async
+async def test_queues_made_for_answers_count_as_those_of_the_user_who_asks() -> None:
+    served = Served(BrokerInMemory(policy=Policy(queues_per_user_max=2)))
+    client = Client(served)
+    producer = client.producer(MANAGEMENT_ADDRESS)
+    for number in range(5):
+        producer.send(recover(f"answers-{number}"), settled=True)
+        served.settle(client)
+    assert list(served.engine.addresses.anycast) == ["answers-0", "answers-1"]
+    assert served.contained == []
+
+
+@run_async
+async def test_an_answer_finds_its_address_as_other_messages_do() -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=10)
+    client.producer(MANAGEMENT_ADDRESS).send(recover("queue://answers"), settled=True)
+    served.settle(client)
+    assert answers(client) == [0]
+    assert list(served.engine.addresses.anycast) == ["answers"]
+
+
+@pytest.mark.parametrize("reply_to", [MANAGEMENT_ADDRESS, f"queue://{MANAGEMENT_ADDRESS}", "", "queue://", "r" * 1001])
+@run_async
+async def test_a_request_whose_answer_no_queue_can_take_makes_none(reply_to: str) -> None:
+    served = Served()
+    client = Client(served)
+    client.producer(MANAGEMENT_ADDRESS).send(recover(reply_to), settled=True)
+    served.settle(client)
+    assert list(served.engine.addresses.anycast) == []
+    assert served.contained == []

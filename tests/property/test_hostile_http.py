@@ -1,0 +1,175 @@
+"""Hostile HTTP to the admin server of a broker in memory.
+
+Every answer is well-formed, others go on, and no request costs much or leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http.client import HTTPResponse
+from typing import Any
+
+import pytest
+import uvloop
+
+from bascule.jms.message import JmsMessage, encode_message
+from bascule.server.admin import AdminServer
+from bascule.testing.broker import Sender
+from tests.property.test_hostile_peers import complaints
+from tests.support.costs import COST_S_MAX, LEFT_BYTES_MAX, left_bytes, quiet
+from tests.support.hostile_http import HostileHttp
+from tests.unit.server.served import TOPIC, Client
+from tests.unit.server.test_administrator import Node, administrator, dead
+
+SEEDS_OF_ONE_TEST = 150
+ANSWER_S = 10.0
+#: 500 would be a fault of the broker.
+STATUSES = {200, 400, 403, 404, 405, 409, 411, 413, 431, 501, 503}
+
+
+class Refusals(logging.Handler):
+    """What the HTTP server itself complains of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage() + str(record.exc_info or ""))
+
+
+def node() -> Node:
+    """A broker with something of everything that an administrator can look at."""
+    node = Node()
+    node.settings = node.settings.model_copy(update={"journal": node.settings.journal.model_copy(update={"append_timeout_s": 5})})
+    client = Client(node)
+    client.consumer("news", capabilities=TOPIC, name="sub", durable=2, expiry_policy="never")
+    dead(node, 20)
+    for number in range(200):
+        properties = {"a": f"{number}" + "x" * 2000, "b": number}
+        node.broker.send(
+            "q", encode_message(JmsMessage(body_kind="text", body="x", message_id=f"ID:{number}", properties=properties)), Sender(), number
+        )
+    node.broker.settle()
+    return node
+
+
+async def ask(port: int, said: bytes) -> bytes:
+    """All that the server says until it ends the connection, which the peer ends behind its request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    with suppress(ConnectionError):
+        writer.write(said)
+        writer.write_eof()
+        async with asyncio.timeout(ANSWER_S):
+            while data := await reader.read(1 << 20):
+                answer += data
+    writer.close()
+    return answer
+
+
+class Answers(io.BytesIO):
+    """What a server has said, as a socket and as its file."""
+
+    def makefile(self, _: str) -> Answers:
+        return self
+
+    def close(self) -> None:
+        """Further answers follow."""
+
+
+def check(answer: bytes, said: bytes) -> None:
+    """Each answer is HTTP, as the library of Python reads it, and JSON where it says so."""
+    answers: Any = Answers(answer)
+    head = said.startswith(b"HEAD") and not answer.endswith(b"Invalid HTTP request received.")
+    while answers.tell() < len(answer):
+        response = HTTPResponse(answers, method="HEAD" if head else "GET")
+        response.begin()
+        body = response.read()
+        assert response.status in STATUSES, (response.status, said[:200])
+        if response.getheader("content-type") == "application/json" and body:
+            json.loads(body.decode())
+
+
+def serve(work: Callable[[Node, int], Awaitable[None]]) -> None:
+    """Work with an admin server, which must complain of nothing."""
+    refusals, http = Refusals(), logging.getLogger("uvicorn.error")
+
+    async def run() -> None:
+        broker = node()
+        server = AdminServer(administrator(broker), host="127.0.0.1", port=0)
+        server.start()
+        http.addHandler(refusals)
+        try:
+            await work(broker, server.port)
+        finally:
+            http.removeHandler(refusals)
+            await server.stop()
+        assert broker.contained == []
+        assert broker.uncaught.counts == {}
+
+    with complaints() as found, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert found == []
+    assert refusals.found == [], set(refusals.found)
+
+
+async def judge(port: int, said: bytes) -> None:
+    """One request. It is repeated in quiet where it has cost much."""
+    spent_s = await cost_s(port, said)
+    for _ in range(3):
+        if spent_s < COST_S_MAX:
+            break
+        with quiet():
+            spent_s = await cost_s(port, said)
+    assert spent_s < COST_S_MAX, f"{len(said)} bytes: {said[:200]!r}"
+    assert (await ask(port, b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def cost_s(port: int, said: bytes) -> float:
+    """The processor time of one request."""
+    began_s = time.process_time()
+    answer = await ask(port, said)
+    spent_s = time.process_time() - began_s
+    check(answer, said)
+    return spent_s
+
+
+@pytest.mark.parametrize("first", range(0, 2 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
+def test_a_hostile_request_gets_an_answer_costs_little_and_others_go_on(first: int) -> None:
+    async def work(_: Node, port: int) -> None:
+        for seed in range(first, first + SEEDS_OF_ONE_TEST):
+            await judge(port, HostileHttp(seed).request())
+
+    serve(work)
+
+
+def test_hostile_requests_leave_nothing_behind() -> None:
+    async def work(broker: Node, port: int) -> None:
+        async def ask_all() -> None:
+            for seed in range(SEEDS_OF_ONE_TEST):
+                await ask(port, HostileHttp(seed).request())
+
+        assert await left_bytes(ask_all, broker.broker.log) < LEFT_BYTES_MAX
+
+    serve(work)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_hostile_requests() -> None:
+    """BASCULE_HOSTILE_SEEDS is how many, BASCULE_HOSTILE_FIRST the first of them."""
+    first = int(os.environ.get("BASCULE_HOSTILE_FIRST", "10000"))
+
+    async def work(_: Node, port: int) -> None:
+        for seed in range(first, first + int(os.environ.get("BASCULE_HOSTILE_SEEDS", "5000"))):
+            await judge(port, HostileHttp(seed).request())
+
+    serve(work)
