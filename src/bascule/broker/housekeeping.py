@@ -126,7 +126,7 @@ class HousekeepingProtocol:
         self._engine = engine
         self._offsets = offsets
         self._violations = violations
-        self._rounds = Rounds(self, engine, offsets, violations=violations)
+        self._rounds = Rounds(self, engine, violations=violations)
         self._records = 0  # stored in this epoch
         self._size_bytes = 0
         self._tried = (0, 0)  # as many when a snapshot was last begun
@@ -189,9 +189,19 @@ class HousekeepingProtocol:
         """Whether the epoch has not ended."""
         return self._effects.going_on()
 
-    def taken(self) -> None:
-        """What is stored from now on is in the next snapshot."""
-        self._tried = self._records, self._size_bytes
+    async def take(self) -> Snapshot:
+        """The state between two records. Raises TimeoutError when a stored record is not carried out in time, and what taking it raises."""
+        taken: Waiter[Snapshot] = self._effects.waiter()
+
+        def take() -> None:
+            self._tried = self._records, self._size_bytes
+            try:
+                taken.keep(snapshots.take(self._engine, self._offsets))
+            except Exception as error:
+                taken.fail(error)
+
+        self._engine.journaling.between_records(take)
+        return await taken.wait(self._limits.announce_timeout_s)
 
     async def stored(self) -> set[int]:
         """The mids of all that the store has now. Raises Unavailable."""

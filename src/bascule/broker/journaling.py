@@ -135,6 +135,7 @@ class Journaling:
         self.in_flight: deque[Batch] = deque()
         self.in_flight_bytes = 0
         self._stored: deque[Batch] = deque()  # records that are stored, whose actions are not all done
+        self._between: list[Callable[[], None]] = []  # what waits until no stored record is half carried out
         self.turns = Allowance()
         self._woken = False
         self._urgent = False
@@ -323,15 +324,33 @@ class Journaling:
             self.in_flight_bytes -= batch.size_bytes
             self.confirmed_sequence = batch.sequence
             self._stored.popleft()
+            self._look_between()
+
+    def between_records(self, action: Callable[[], None]) -> None:
+        """Do this when no stored record is half carried out: the state is then that at the confirmed sequence. It must not raise."""
+        self._between.append(action)
+        if not (self._stored and self._stored[0].done):
+            self._look_between()
+
+    def _look_between(self) -> None:
+        while self._between:
+            self._between.pop(0)()
+
+    @property
+    def _unconfirmed(self) -> Iterator[Batch]:
+        """Records behind the confirmed sequence. Of the first one some actions may be done: see ``between_records``."""
+        yield from self._stored
+        yield from self.in_flight
+        yield self.batch
 
     def unconfirmed_acks(self) -> Iterator[tuple[BrokerQueue, int]]:
-        """Acknowledgements decided and not yet stored: a snapshot still has their messages."""
-        for batch in (*self.in_flight, self.batch):
+        """Acknowledgements behind the confirmed sequence: a snapshot still has their messages."""
+        for batch in self._unconfirmed:
             for queue, mids in batch.acks.items():
                 for mid in mids:
                     yield queue, mid
 
     def unconfirmed_digests(self) -> Iterator[bytes]:
-        """Ids of sends decided and not yet stored: a snapshot must not know them."""
-        for batch in (*self.in_flight, self.batch):
+        """Ids of sends behind the confirmed sequence: a snapshot must not know them."""
+        for batch in self._unconfirmed:
             yield from batch.digests

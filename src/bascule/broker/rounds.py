@@ -16,7 +16,6 @@ from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.snapshot import Snapshot
 from bascule.core import crash
-from bascule.journal.offsets import OffsetMap
 
 
 class RoundViolation(enum.StrEnum):
@@ -34,8 +33,8 @@ class Steps(Protocol):
         """Whether the epoch has not ended."""
         ...
 
-    def taken(self) -> None:
-        """A snapshot is made in memory: what is stored from now on is in the next one."""
+    async def take(self) -> Snapshot:
+        """A snapshot of what is stored now; what is stored from then on is in the next one."""
         ...
 
     async def stored(self) -> set[int]:
@@ -64,13 +63,12 @@ class Steps(Protocol):
 
 
 class Rounds:
-    """The rounds of one epoch, one at a time. ``engine`` and ``offsets`` are the epoch's."""
+    """The rounds of one epoch, one at a time. ``engine`` is the epoch's."""
 
-    def __init__(self, steps: Steps, engine: Engine, offsets: OffsetMap, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+    def __init__(self, steps: Steps, engine: Engine, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._violations = violations
         self._steps = steps
         self._engine = engine
-        self._offsets = offsets
         self._stored: set[int] = set()  # mids that are there
         self._first = True
         self._sequences = deque([engine.journaling.sequence] * 2, maxlen=2)  # of the last two snapshots: what is older has come to stay
@@ -107,9 +105,8 @@ class Rounds:
             # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
             self._stored = await steps.stored()
             self._first = False
-        taken = snapshots.take(engine, self._offsets)
+        taken = await steps.take()
         crash.point("snapshot.taken")
-        steps.taken()
         if self._stored:
             taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
         moved = snapshots.pinning(engine, taken, self._sequences[0])

@@ -63,14 +63,11 @@ class Snapshot:
 
 
 def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
-    """The state as the confirmed part of the journal says it."""
+    """The state as the confirmed part of the journal says it. Call it between records: see ``Journaling.between_records``."""
     journaling = engine.journaling
     acked: dict[BrokerQueue, list[int]] = {}
     for queue, mid in journaling.unconfirmed_acks():
         acked.setdefault(queue, []).append(mid)
-    uncommitted: dict[BrokerQueue, list[BrokerMessage]] = {}
-    for queue, message in engine.in_transactions():
-        uncommitted.setdefault(queue, []).append(message)
     sequence = journaling.confirmed_sequence
     queues = [queue for queue in engine.addresses.queues.values() if queue.durable and queue.confirmed]
     unconfirmed = set(journaling.unconfirmed_digests())
@@ -84,15 +81,14 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
         ingress_topic_id=engine.ingress_topic_id, branches=engine.branches.entries(engine.clock()),
     )  # fmt: skip
     for queue in queues:
-        held = [*queue.holds(), *uncommitted.get(queue, ())]
-        snapshot.mids.append(sorted([*(mid for message in held if (mid := message.mid) >= 0), *acked.get(queue, ())]))
-        snapshot.counts.append(_counts(queue, held) if queue.counts else [])
+        snapshot.mids.append(sorted([*(message.mid for message in queue.held), *acked.get(queue, ())]))
+        snapshot.counts.append(_counts(queue) if queue.counts else [])
     return snapshot
 
 
-def _counts(queue: BrokerQueue, held: list[BrokerMessage]) -> list[tuple[int, int]]:
+def _counts(queue: BrokerQueue) -> list[tuple[int, int]]:
     """Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is."""
-    return sorted((message.mid, count) for message in held if (count := queue.counts.get(message.position)) and message.mid >= 0)
+    return sorted((message.mid, count) for message in queue.held if (count := queue.counts.get(message.position)))
 
 
 #: Messages that are moved to the store at once: they are written again, while traffic goes on.

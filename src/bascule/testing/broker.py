@@ -177,7 +177,13 @@ class BrokerInMemory:
         return loader
 
     def take_snapshot(self) -> None:
-        """A snapshot of what is confirmed, and its announcement; the next load begins from it once that is stored."""
+        """A snapshot of what is confirmed, and its announcement; the next load begins from it once that is stored.
+
+        It is taken when no stored record is half carried out.
+        """
+        self.engine.journaling.between_records(self._take_snapshot)
+
+    def _take_snapshot(self) -> None:
         taken = snapshots.take(self.engine, self.offsets)
         self.snapshots.pop(taken.id, None)
         self.snapshots[taken.id] = snapshots.encode(taken).joined()
