@@ -14,8 +14,8 @@ JAR_SETS := kafka spark-kafka qpid-jms
 TEST_JAR_SETS := qpid-jms-javax spring artemis
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
-# Test processes at once, each with services of its own: many tests wait for a time to pass.
-WORKERS ?= 4
+# Test processes at once, each with services of its own. "auto" asks tests/conftest.py.
+WORKERS ?= auto
 # Of a soak.
 SECONDS ?= 1800
 

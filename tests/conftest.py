@@ -26,6 +26,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
 from tests.support.qpid import Connection, JmsError, QpidPeer
+from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
 
 TESTS = Path(__file__).parent
@@ -33,7 +34,8 @@ TESTS = Path(__file__).parent
 IMPORT_PATHS = (TESTS.parent / "src", TESTS.parent, TESTS / "support" / "startup")
 #: Tests in these directories run real processes.
 SERVICE_DIRECTORIES = ("scenarios", "interop", "chaos")
-#: With the grace that a test has to end by itself (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes.
+#: With the grace that a test has to end by itself (``tests.support.stacks.GRACE_S``) a hanging test ends within five minutes, on a slow
+#: machine later.
 TIMEOUT_MAX_S = 280
 #: Tests in these directories work for longer than that, and bound each of their steps themselves.
 LASTING_DIRECTORIES = ("chaos", "simulation", "property")
@@ -51,6 +53,9 @@ RUN_VARIABLE = "BASCULE_TEST_RUN"
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 #: A JVM whose parent was killed puts its things away before it ends, on a busy machine for some seconds.
 LEAVE_TIMEOUT_S = 60.0
+#: Test processes at once, each with services of its own, on a machine that is not so many times slower than usual.
+WORKERS = 4
+SLOW = 2.0
 #: For every JVM of a run. They live for seconds: what the second compiler does would never pay, and it takes half of the processor.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
@@ -78,12 +83,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(TIMEOUT_MAX_S))
-        marker = item.get_closest_marker("timeout")
-        lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
-        if marker is not None and marker.args[0] > TIMEOUT_MAX_S and not lasting:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_MAX_S), append=False)
+        item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    """Of a test on a machine of the usual speed."""
+    services = _directory(item) in SERVICE_DIRECTORIES
+    lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
+    marker = item.get_closest_marker("timeout")
+    if marker is None:
+        return TIMEOUT_MAX_S if services else float(item.config.getini("timeout"))
+    timeout_s: float = marker.args[0]
+    return timeout_s if lasting else min(timeout_s, TIMEOUT_MAX_S)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """More than processors, as many tests wait for a time to pass; on a slow machine they have to wait for the processor."""
+    return WORKERS if SLOWNESS < SLOW else WORKERS - 1
 
 
 @cache

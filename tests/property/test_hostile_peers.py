@@ -24,10 +24,11 @@ from bascule.server.connection import ClientConnection
 from bascule.server.status import queue_detail, subscription_status
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.support.hostile import END, Hostile, performative
+from tests.support.speed import SLOWNESS
 from tests.unit.server.served import Client, Served, Wire
 
 #: Processor time of the broker for one input. The inputs here have up to 130 KiB.
-TURN_S = 0.1
+TURN_S = 0.1 * SLOWNESS
 SEEDS_OF_ONE_TEST = 40
 FRAMES = 40
 LONG_AFTER_MS = 10**13

@@ -17,6 +17,7 @@ from bascule.embedded.process import Child
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.journal import SyntheticJournal
+from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 from tests.support.usage import memory_mib
 
@@ -26,6 +27,7 @@ ARRIVAL_TIMEOUT_S = 420.0
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> None:
+    timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"

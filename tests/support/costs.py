@@ -11,9 +11,10 @@ from typing import Final
 
 from bascule.core.caches import forget_peers
 from bascule.testing.broker import MemoryLog
+from tests.support.speed import SLOWNESS
 
 #: Processor time of the broker for one input, in seconds.
-COST_S_MAX: Final = 0.1
+COST_S_MAX: Final = 0.1 * SLOWNESS
 #: What inputs that come once more may leave behind, in bytes: the interpreter keeps some.
 LEFT_BYTES_MAX: Final = 64 << 10
 

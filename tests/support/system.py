@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.process import Child, free_port
+from tests.support.speed import SLOWNESS
 
 #: Far above what a loaded machine needs: a test that waits longer has found something.
 BROKER_START_S = 60.0
@@ -44,7 +45,11 @@ class Late(Unavailable):
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Look until ``condition()`` is true, and return what it gave. An OSError counts as not yet. Raises Late."""
+    """Look until ``condition()`` is true, and return what it gave. An OSError counts as not yet. Raises Late.
+
+    ``timeout_s`` is for a machine of the usual speed.
+    """
+    timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,0 +1,42 @@
+"""How much slower this machine is than that for which the limits of the tests were chosen.
+
+A limit of a test says when it hangs, or does much more work than it should. Neither is true only because the machine is slow, so limits
+are multiplied by ``SLOWNESS``. It is measured once for a run, in processor time: what else the machine does at that moment has little
+influence.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Final
+
+#: In the environment of the processes of a run: all have the same limits.
+SLOWNESS_VARIABLE: Final = "BASCULE_TEST_SLOWNESS"
+#: Of the walk below, on the machine for which the limits were chosen.
+USUAL_S: Final = 0.040
+#: Objects that the walk visits in random order: more than a processor's cache holds. A loop that stays in it runs at full speed on a
+#: machine on which the tests take four times as long.
+OBJECTS: Final = 60_000
+WALKS: Final = 3
+ATTEMPTS: Final = 2
+#: A slower machine than this runs into the limits.
+SLOWNESS_MAX: Final = 4.0
+
+
+def _walk_s(objects: list[dict[str, int]]) -> float:
+    began_s, total = time.process_time(), 0
+    for _ in range(WALKS):
+        for each in objects:
+            total += each["number"] + len(each)
+    return time.process_time() - began_s
+
+
+def _measured() -> float:
+    objects = [{"number": number} for number in range(OBJECTS)]
+    random.Random(1).shuffle(objects)
+    return min(max(1.0, min(_walk_s(objects) for _ in range(ATTEMPTS)) / USUAL_S), SLOWNESS_MAX)
+
+
+SLOWNESS: Final = float(os.environ.setdefault(SLOWNESS_VARIABLE, f"{_measured():.2f}"))
