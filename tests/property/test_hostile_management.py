@@ -62,6 +62,8 @@ class Conversation:
         data = self.hostile.amqp.data_to_send()
         began_s = time.process_time()
         self.hostile.connection.data_received(data)
+        while self.hostile.connection.behind:
+            self.hostile.connection.handle_some()
         self.served.broker.settle()
         self.served.send_output()
         spent_s = time.process_time() - began_s

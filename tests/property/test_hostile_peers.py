@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -23,13 +24,12 @@ from bascule.jms.sections import MalformedMessage, scan
 from bascule.server.connection import ClientConnection
 from bascule.server.status import queue_detail, subscription_status
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.support.costs import COST_S_MAX, LEFT_BYTES_MAX, left_bytes, quiet
 from tests.support.hostile import END, Hostile, performative
-from tests.support.speed import SLOWNESS
 from tests.unit.server.served import Client, Served, Wire
 
-#: Processor time of the broker for one input. The inputs here have up to 130 KiB.
-TURN_S = 0.1 * SLOWNESS
 SEEDS_OF_ONE_TEST = 40
+SEEDS_LEFT = 8
 FRAMES = 40
 LONG_AFTER_MS = 10**13
 
@@ -62,8 +62,9 @@ def complaints() -> Iterator[list[str]]:
 class Peer:
     """A hostile peer that begins a session anew when its last one has ended."""
 
-    def __init__(self, served: Served, seed: int) -> None:
+    def __init__(self, served: Served, seed: int, cost_s_max: float = COST_S_MAX) -> None:
         self.served = served
+        self.cost_s_max = cost_s_max
         self.hostile = Hostile(seed)
         self.wire = Wire()
         self.connection: ClientConnection = served.connection()
@@ -87,7 +88,9 @@ class Peer:
             return
         began_s = time.process_time()
         self.connection.data_received(data)
-        assert time.process_time() - began_s < TURN_S, f"{len(data)} bytes: {data[:60].hex()}"
+        while self.connection.behind:
+            self.connection.handle_some()
+        assert time.process_time() - began_s < self.cost_s_max, f"{len(data)} bytes: {data[:60].hex()}"
         self.served.broker.settle()
         self.served.send_output()
         self.check_frames()
@@ -165,13 +168,35 @@ def work(seed: int) -> None:
             use(broker, clock)
         assert found == []
 
-    asyncio.run(run())
+    with quiet():
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize("first", range(0, 4 * SEEDS_OF_ONE_TEST, SEEDS_OF_ONE_TEST))
 def test_a_hostile_peer_harms_its_own_connection_only_and_what_is_taken_can_be_used(first: int) -> None:
     for seed in range(first, first + SEEDS_OF_ONE_TEST):
         work(seed)
+
+
+def test_hostile_peers_that_are_gone_leave_nothing_behind() -> None:
+    served = Served()
+    broker = served.broker
+
+    async def talk() -> None:
+        for seed in range(SEEDS_LEFT):
+            peer = Peer(served, seed, cost_s_max=math.inf)  # memory is traced, which takes time
+            peer.talk()
+            peer.connection.connection_lost(None)
+            broker.settle()
+        for queue in list(broker.engine.addresses.queues.values()):
+            administration.delete(broker.engine, queue, force=True)
+        broker.settle()
+
+    async def run() -> None:
+        assert await left_bytes(talk, broker.log) < LEFT_BYTES_MAX
+        assert broker.engine.memory.used_bytes == 0
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ LIMITS: Final = {
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "works them out again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients of an interruption", "forgets the oldest"),
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
+        Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "goes on in the next turn", "s"),
         Limit("broker.turns", "TURN_STEPS", "steps of long work in one turn of the event loop", "goes on in the next turn"),
         Limit("broker.delivery", "DUE_MAX", "actions of the schedule in one turn", "goes on in the next turn"),
         Limit("broker.delivery", "COUNTS_MAX", "delivery counts in one journal entry", "writes another entry"),

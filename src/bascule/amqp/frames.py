@@ -112,6 +112,11 @@ class FrameBuffer:
         """What is kept of a frame that is not whole."""
         return len(self._kept)
 
+    @property
+    def missing_bytes(self) -> int:
+        """What makes the frame whole, 0 where nothing is kept."""
+        return max(self._needed_bytes - len(self._kept), 0) if self._kept else 0
+
     def take(self) -> bytes:
         """Return what was kept, whole or not, and forget it."""
         data = bytes(self._kept)

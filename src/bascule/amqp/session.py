@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -175,23 +176,23 @@ class Session:
 
     def _send_frames(self, link: SenderLink, message: bytes, transfer: Transfer) -> None:
         """The rare shapes: a message in many frames, a transfer with a state."""
-        room = self.connection.remote_max_frame_size
-        rest = memoryview(message)
-        while True:
-            transfer.more = False
-            head = frame_head(self.channel, transfer, len(rest))
-            if len(head) + len(rest) > room:
-                transfer.more = True
-                head = frame_head(self.channel, transfer, 0)
-                size = room - len(head)
-                head = frame_head(self.channel, transfer, size)
-                part, rest = rest[:size], rest[size:]
-            else:
-                part, rest = rest, rest[:0]
-            self._queue.append(link, head, bytes(part))
-            if not transfer.more:
-                break
+        room, position, total = self.connection.remote_max_frame_size, 0, len(message)
+        final = len(frame_head(self.channel, transfer, 0))
+        if final + total > room:
+            transfer.more = True
+            size = room - len(frame_head(self.channel, transfer, 0))
+            self._queue.append(link, frame_head(self.channel, transfer, size), message[:size])
+            position = size
             transfer = Transfer(link.handle, settled=transfer.settled)
+            final = len(frame_head(self.channel, transfer, 0))
+            # Those in the middle have the same head: with small frames there are many.
+            middle = dataclasses.replace(transfer, more=True)
+            size = room - len(frame_head(self.channel, middle, 0))
+            head = frame_head(self.channel, middle, size)
+            while final + total - position > room:
+                self._queue.append(link, head, message[position : position + size])
+                position += size
+        self._queue.append(link, frame_head(self.channel, transfer, total - position), message[position:])
         self._send_queued()
 
     def _send_queued(self) -> None:

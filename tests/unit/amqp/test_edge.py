@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from bascule.amqp import session
 from bascule.amqp.codec import decode, encode
 from bascule.amqp.composite import decode_composite, encode_composite
 from bascule.amqp.errors import DECODE_ERROR, FRAME_SIZE_TOO_SMALL, INVALID_FIELD, AmqpError, DecodeError, EncodeError, LimitExceeded
-from bascule.amqp.events import Attached, Detached, Dispositioned, Opened, SessionEnded
-from bascule.amqp.frames import AMQP_HEADER
+from bascule.amqp.events import Attached, Detached, Dispositioned, Opened, SessionEnded, Transferred
+from bascule.amqp.frames import AMQP_HEADER, frame_head
 from bascule.amqp.limits import (
     CONTAINER_ID_LENGTH_MAX,
     DELIVERY_TAG_SIZE_BYTES_MAX,
@@ -44,7 +45,7 @@ from bascule.amqp.performatives import (
 from bascule.amqp.types import Char, Symbol, ULong
 from bascule.amqp.unsettled import Unsettled
 from tests.support import hostile as raw
-from tests.unit.amqp.pair import Script, attach, frames_of, of
+from tests.unit.amqp.pair import Pair, Script, attach, frames_of, of
 
 NULL = raw.NULL
 COLLIDING_ULONGS = [raw.ulong(number * raw.HASH_MODULUS % (1 << 64)) for number in range(9)]
@@ -358,3 +359,21 @@ def test_frames_of_one_byte_take_the_memory_of_their_bytes() -> None:
     script.say_bytes(more * 7_000)
     (partial,) = [link._partial for link in script.server.sessions[0].links.values()]  # type: ignore[attr-defined]
     assert len(partial.octets) == 1
+
+
+@pytest.mark.parametrize("size_bytes", [440, 480, 512, 900, 960, 1 << 20])
+def test_a_message_in_small_frames_arrives_whole_and_its_frames_share_few_heads(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(channel: int, performative: Any, payload_size_bytes: int) -> bytes:
+        made.append(payload_size_bytes)
+        return frame_head(channel, performative, payload_size_bytes)
+
+    monkeypatch.setattr(session, "frame_head", counted)
+    pair = Pair(frame_size=512)
+    _, sender = pair.consumer(credit=1)
+    message = bytes(number % 251 for number in range(size_bytes))
+    sender.send(message)
+    pair.run()
+    assert [event.payload for event in of(Transferred, pair.at_client)] == [message]
+    assert len(made) < 10

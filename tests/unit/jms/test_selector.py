@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
+import tracemalloc
 
 import pytest
 
 from bascule.amqp.types import Byte, Float, Int, Short
+from bascule.broker.memory import SELECTOR_CHAR_BYTES
 from bascule.jms.selector import SelectorError, compile_selector
 from bascule.jms.selector.lexer import TEXT_MAX
 from bascule.jms.selector.numbers import single
@@ -179,6 +181,17 @@ def test_like_takes_no_time_to_speak_of_for_any_pattern(pattern: str) -> None:
     start = time.process_time()
     assert not selector.matches({"x": "a" * 20_000}.get)
     assert time.process_time() - start < 1.0 * SLOWNESS
+
+
+def test_a_long_pattern_takes_memory_in_proportion_to_its_length() -> None:
+    text = f"x LIKE '{''.join(chr(0x4E00 + number) for number in range(20_000))}'"
+    tracemalloc.start()
+    try:
+        selector = compile_selector(text)
+        assert tracemalloc.get_traced_memory()[0] < SELECTOR_CHAR_BYTES * len(text)
+    finally:
+        tracemalloc.stop()
+    assert not selector.matches({"x": "x"}.get)
 
 
 def test_float_values_are_compared_as_java_would() -> None:

@@ -181,6 +181,8 @@ class Client:
         data = self.amqp.data_to_send()
         if data:
             self.connection.data_received(data)
+            while self.connection.behind:
+                self.connection.handle_some()
         return bool(data)
 
     def listen(self) -> bool:

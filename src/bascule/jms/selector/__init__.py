@@ -8,7 +8,7 @@ from bascule.core.caches import peer_cache
 from bascule.jms.selector.errors import SelectorError
 from bascule.jms.selector.evaluate import Evaluator, Lookup, evaluator
 from bascule.jms.selector.nodes import Identifier
-from bascule.jms.selector.parser import parse, steps_of
+from bascule.jms.selector.parser import parse
 
 __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
@@ -28,9 +28,8 @@ class Selector:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        tree = parse(text) if text.strip() else None
+        tree, self.steps = parse(text) if text.strip() else (None, 0)
         self.identifiers: frozenset[str] = frozenset(_identifiers(tree))
-        self.steps = steps_of(tree) if tree is not None else 0
         self._evaluate: Evaluator = evaluator(tree) if tree is not None else lambda _: True
 
     def matches(self, lookup: Lookup) -> bool:

@@ -18,7 +18,7 @@ _DOUBLE_AT: Final = 256
 class _Piece:
     """What stands between two ``%``: a fixed number of characters, some of them any character (``_``)."""
 
-    __slots__ = ("_any", "_masks", "_runs", "_text", "length")
+    __slots__ = ("_characters", "_masks", "_runs", "_text", "length")
 
     def __init__(self, characters: list[str | None]) -> None:
         self.length = len(characters)
@@ -31,11 +31,8 @@ class _Piece:
                 start = index + 1
         #: The literal characters of a piece that has no others.
         self._text = self._runs[0][1] if self._runs and len(self._runs[0][1]) == self.length else None
-        self._any = sum(1 << index for index, character in enumerate(characters) if character is None)
-        self._masks: dict[str, int] = {}  # by character, the indexes at which it may stand
-        for index, character in enumerate(characters):
-            if character is not None:
-                self._masks[character] = self._masks.get(character, self._any) | 1 << index
+        self._characters = characters if self._text is None else []
+        self._masks: tuple[dict[str, int], int] | None = None
 
     @property
     def steps(self) -> int:
@@ -58,9 +55,23 @@ class _Piece:
             return text.find(self._text, position, end)
         return self._search(text, position, end) if self._runs else position
 
+    def _make_masks(self) -> tuple[dict[str, int], int]:
+        """By character, the indexes at which it may stand; and those at which any other may.
+
+        Made for the first search: they take the square of the piece's length, and the steps of a selector bound what is searched for.
+        """
+        others = sum(1 << index for index, character in enumerate(self._characters) if character is None)
+        masks: dict[str, int] = {}
+        for index, character in enumerate(self._characters):
+            if character is not None:
+                masks[character] = masks.get(character, others) | 1 << index
+        return masks, others
+
     def _search(self, text: str, position: int, end: int) -> int:
         """Bit ``n`` says that the last ``n + 1`` characters are the first ones of the piece (Shift-And)."""
-        masks, others, whole = self._masks, self._any, 1 << (self.length - 1)
+        if self._masks is None:
+            self._masks = self._make_masks()
+        (masks, others), whole = self._masks, 1 << (self.length - 1)
         state = 0
         for index in range(position, end):
             state = (state << 1 | 1) & masks.get(text[index], others)

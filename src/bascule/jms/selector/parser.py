@@ -46,8 +46,8 @@ _POWER: Final[dict[str, int]] = {
 }  # fmt: skip
 
 
-def parse(text: str) -> Node:
-    """The syntax tree of a selector that is not blank. Raises SelectorError."""
+def parse(text: str) -> tuple[Node, int]:
+    """The syntax tree of a selector that is not blank, and the steps of evaluating it for a message. Raises SelectorError."""
     parser = _Parser(text)
     tree = parser.condition(parser.expression(0), 0)
     if parser.token.kind is not TokenKind.END:
@@ -57,12 +57,7 @@ def parse(text: str) -> Node:
         raise parser.error(f"nested more than {DEPTH_MAX} deep", 0)
     if steps > STEPS_MAX:
         raise parser.error(f"evaluating this may take {steps} steps for each message; {STEPS_MAX} are the most", 0)
-    return tree
-
-
-def steps_of(tree: Node) -> int:
-    """What evaluating a selector takes for one message, in steps."""
-    return _extent(tree)[1]
+    return tree, steps
 
 
 def _extent(tree: Node) -> tuple[int, int]:

@@ -1,0 +1,56 @@
+"""What a client sends at once is handled in short turns, between which others are served."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bascule.amqp.events import AttachConfirmed
+from bascule.amqp.performatives import Source, Target
+from bascule.server import connection
+from bascule.testing.broker import Sender, message_bytes
+from tests.unit.server.served import QUEUE, Client, Served, run_async
+
+LINKS = 300
+
+
+@run_async
+async def test_many_attaches_at_once_take_many_turns_and_others_are_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    served = Served()
+    busy, other = Client(served, "busy"), Client(served, "other")
+    inbox = other.consumer("inbox", credit=10)
+    for number in range(LINKS):
+        busy.session.attach_sender(f"link-{number}", Source(), Target("q", capabilities=QUEUE))
+    busy.connection.data_received(busy.amqp.data_to_send())
+    assert busy.connection.behind
+    assert not busy.wire.reading
+    assert 0 < len(busy.connection.client.links) < LINKS
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.settle(other)
+    assert other.received(inbox) == 1
+    turns = 0
+    while busy.connection.behind:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 3
+    assert busy.wire.reading
+    served.settle(busy)
+    assert len(busy.told(AttachConfirmed)) == LINKS
+
+
+@run_async
+async def test_nothing_more_is_handled_of_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
+    served = Served()
+    client = Client(served)
+    for number in range(LINKS):
+        client.session.attach_sender(f"link-{number}", Source(), Target("q", capabilities=QUEUE))
+    client.connection.data_received(client.amqp.data_to_send())
+    client.connection.connection_lost(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(client.connection.client.links) == 0
+    assert served.engine.addresses.producers == {}
+    assert served.contained == []
