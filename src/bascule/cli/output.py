@@ -21,15 +21,25 @@ class Format(enum.StrEnum):
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print: a table to read, or JSON to process.")]
 
 
+def printable(text: str, keep: str = "") -> str:
+    """A text that moves no cursor: names and bodies come from clients, and a terminal carries out what controls in them say.
+
+    What is not printable and not in ``keep`` is written as JSON writes it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else json.dumps(each)[1:-1] for each in text)
+
+
 def line(text: str) -> None:
-    """One line of data, out at once."""
-    sys.stdout.write(text + "\n")
+    """One line of data, out at once; into a pipe as it is."""
+    sys.stdout.write((printable(text, "\n\t") if sys.stdout.isatty() else text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """One line for whoever watches."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text, "\n\t") + "\n")
     sys.stderr.flush()
 
 
@@ -38,7 +48,7 @@ def fail(text: str) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"error: {text}", style="red", markup=False)
+    console.print("error: " + printable(text, "\n\t"), style="red", markup=False)
 
 
 def as_json(data: Any, *, indent: int | None = None) -> str:
@@ -56,7 +66,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 
     drawn = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
+        drawn.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = 10_000

@@ -163,4 +163,4 @@ def _plain(value: object) -> object:
 
 def _shown(value: object) -> str:
     text = str(value)
-    return text if text and _PLAIN.issuperset(text) else json.dumps(text, ensure_ascii=False)
+    return text if text and _PLAIN.issuperset(text) else json.dumps(text, ensure_ascii=not text.isprintable())

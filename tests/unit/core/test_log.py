@@ -49,7 +49,17 @@ def test_text_line_has_time_level_logger_event_and_fields() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [("", '""'), ("a=b", '"a=b"'), ('say "x"', r'"say \"x\""'), ("one\ntwo", r'"one\ntwo"'), ("ü", '"ü"'), (None, "None"), (1.5, "1.5")],
+    [
+        ("", '""'),
+        ("a=b", '"a=b"'),
+        ('say "x"', r'"say \"x\""'),
+        ("one\ntwo", r'"one\ntwo"'),
+        ("ü", '"ü"'),
+        ("\x9b2J", r'"\u009b2J"'),
+        ("\u202ea", r'"\u202ea"'),
+        (None, "None"),
+        (1.5, "1.5"),
+    ],
 )
 def test_value_that_could_be_misread_is_quoted(value: object, shown: str) -> None:
     (line,) = lines(LogSettings(), lambda: log.info("seen", value=value))

@@ -1,0 +1,44 @@
+"""What comes from clients is printed so that no terminal carries it out."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from bascule.cli.output import fail, line, note, printable, table
+
+#: Clear the screen, by ESC and by the control of one character; text from right to left; a bell and a deletion.
+HOSTILE = "\x1b[2J\x9b2J\u202e\a\x7f"
+CONTROLS = set(HOSTILE) - set("[2J")
+
+
+@pytest.mark.parametrize("text", ["orders", "é 😀", "'quoted' \\ back"])
+def test_what_is_printable_stays_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_controls_are_written_as_json_writes_them() -> None:
+    assert printable(f"a{HOSTILE}\n") == r"a\u001b[2J\u009b2J\u202e\u0007\u007f\n"
+    assert json.loads(f'"{printable(HOSTILE)}"') == HOSTILE
+
+
+def test_tables_notes_and_errors_print_no_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("name", "reason"), [(HOSTILE, f"one\n{HOSTILE}")])
+    note(HOSTILE)
+    fail(HOSTILE)
+    printed = capsys.readouterr()
+    assert CONTROLS & set(printed.out + printed.err) == set()
+
+
+def test_lines_are_printed_as_they_are_into_a_pipe_and_without_controls_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line(HOSTILE)
+    assert capsys.readouterr().out == f"{HOSTILE}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    line(f"one\n\t{HOSTILE}")
+    printed = capsys.readouterr().out
+    assert printed.startswith("one\n\t")
+    assert CONTROLS & set(printed) == set()
