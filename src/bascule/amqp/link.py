@@ -116,6 +116,12 @@ class Link:
         source, target = (self.remote.source, None) if self.RECEIVER else (None, self.remote.target)
         self._answer(source, target, 0, (), None)
         self.detach(error)  # nothing happens where the answer did not fit into the peer's frames
+        self.forget_attach()
+
+    def forget_attach(self) -> None:
+        """Keep of both attaches the modes: one may be as long as a frame, and a peer has thousands of links."""
+        self.local = None
+        self.remote = Attach(snd_settle_mode=self.remote.snd_settle_mode, rcv_settle_mode=self.remote.rcv_settle_mode)
 
     def _answer(self, source: Any, target: Any, max_message_size: int, offered: tuple[str, ...], properties: dict[Any, Any] | None) -> None:
         if self.state is LinkState.DETACHED:

@@ -305,7 +305,7 @@ class Session:
 
     def on_begin(self, begin: Begin, remote_channel: int) -> None:
         """The peer's begin: the first word, which is answered at once, or the answer to ours."""
-        self.remote, self.remote_channel = begin, remote_channel
+        self.remote, self.remote_channel = dataclasses.replace(begin, properties=None), remote_channel
         self._next_incoming_id = begin.next_outgoing_id
         self._outgoing_window = begin.incoming_window
         self.withholding = not begin.incoming_window

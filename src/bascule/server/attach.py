@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bascule.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
@@ -90,6 +90,12 @@ def attach(client: Client, link: Link) -> None:
         _attach_consumer(client, link)
 
 
+def _answer(link: Link, **options: Any) -> None:
+    """Accept a link. What the attach said has been used by now, and is not kept."""
+    link.accept(**options)
+    link.forget_attach()
+
+
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +106,7 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
         if attached_late(client, link) and reset_connection(client, link):
             return
         link.context = CoordinatorLink(client, link)
-        link.accept(max_message_size=limit)
+        _answer(link, max_message_size=limit)
         link.flow(PRODUCER_CREDIT)
         return
     if not isinstance(target, Target):
@@ -108,14 +114,14 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
     if target.dynamic:
         address, routing = _temporary(client, link, target.capabilities)
         link.context = _producer(client, link, address, routing)
-        link.accept(target=dataclasses.replace(target, address=address), max_message_size=limit)
+        _answer(link, target=dataclasses.replace(target, address=address), max_message_size=limit)
     else:
         if target.address is None:
             link.context = ProducerLink(client, link, None, None)
         else:
             place = place_of(target.address, target.capabilities)
             link.context = _producer(client, link, place.address, routing_at(client, place))
-        link.accept(max_message_size=limit)
+        _answer(link, max_message_size=limit)
     link.context.opened()
 
 
@@ -210,7 +216,7 @@ def _consume(
 
 def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
     if link.context is not None and not client.lost:
-        link.accept(source=source)
+        _answer(link, source=source)
         link.context.granted()
         client.wake(link)  # credit that came with the attach counts from now on
         client.touch()
@@ -218,7 +224,7 @@ def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
 
 def _browse(client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None) -> None:
     link.context = BrowserLink(client, link, queue, selector)
-    link.accept()
+    _answer(link)
 
 
 def _subscribe(client: Client, link: SenderLink, source: Source, address: str, selector: Selector | None) -> None:
@@ -301,7 +307,7 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
     client.authorize(Permission.DELETE_DURABLE_QUEUE, queue.address)
     client.unsubscribing[link] = queue
-    link.accept(source=Source(address=queue.address, durable=2, expiry_policy="never", distribution_mode="copy", capabilities=("topic",)))
+    _answer(link, source=Source(address=queue.address, durable=2, expiry_policy="never", distribution_mode="copy", capabilities=("topic",)))
 
 
 # -- the end of a link -------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import pytest
 
 from bascule.amqp.events import AttachConfirmed
 from bascule.amqp.performatives import Source, Target
+from bascule.amqp.states import LinkState
+from bascule.amqp.types import Symbol
 from bascule.server import connection
 from bascule.testing.broker import Sender, message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
@@ -54,3 +56,33 @@ async def test_nothing_more_is_handled_of_a_client_that_is_gone(monkeypatch: pyt
     assert len(client.connection.client.links) == 0
     assert served.engine.addresses.producers == {}
     assert served.contained == []
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+@run_async
+async def test_nothing_long_is_kept_of_an_attach_that_is_answered(role: str) -> None:
+    served = Served()
+    client = Client(served)
+    long = {Symbol("long"): "x" * 60_000}
+    if role == "producer":
+        client.session.attach_sender("link", Source(), Target("q", capabilities=QUEUE), properties=long)
+    else:
+        client.session.attach_receiver("link", Source("q", capabilities=QUEUE, dynamic_node_properties=long), Target())
+    served.settle(client)
+    assert len(client.told(AttachConfirmed)) == 1
+    (link,) = client.connection.client.links
+    assert link.remote.properties is None
+    assert link.remote.source is None
+    assert link.local is None
+
+
+@run_async
+async def test_nothing_long_is_kept_of_an_attach_that_is_refused() -> None:
+    served = Served()
+    client = Client(served)
+    client.session.attach_sender("link", Source(), Target("", capabilities=QUEUE), properties={Symbol("long"): "x" * 60_000})
+    client.say()
+    (link,) = client.connection.amqp.sessions[0].links.values()
+    assert link.state is LinkState.DETACH_SENT
+    assert link.remote.properties is None
+    assert link.local is None
