@@ -10,7 +10,7 @@ goes), LocalTransactions, Branches and Intake (messages from Kafka).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 
 from bascule.broker.branches import Branches
@@ -22,9 +22,8 @@ from bascule.broker.errors import JournalUnavailable
 from bascule.broker.intake import Intake
 from bascule.broker.journaling import Journaling
 from bascule.broker.local_transactions import LocalTransactions
-from bascule.broker.message import Bodies, BrokerMessage
+from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
-from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending
 from bascule.broker.transactions import Draft, LocalTransaction
 from bascule.core.errors import BasculeError
@@ -118,11 +117,6 @@ class Engine:
     def pending(self) -> bool:
         """Whether there is work for another turn."""
         return self.journaling.pending or self.turns.pending or self.deliveries.pending
-
-    def in_transactions(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
-        """Messages that open transactions have acknowledged, and those of prepared ones."""
-        yield from self.local_transactions.held()
-        yield from self.branches.held()
 
     # -- state of the parts ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
@@ -43,12 +43,6 @@ class LocalTransactions:
         self._sending = sending
         self._due_ms = 0
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
-
-    def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
-        """Messages that open transactions have acknowledged."""
-        for transaction in self.open.values():
-            for consumer, message in transaction.acks:
-                yield consumer.queue, message
 
     def begin(self, transaction_id: bytes) -> LocalTransaction:
         """A new local transaction."""

@@ -55,7 +55,9 @@ class FaultyBench(Bench):
         found: list[tuple[str, BrokerMessage]] = []
         for queue in engine.addresses.queues.values():
             found += ((queue.name, message) for message in queue.holds())
-        found += ((queue.name, message) for queue, message in engine.in_transactions())
+        for transaction in engine.transactions.values():
+            found += ((consumer.queue.name, message) for consumer, message in transaction.acks)
+        found += ((queue.name, message) for queue, message in engine.branches.held())
         return Counter((name, self.content(message)) for name, message in found)
 
     def check(self) -> Counter[Any]:
@@ -65,6 +67,7 @@ class FaultyBench(Bench):
         for queue in self.engine.addresses.queues.values():
             assert queue.held_messages == sum(count for (name, _), count in held.items() if name == queue.name), queue.name
             assert (queue.incoming, queue.incoming_bytes) == (0, 0)
+            assert not queue.durable or len(list(queue.held)) == queue.held_messages
         loaded = self.broker.replay(None).engine
         assert self.held(loaded) == held
         assert {queue.name for queue in loaded.addresses.queues.values()} == {queue.name for queue in self.engine.addresses.queues.values()}
