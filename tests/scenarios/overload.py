@@ -18,7 +18,7 @@ from bascule.amqp.sasl import AnonymousClient, SaslClient
 from bascule.client import Acknowledge, Queue, TimedOut, TransactionRolledBack, connect
 from bascule.core.errors import BasculeError
 from tests.support.system import System
-from tests.support.usage import memory_mib
+from tests.support.usage import main_thread_cpu_s, memory_mib
 
 BODY = "x" * 1024
 LARGE_BODY = "x" * 100_000
@@ -35,21 +35,26 @@ class Canary:
     """A client in a process of its own, whom the load of the others in this process does not slow down.
 
     It receives persistent messages that were sent before, one after the other: near the limit of memory a client that sends has to wait.
+    ``times_s`` says how long each took, ``broker_s`` how much processor time the broker's event loop used meanwhile: that does not depend
+    on how much of a machine the broker gets.
     """
 
-    def __init__(self, url: str, queue: str) -> None:
+    def __init__(self, system: System, queue: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._over = spawn.Event()
         self._said, says = spawn.Pipe(duplex=False)
-        self._process = spawn.Process(target=_round_trips, args=(url, queue, self._over, says), daemon=True)
+        self._process = spawn.Process(target=_round_trips, args=(system.url, queue, system.broker.pid, self._over, says), daemon=True)
         self._process.start()
         self.times_s: list[float] = []
+        self.broker_s: list[float] = []
 
     def look(self) -> int:
         """Take in what it has said; return how many round trips it has made."""
         with suppress(EOFError):  # it has ended
             while self._said.poll():
-                self.times_s.append(self._said.recv())
+                time_s, broker_s = self._said.recv()
+                self.times_s.append(time_s)
+                self.broker_s.append(broker_s)
         return len(self.times_s)
 
     def stop(self) -> None:
@@ -59,15 +64,16 @@ class Canary:
         self.look()
 
 
-def _round_trips(url: str, name: str, over: Event, says: PipeConnection) -> None:
+def _round_trips(url: str, name: str, broker: int, over: Event, says: PipeConnection) -> None:
     queue = Queue(name)
     with connect(url) as context:
         context.producer(queue).send_many((BODY for _ in range(CANARY_MESSAGES)), timeout_s=SOON_S)
     with connect(url) as context, context.consumer(queue, prefetch=0) as consumer:
         while not over.wait(0.1):
-            begun_s = time.monotonic()
+            begun_s, used_s = time.monotonic(), main_thread_cpu_s(broker)
             message = consumer.receive(SOON_S)
-            says.send(time.monotonic() - begun_s if message is not None else SOON_S)
+            time_s = time.monotonic() - begun_s if message is not None else SOON_S
+            says.send((time_s, main_thread_cpu_s(broker) - used_s))
 
 
 @dataclass
@@ -78,6 +84,7 @@ class Figures:
     received: int = 0
     round_trips: int = 0
     longest_gap_s: float = 0.0  # of the canary
+    longest_gap_broker_s: float = 0.0  # the most processor time of the broker's event loop in one of its round trips
     blocked_seen: int = 0
     idle_mib: float = 0.0
     peak_mib: float = 0.0
@@ -93,7 +100,7 @@ class Overload:
         self.system = system
         self.queue = Queue(queue)
         self.figures = Figures(idle_mib=memory_mib(system.broker.pid))
-        self.canary = Canary(system.url, f"{queue}.canary")
+        self.canary = Canary(system, f"{queue}.canary")
         self._over = threading.Event()
         self._load_over = threading.Event()
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
@@ -123,6 +130,7 @@ class Overload:
         self._end(self._over)
         self.canary.stop()
         self.figures.round_trips, self.figures.longest_gap_s = len(self.canary.times_s), max(self.canary.times_s, default=SOON_S)
+        self.figures.longest_gap_broker_s = max(self.canary.broker_s, default=SOON_S)
         if self._errors:
             raise self._errors[0]
 

@@ -203,9 +203,9 @@ OTHERS: Final = {
     "broker.epoch.TIMER_S_MAX": "the longest time of a timer; a later one is set again",
     "broker.ingress_tail.CHUNKS_MAX": "bounds what Kafka brings",
     "broker.message.PRIORITY_MAX": "the same range as in jms.sections",
-    "broker.snapshot.STORE_BYTES_MAX": "how much moves to the store at once",
-    "broker.snapshot.STORE_DENSITY_MAX": "when messages move to the store",
-    "broker.snapshot.STORE_MESSAGES_MAX": "how much moves to the store at once",
+    "broker.schedule.CANCELLED_MAX": "when the schedule is cleared of what was cancelled",
+    "broker.store_move.ROUND_BYTES_MAX": "how much moves to the store at once",
+    "broker.store_move.ROUND_MESSAGES_MAX": "how much moves to the store at once",
     "core.defaults.MAX_DELIVERY_ATTEMPTS": "the default of a setting",
     "core.defaults.MAX_OFFSETS_PER_TRIGGER": "the default of a pipeline's setting",
     "core.topics.RECORD_BYTES_MAX": "what the journal's topic takes: a message and what stands around it",
@@ -214,6 +214,8 @@ OTHERS: Final = {
     "jms.sections.PRIORITY_MAX": "the range of a priority; a higher one counts as this",
     "server.connection_reset.RESETS_MAX": "how often the broker itself resets a connection",
     "server.epoch.STILL_MAX": "how long the broker itself may stand still",
+    "server.spill.WASTE_MAX": "when spill files are compacted",
+    "server.spill.WASTE_SHORT_MAX": "when spill files are compacted",
     "server.supervisor.BACKOFF_MAX_S": "bounds the restarts of a process",
 }
 

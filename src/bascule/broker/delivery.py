@@ -100,7 +100,7 @@ class Deliveries:
         for queue in queues:
             queue.delayed.put(message, due_ms)
         if queues:
-            self.schedule.at(due_ms, self.arrive, message, queues)
+            message.keep_timer(self.schedule.cancellable(due_ms, self.arrive, message, queues))
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """Its time has come: it takes its place behind what came before."""

@@ -17,9 +17,10 @@ from bascule.broker.engine import Engine
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold, holds_of, needed_from
 from bascule.broker.rounds import Rounds
 from bascule.broker.snapshot import EncodedSnapshot, Snapshot
+from bascule.broker.turns import Work
 from bascule.core import crash
 from bascule.core.effects import Severity, Waiter
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import Op, json_entry
 
@@ -114,6 +115,16 @@ class HousekeepingEffects(Protocol):
         ...
 
 
+def _reported(work: Work, done: Waiter[Any]) -> Work:
+    """Do work, and say when it is done; its error concerns nobody but who waits for it."""
+    try:
+        yield from work
+    except Exception as error:
+        done.fail(error)
+    else:
+        done.keep(None)
+
+
 class HousekeepingProtocol:
     """The rounds of one epoch. ``engine`` and ``offsets`` are the epoch's. Has the steps that a round asks for."""
 
@@ -202,6 +213,16 @@ class HousekeepingProtocol:
 
         self._engine.journaling.between_records(take)
         return await taken.wait(self._limits.announce_timeout_s)
+
+    async def in_turns(self, work: Work) -> None:
+        """Raises what the work raises, and Unavailable if it takes too long, or the epoch ends before it is done."""
+        done = self._effects.waiter()
+        self._engine.turns.begin(_reported(work, done))
+        timeout_s = self._limits.announce_timeout_s
+        try:
+            await done.wait(timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"work of the engine has taken more than {timeout_s:g} s") from None
 
     async def stored(self) -> set[int]:
         """The mids of all that the store has now. Raises Unavailable."""

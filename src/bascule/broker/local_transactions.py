@@ -64,6 +64,12 @@ class LocalTransactions:
         """It is not open any more: committed, rolled back, or a branch."""
         self.open.pop(transaction.id, None)
         self._discharge(transaction)
+        self._discharge_deliveries(transaction)
+
+    def _discharge_deliveries(self, transaction: LocalTransaction) -> None:
+        """What a transaction has received is received no more, or settled."""
+        self.memory.unsettled -= transaction.charged_deliveries
+        transaction.charged_deliveries = 0
 
     def doom(self, transaction: LocalTransaction, error: BasculeError) -> None:
         """It can only be rolled back, because of ``error``: its sends are forgotten."""
@@ -102,6 +108,8 @@ class LocalTransactions:
         if self._deliveries.settled(consumer, message):
             self._holds_something(transaction)
             transaction.acks.append((consumer, message))
+            transaction.charged_deliveries += 1
+            self.memory.unsettled += 1
             transaction.size_bytes += 16
 
     def _holds_something(self, transaction: LocalTransaction) -> None:
@@ -203,6 +211,7 @@ class LocalTransactions:
         transaction.acks.clear()
         transaction.drafts.clear()
         self._discharge(transaction)
+        self._discharge_deliveries(transaction)
 
     def take_back(self, acks: list[tuple[BrokerQueue, BrokerMessage]]) -> None:
         """Messages that a transaction had received wait again, after a failed delivery."""

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from bascule.broker.errors import BodyUnavailable, BrokerFault
 from bascule.broker.memory import MemoryAccount
+from bascule.broker.schedule import ScheduledAction
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import group_of
 from bascule.journal.records import SendFlag
@@ -27,11 +28,20 @@ def stored_group(flags: int, body: bytes) -> str | None:
     return None
 
 
+class BodyOwner(Protocol):
+    """Who asks for a body by its handle."""
+
+    handle: int
+
+
 class BodyStore(Protocol):
     """Where bodies go that memory has no room for: a cache, never the truth (that is the journal)."""
 
-    def put(self, body: bytes) -> int:
-        """Keep ``body``; returns a handle, 0 or more. Raises OSError when there is no room: nothing is kept then."""
+    def put(self, body: bytes, owner: BodyOwner) -> int:
+        """Keep ``body``; returns a handle, 0 or more. Raises OSError when there is no room: nothing is kept then.
+
+        If the store moves the body, it gives ``owner`` another handle.
+        """
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """The body behind a handle. Raises OSError."""
@@ -48,7 +58,7 @@ class BrokerMessage:
     """
 
     __slots__ = (
-        "body", "durable", "expiry_ms", "group", "handle", "mid", "position", "priority", "references", "size_bytes",
+        "body", "durable", "expiry_ms", "group", "handle", "mid", "position", "priority", "references", "size_bytes", "timers",
     )  # fmt: skip
 
     def __init__(self, body: bytes, priority: int = DEFAULT_PRIORITY, expiry_ms: int = 0, group: str | None = None) -> None:
@@ -62,6 +72,11 @@ class BrokerMessage:
         self.expiry_ms = expiry_ms
         self.group = group  # JMSXGroupID
         self.references = 0  # queues that still hold it
+        self.timers: tuple[ScheduledAction, ...] = ()  # what is scheduled for it
+
+    def keep_timer(self, timer: ScheduledAction) -> None:
+        """Something is scheduled for the message, for as long as a queue holds it."""
+        self.timers = (*(each for each in self.timers if each.pending), timer)
 
 
 class Bodies:
@@ -87,7 +102,7 @@ class Bodies:
         if short and self.store is not None and message.body is not None:
             # Without room there either it stays: the account blocks producers before memory ends.
             with suppress(OSError):
-                message.handle = self.store.put(message.body)
+                message.handle = self.store.put(message.body, message)
                 message.body = None
                 self.stored_bytes += size
                 return
@@ -110,6 +125,8 @@ class Bodies:
     def release(self, message: BrokerMessage) -> None:
         """No queue holds the message any more."""
         self.account.messages -= 1
+        for timer in message.timers:
+            timer.cancel()  # a message that is delayed for a year must not stay in memory for so long
         if message.body is None:
             self.stored_bytes -= message.size_bytes
             self._store_of(message).free(message.handle, message.size_bytes)

@@ -294,6 +294,12 @@ class BrokerQueue:
         yield from self.unacked()
 
     @property
+    def indexed_entries(self) -> int:
+        """Entries of indexes that not all messages are in."""
+        in_views = self.ready.in_views if self.ready.views else 0
+        return in_views + len(self.counts) + (self.groups.count if self.groups is not None else 0)
+
+    @property
     def delivering_count(self) -> int:
         """Messages that consumers hold, or transactions."""
         return self.held_messages - self.waiting_count - len(self.delayed)

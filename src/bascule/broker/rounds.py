@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Protocol
 
-from bascule.broker import snapshot as snapshots
 from bascule.broker.engine import Engine
 from bascule.broker.snapshot import Snapshot
+from bascule.broker.store_move import StoreMove
+from bascule.broker.turns import Work
 from bascule.core import crash
 
 
@@ -35,6 +36,10 @@ class Steps(Protocol):
 
     async def take(self) -> Snapshot:
         """A snapshot of what is stored now; what is stored from then on is in the next one."""
+        ...
+
+    async def in_turns(self, work: Work) -> None:
+        """Do work of the engine in turns, beside the traffic."""
         ...
 
     async def stored(self) -> set[int]:
@@ -100,7 +105,7 @@ class Rounds:
 
     async def snapshot(self) -> Snapshot | None:
         """A snapshot that counts. None where the epoch has ended."""
-        engine, steps = self._engine, self._steps
+        steps = self._steps
         if self._first:
             # Also what the broker before us has moved there while this one stood by: it may have trimmed the journal behind it.
             self._stored = await steps.stored()
@@ -109,12 +114,7 @@ class Rounds:
         crash.point("snapshot.taken")
         if self._stored:
             taken.stored = sorted(self._stored.intersection(chain.from_iterable(taken.mids)))
-        moved = snapshots.pinning(engine, taken, self._sequences[0])
-        if moved:
-            await steps.store({mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in moved.items()})
-            crash.point("store.write.after")
-            self._stored.update(moved)
-            taken.stored = sorted({*taken.stored, *moved})
+        await self._move_old(taken)
         crash.point("snapshot.write.before")
         await steps.write(taken)
         crash.point("snapshot.write.after")
@@ -128,3 +128,19 @@ class Rounds:
         crash.point("snapshot.announce.after")
         self._sequences.append(taken.sequence)
         return taken
+
+    async def _move_old(self, taken: Snapshot) -> None:
+        """Move to the store what would keep too much of the journal."""
+        steps = self._steps
+        move = StoreMove(self._engine, taken, self._sequences[0])
+        await steps.in_turns(move.choose())
+        moved: set[int] = set()
+        while move.more and steps.going_on():
+            await steps.in_turns(move.encode())
+            if move.batch:
+                await steps.store(move.batch)
+                crash.point("store.write.after")
+                self._stored.update(move.batch)
+                moved.update(move.batch)
+        if moved:
+            taken.stored = sorted(moved.union(taken.stored))

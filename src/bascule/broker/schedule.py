@@ -4,23 +4,56 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from bascule.broker.containment import ErrorContainment, ErrorKind
 
-#: Due time, number (keeps the order of what is due at the same time), action, arguments.
-_Entry = tuple[int, int, Callable[..., None], tuple[Any, ...]]
+#: The schedule is cleared of cancelled actions when there are more of them than this, and than of all others.
+CANCELLED_MAX: Final = 1000
+
+
+class ScheduledAction:
+    """An action that is to be done later, until it is cancelled."""
+
+    __slots__ = ("_action", "_arguments", "_schedule")
+
+    def __init__(self, schedule: Schedule, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._schedule: Schedule | None = schedule
+        self._action: Callable[..., None] | None = action
+        self._arguments = arguments
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is still to be done."""
+        return self._action is not None
+
+    def cancel(self) -> None:
+        """Do not do it, and keep nothing of what it refers to."""
+        schedule, self._schedule, self._action, self._arguments = self._schedule, None, None, ()
+        if schedule is not None:
+            schedule.cancelled()
+
+    def take(self) -> tuple[Callable[..., None], tuple[Any, ...]] | None:
+        """Return the action and its arguments, because it is due; None if it was cancelled."""
+        action, arguments = self._action, self._arguments
+        self._schedule, self._action, self._arguments = None, None, ()
+        return None if action is None else (action, arguments)
+
+
+#: Due time, number (keeps the order of what is due at the same time), action.
+_Entry = tuple[int, int, ScheduledAction]
 
 
 class Schedule:
     """Actions by due time. ``on_earlier`` is called when something is due before all else."""
 
-    __slots__ = ("_entries", "_errors", "_number", "on_earlier")
+    __slots__ = ("_cancelled", "_entries", "_errors", "_number", "on_earlier")
 
     def __init__(self, errors: ErrorContainment | None = None) -> None:
         self._errors = errors or ErrorContainment()
         self._entries: list[_Entry] = []
         self._number = 0
+        self._cancelled = 0  # of the entries
         self.on_earlier: Callable[[], None] = lambda: None
 
     @property
@@ -28,21 +61,42 @@ class Schedule:
         """When the next action is due."""
         return self._entries[0][0] if self._entries else None
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def at(self, due_ms: int, action: Callable[..., None], *arguments: Any) -> None:
         """Do it then."""
+        self.cancellable(due_ms, action, *arguments)
+
+    def cancellable(self, due_ms: int, action: Callable[..., None], *arguments: Any) -> ScheduledAction:
+        """Do it then, unless it is cancelled."""
         self._number += 1
         earlier = not self._entries or due_ms < self._entries[0][0]
-        heapq.heappush(self._entries, (due_ms, self._number, action, arguments))
+        scheduled = ScheduledAction(self, action, arguments)
+        heapq.heappush(self._entries, (due_ms, self._number, scheduled))
         if earlier:
             self.on_earlier()
+        return scheduled
+
+    def cancelled(self) -> None:
+        """One of the entries was cancelled."""
+        self._cancelled += 1
+        if self._cancelled > CANCELLED_MAX and self._cancelled > len(self._entries) // 2:
+            self._entries = [entry for entry in self._entries if entry[2].pending]
+            heapq.heapify(self._entries)
+            self._cancelled = 0
 
     def run(self, now_ms: int, most: int) -> None:
         """Do what is due, ``most`` actions at most; an error of one is contained.
 
         What that puts on the schedule for now waits for the next time.
         """
-        due: list[_Entry] = []
+        due: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         while self._entries and self._entries[0][0] <= now_ms and len(due) < most:
-            due.append(heapq.heappop(self._entries))
-        for _, _, action, arguments in due:
+            taken = heapq.heappop(self._entries)[2].take()
+            if taken is not None:
+                due.append(taken)
+            else:
+                self._cancelled -= 1
+        for action, arguments in due:
             self._errors.run(ErrorKind.TIMER, action, *arguments)

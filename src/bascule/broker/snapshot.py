@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 import struct
-from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.broker.engine import Engine
-from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.journal.offsets import OffsetMap
-from bascule.journal.records import INDEX_BITS, DamagedRecord, Kind, Send, SendFlag, encode_record, mid_of, send_entry
+from bascule.journal.records import INDEX_BITS, DamagedRecord
 from bascule.journal.sizes import JournalSizes
 
 SNAPSHOT_VERSION = 2
@@ -89,55 +86,6 @@ def take(engine: Engine, offsets: OffsetMap) -> Snapshot:
 def _counts(queue: BrokerQueue) -> list[tuple[int, int]]:
     """Not a 0: that a reserved message has not been delivered yet holds in this memory only, until it is."""
     return sorted((message.mid, count) for message in queue.held if (count := queue.counts.get(message.position)))
-
-
-#: Messages that are moved to the store at once: they are written again, while traffic goes on.
-STORE_MESSAGES_MAX = 20_000
-STORE_BYTES_MAX = 64 << 20
-#: Where so much of the journal's old part is still wanted, moving it would save too little.
-STORE_DENSITY_MAX = 0.5
-
-
-def pinning(engine: Engine, snapshot: Snapshot, before_sequence: int) -> dict[int, tuple[BrokerMessage, BrokerQueue]]:
-    """The few old messages for which much of the journal would have to be kept, by mid, ascending."""
-    limit = mid_of(before_sequence, 0)
-    parts = [mids[: bisect_left(mids, limit)] for mids in snapshot.mids]
-    longest, oldest = max(map(len, parts), default=0), min((part[0] for part in parts if part), default=limit)
-    if _dense(longest - len(snapshot.stored), oldest, before_sequence):
-        return {}  # told by the length of one queue: to look at each of a million messages would hold up traffic
-    old = sorted(set(chain.from_iterable(parts)).difference(snapshot.stored))
-    if not old or _dense(len(old), old[0], before_sequence):
-        return {}
-    held = _held(engine, set(old[:STORE_MESSAGES_MAX]))
-    found: dict[int, tuple[BrokerMessage, BrokerQueue]] = {}
-    size_bytes = 0
-    for mid in old[:STORE_MESSAGES_MAX]:
-        if mid not in held or size_bytes > STORE_BYTES_MAX:
-            break  # acknowledged, and that is not stored yet: what comes behind it is moved the next time
-        found[mid] = held[mid]
-        size_bytes += held[mid][0].size_bytes
-    return found
-
-
-def _dense(wanted: int, oldest_mid: int, before_sequence: int) -> bool:
-    return wanted > STORE_DENSITY_MAX * (before_sequence - (oldest_mid >> INDEX_BITS))
-
-
-def _held(engine: Engine, mids: set[int]) -> dict[int, tuple[BrokerMessage, BrokerQueue]]:
-    """Those of the messages that durable queues and prepared branches hold."""
-    queues = ((message, queue) for queue in engine.addresses.queues.values() for message in queue.holds())
-    branches = ((message, queue) for queue, message in engine.branches.held())
-    return {message.mid: (message, queue) for message, queue in chain(queues, branches) if message.mid in mids and queue.durable}
-
-
-def stored_record(engine: Engine, message: BrokerMessage, queue: BrokerQueue) -> bytes:
-    """What the store keeps of a message: a record like that which brought it."""
-    flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
-    send = Send(
-        flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (), None,
-        engine.bodies.read(message),
-    )  # fmt: skip
-    return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))
 
 
 class EncodedSnapshot(NamedTuple):

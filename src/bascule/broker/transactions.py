@@ -26,7 +26,7 @@ class Draft(NamedTuple):
 class LocalTransaction:
     """What one transaction has gathered. ``doomed`` is why it can only be rolled back."""
 
-    __slots__ = ("acks", "charged_bytes", "doomed", "drafts", "id", "since_ms", "size_bytes")
+    __slots__ = ("acks", "charged_bytes", "charged_deliveries", "doomed", "drafts", "id", "since_ms", "size_bytes")
 
     def __init__(self, transaction_id: bytes) -> None:
         self.id = transaction_id
@@ -34,5 +34,6 @@ class LocalTransaction:
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.size_bytes = 0
         self.charged_bytes = 0  # in the account of memory
+        self.charged_deliveries = 0  # the same: deliveries that it has acknowledged, which stay unsettled until it ends
         self.since_ms = 0  # since when it holds something
         self.doomed: BasculeError | None = None

@@ -52,7 +52,7 @@ def peer_cache(entries: int, entry_bytes: int, length_max: int | None = None) ->
 
 
 def forget_peers() -> None:
-    """Empty all caches: a peer is gone, and nothing of it is kept. What is still used is worked out once more."""
+    """Empty all caches: a peer has gone, and nothing of it is kept. What is still used is worked out once more."""
     for cache in _CACHES:
         cache.clear()
 

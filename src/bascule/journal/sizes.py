@@ -28,7 +28,8 @@ class JournalSizes:
             self.offsets, self.totals = [offset, offset], [0, 0]
         if offset < self.offsets[-1]:
             return
-        if self.totals[-1] - self.totals[-2] >= STEP_BYTES:
+        known_bytes = self.totals[-1] - self.totals[-2]
+        if known_bytes and known_bytes + size_bytes > STEP_BYTES:  # a record larger than a step has one of its own
             self.offsets.append(offset)
             self.totals.append(self.totals[-1])
         self.offsets[-1] = offset + 1

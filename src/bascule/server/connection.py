@@ -19,7 +19,6 @@ from bascule.amqp.session import Session
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import QueueFull, RequestFailed, ResourceLimit
-from bascule.core.caches import forget_peers
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
@@ -242,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
         self.client.release(failed=not self.amqp.closed)
         for session in self.amqp.sessions.values():
             session.on_connection_end()  # nothing is kept for it
-        forget_peers()
+        self.server.peer_caches.client_gone()
         self.server.dispatch()
 
     @property

@@ -47,6 +47,8 @@ class FutureWaiter(Generic[T]):
 
     async def wait(self, timeout_s: float) -> T:
         """Return the value. Raises the error, or TimeoutError."""
+        if self._future.done():  # wait_for would wait for a turn of the loop, and pass over a cancellation in it
+            return self._future.result()
         return await asyncio.wait_for(self._future, timeout_s)
 
 

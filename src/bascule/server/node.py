@@ -37,7 +37,7 @@ from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
 from bascule.server.logins import LoginChecks, sasl_mechanisms
-from bascule.server.memory import MemoryWatch, partial_budget
+from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.policies import diverts_of, policy_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
@@ -90,6 +90,7 @@ class Node:
         self._epoch: Epoch | None = None
         self.partials = partial_budget(int(settings.broker.memory_bytes))
         self._memory_watch: MemoryWatch | None = None
+        self.peer_caches = PeerCaches(lambda: self.loaded_engine)
         self._earlier = Counters()  # of epochs that have ended
         self.tail: IngressTail | None = None
 

@@ -5,29 +5,76 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from array import array
 from pathlib import Path
+from typing import Final
 
+from bascule.broker.message import BodyOwner
+from bascule.broker.turns import Work
 from bascule.core.defaults import SPILL_BYTES, SPILL_FREE_BYTES
 from bascule.core.log import get_log
 
 log = get_log(__name__)
 
 #: A file is deleted when nobody needs any of it: small enough to come free, large enough not to be many.
-SEGMENT_BYTES = 64 << 20
+SEGMENT_BYTES: Final = 64 << 20
 #: Files at least, however small the limit is: those that are full come free one by one.
-SEGMENTS_MIN = 16
+SEGMENTS_MIN: Final = 16
 #: Short of disk space from this part of the limit on, until no more than the second part is used, or so much more than asked for is free:
 #: a gap, so that producers do not stop and go on all the time.
 SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
 #: Written at once: a call of the system for each body would be most of the cost.
-WRITE_BYTES = 256 << 10
-_OFFSET_BITS = 32
+WRITE_BYTES: Final = 256 << 10
+#: Files may be so many times as large as what is needed of them (less, where space is short), and larger by some segments: where
+#: messages go in the order in which they came, files come free by themselves. Beyond that, segments with little in them are compacted.
+WASTE_MAX: Final = 2.0
+WASTE_SHORT_MAX: Final = 1.25
+SLACK_SEGMENTS: Final = 2
+#: What a body counts as beside its bytes: its place is 16 bytes of memory until its file is gone. So small bodies do not make long indexes.
+ENTRY_BYTES: Final = 64
+#: Steps to copy one body, and bytes of it for one more: it is read, and written again.
+COPY_STEPS: Final = 10
+BYTES_PER_STEP: Final = 500
+#: Places without a body that are passed over in one piece.
+PLACES_PER_PIECE: Final = 1000
+_NUMBER_BITS: Final = 32
+_NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
+
+
+class SpillSegment:
+    """One file, and the bodies in it by their numbers, as they were put."""
+
+    __slots__ = ("end", "file", "live", "live_bytes", "owners", "path", "starts")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self.end = 0  # its size, with what is about to be written
+        self.live = 0  # bodies that are needed
+        self.live_bytes = 0
+        self.starts = array("Q")
+        self.owners: list[BodyOwner | None] = []  # None for a body that is not needed any more
+
+    @property
+    def weight(self) -> int:
+        """What it costs: the file, and the places of its bodies."""
+        return self.end + ENTRY_BYTES * len(self.owners)
+
+    @property
+    def live_weight(self) -> int:
+        """The same of what is needed of it."""
+        return self.live_bytes + ENTRY_BYTES * self.live
+
+    def drop(self) -> None:
+        """Delete the file."""
+        os.close(self.file)
+        self.path.unlink(missing_ok=True)
 
 
 class SpillFiles:
     """A body store on local files of ``limit_bytes`` in all, which leave ``free_min_bytes`` of their file system free.
 
-    A handle is ``segment << 32 | offset``. ``shortage`` says why it has, or will soon have, no room; "" while it has.
+    A handle is ``segment << 32 | number``. ``shortage`` says why it has, or will soon have, no room; "" while it has.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = SPILL_BYTES, free_min_bytes: int = SPILL_FREE_BYTES) -> None:
@@ -38,42 +85,42 @@ class SpillFiles:
         self.free_min_bytes = free_min_bytes
         self.shortage = ""
         self._segment_bytes = min(SEGMENT_BYTES, max(1, limit_bytes // SEGMENTS_MIN))
-        self._closed_bytes = 0  # size of the files that are full
-        self._sizes: dict[int, int] = {}  # of these files
-        self._files: dict[int, int] = {}
-        self._live: dict[int, int] = {}  # bodies still needed, by segment
-        self._segment = -1
-        self._end = self._segment_bytes
-        self._unwritten = bytearray()  # the last bytes of the current segment
+        self._segments: dict[int, SpillSegment] = {}
+        self._last: SpillSegment | None = None  # the one that is being written
+        self._last_number = -1
+        self._unwritten = bytearray()  # its last bytes
+        self.used_bytes = 0  # size of all files, with what is about to be written
         self._full = False  # the last body found no room
 
-    def _path(self, segment: int) -> Path:
-        return self._directory / f"bodies-{segment}"
-
-    def put(self, body: bytes) -> int:
+    def put(self, body: bytes, owner: BodyOwner) -> int:
         """Keep ``body``; returns its handle. Raises OSError when there is no room: nothing is kept then."""
         try:
-            self._check_room(len(body))
-            if self._end >= self._segment_bytes:
-                self._next_segment()
-            if len(self._unwritten) >= WRITE_BYTES:
-                self._write()
+            segment = self._room_for(len(body))
         except OSError as error:
             if not self._full:
                 log.error("no room for message bodies, they stay in memory", directory=self._directory, error=error)
             self._full = True
             raise
         self._full = False
-        handle = self._segment << _OFFSET_BITS | self._end
+        handle = self._last_number << _NUMBER_BITS | len(segment.owners)
+        segment.starts.append(segment.end)
+        segment.owners.append(owner)
         self._unwritten += body
-        self._end += len(body)
-        self._live[self._segment] += 1
+        segment.end += len(body)
+        segment.live += 1
+        segment.live_bytes += len(body)
+        self.used_bytes += len(body)
         return handle
 
-    @property
-    def used_bytes(self) -> int:
-        """Size of the files, and of what is about to be written."""
-        return self._closed_bytes + (self._end if self._segment >= 0 else 0)
+    def _room_for(self, size_bytes: int) -> SpillSegment:
+        """Return the segment that takes so many bytes more. Raises OSError."""
+        self._check_room(size_bytes)
+        segment = self._last
+        if segment is None or segment.weight >= self._segment_bytes:
+            return self._next_segment()
+        if len(self._unwritten) >= WRITE_BYTES:
+            self._write()
+        return segment
 
     def free_bytes(self) -> int:
         """What is free on the file system. Raises OSError."""
@@ -103,54 +150,98 @@ class SpillFiles:
         return ""
 
     def _write(self) -> None:
-        start = self._end - len(self._unwritten)
-        written = os.pwrite(self._files[self._segment], self._unwritten, start)
+        """Write what is unwritten. Raises OSError."""
+        segment = self._last
+        if segment is None or not self._unwritten:
+            return
+        written = os.pwrite(segment.file, self._unwritten, segment.end - len(self._unwritten))
         if written != len(self._unwritten):
-            raise OSError(f"spill file {self._path(self._segment)}: {written} of {len(self._unwritten)} bytes written")
+            raise OSError(f"spill file {segment.path}: {written} of {len(self._unwritten)} bytes written")
         self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """The body behind a handle. Raises OSError."""
-        segment, start = handle >> _OFFSET_BITS, handle & ((1 << _OFFSET_BITS) - 1)
-        if segment == self._segment:
-            first = start - (self._end - len(self._unwritten))
+        segment = self._segments[handle >> _NUMBER_BITS]
+        start = segment.starts[handle & _NUMBER_MASK]
+        if segment is self._last:
+            first = start - (segment.end - len(self._unwritten))
             if first >= 0:
                 return bytes(self._unwritten[first : first + size_bytes])
-        body = os.pread(self._files[segment], size_bytes, start)
+        body = os.pread(segment.file, size_bytes, start)
         if len(body) != size_bytes:
-            raise OSError(f"spill file {self._path(segment)}: {len(body)} of {size_bytes} bytes at {start}")
+            raise OSError(f"spill file {segment.path}: {len(body)} of {size_bytes} bytes at {start}")
         return body
 
-    def free(self, handle: int, size_bytes: int) -> None:  # noqa: ARG002 - the port tells the size
+    def free(self, handle: int, size_bytes: int) -> None:
         """The body will not be asked for again."""
-        segment = handle >> _OFFSET_BITS
-        self._live[segment] -= 1
-        if not self._live[segment] and segment != self._segment:
-            self._drop(segment)
+        number = handle >> _NUMBER_BITS
+        segment = self._segments[number]
+        segment.owners[handle & _NUMBER_MASK] = None
+        segment.live -= 1
+        segment.live_bytes -= size_bytes
+        if not segment.live and segment is not self._last:
+            self._drop(number)
 
-    def _next_segment(self) -> None:
-        full = self._segment
-        if self._unwritten:
-            self._write()
+    def _next_segment(self) -> SpillSegment:
+        """Begin another file. Raises OSError."""
+        self._write()
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._files[full + 1] = os.open(self._path(full + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        if full >= 0:
-            self._sizes[full] = self._end
-            self._closed_bytes += self._end
-        self._segment = full + 1
-        self._live[self._segment] = 0
-        self._end = 0
-        if full >= 0 and not self._live[full]:
-            self._drop(full)
+        full, number = self._last, self._last_number
+        self._last = SpillSegment(self._directory / f"bodies-{number + 1}")
+        self._last_number = number + 1
+        self._segments[number + 1] = self._last
+        if full is not None and not full.live:
+            self._drop(number)
+        return self._last
 
-    def _drop(self, segment: int) -> None:
-        os.close(self._files.pop(segment))
-        del self._live[segment]
-        self._closed_bytes -= self._sizes.pop(segment, 0)
-        self._path(segment).unlink(missing_ok=True)
+    def _drop(self, number: int) -> None:
+        segment = self._segments.pop(number)
+        self.used_bytes -= segment.end
+        segment.drop()
+
+    # -- compaction --------------------------------------------------------------------------------------------------------
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether the files are much larger than the bodies that are needed."""
+        weight = live_weight = 0
+        for segment in self._segments.values():
+            weight += segment.weight
+            live_weight += segment.live_weight
+        waste_max = WASTE_SHORT_MAX if self.shortage else WASTE_MAX
+        return weight > waste_max * live_weight + SLACK_SEGMENTS * self._segment_bytes
+
+    def compaction(self) -> Work:
+        """Copy what is needed of the segments with the least, until the files are not wasteful any more. Raises OSError."""
+        while self.wasteful:
+            full = [number for number, segment in self._segments.items() if segment is not self._last]
+            if not full:
+                return
+            emptiest = min(full, key=lambda number: self._segments[number].live_weight)
+            yield from self._copy(self._segments[emptiest])
+
+    def _copy(self, segment: SpillSegment) -> Work:
+        """Copy the bodies of a segment that are needed. The file goes with the last of them."""
+        for place in range(len(segment.owners)):
+            owner = segment.owners[place]
+            if owner is not None:
+                handle = owner.handle
+                size_bytes = self._size_of(segment, place)
+                owner.handle = self.put(self.get(handle, size_bytes), owner)
+                self.free(handle, size_bytes)
+                yield COPY_STEPS + size_bytes // BYTES_PER_STEP
+            elif not place % PLACES_PER_PIECE:
+                yield COPY_STEPS
+
+    @staticmethod
+    def _size_of(segment: SpillSegment, place: int) -> int:
+        starts = segment.starts
+        return (starts[place + 1] if place + 1 < len(starts) else segment.end) - starts[place]
 
     def close(self) -> None:
         """Delete everything."""
-        for segment in list(self._files):
-            self._drop(segment)
+        for number in list(self._segments):
+            self._drop(number)
+        self._last = None
+        self._unwritten.clear()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker.message import Bodies, BrokerMessage
+from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
 from tests.unit.broker.conftest import Bench
 
 
@@ -12,7 +12,7 @@ class Store:
     def __init__(self) -> None:
         self.bodies: dict[int, bytes] = {}
 
-    def put(self, body: bytes) -> int:
+    def put(self, body: bytes, owner: BodyOwner) -> int:
         handle = len(self.bodies)
         self.bodies[handle] = body
         return handle

@@ -144,16 +144,6 @@ def test_a_snapshot_between_the_decision_and_its_storing_knows_the_branch_as_pre
     assert work.where() == (([], ["bill"]) if ending is Ending.COMMITTED else (["order"], []))
 
 
-def test_old_messages_that_a_branch_holds_move_to_the_store(work: Work) -> None:
-    work.prepared()
-    bench = work.bench
-    for number in range(20):
-        bench.fill(number, to="other")
-    taken = snapshots.take(bench.engine, bench.broker.offsets)
-    found = snapshots.pinning(bench.engine, taken, before_sequence=taken.sequence - 18)
-    assert "order" in [bench.content(message) for message, _ in found.values()]
-
-
 def test_messages_that_a_branch_holds_do_not_expire(bench: Bench) -> None:
     bench.fill("short", to="in", ttl_ms=1_000)
     consumer = bench.consumer(bench.queue("in"))

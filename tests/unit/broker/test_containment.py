@@ -13,7 +13,7 @@ from bascule.broker.branch_requests import Answer, BranchRequest, carry_out
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import FAILED_RETRY_MS
 from bascule.broker.engine import Engine
-from bascule.broker.message import Bodies, BrokerMessage
+from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
@@ -298,7 +298,7 @@ def test_body_that_cannot_be_read_back_holds_its_message_up_and_no_other() -> No
             self.kept: list[bytes] = []
             self.broken = False
 
-        def put(self, body: bytes) -> int:
+        def put(self, body: bytes, owner: BodyOwner) -> int:
             self.kept.append(body)
             return len(self.kept) - 1
 

@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 import pytest
 
 from bascule.broker.housekeeping import HousekeepingLimits, HousekeepingProtocol, TrimmedLog
+from bascule.broker.policy import Policy
 from bascule.broker.retention import Keeper, OwnersRetention, RetentionHold
-from bascule.broker.snapshot import Snapshot
+from bascule.broker.snapshot import EncodedSnapshot, Snapshot, decode
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
 from bascule.server.effects import FutureWaiter
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.unit.broker.conftest import Bench
+from tests.unit.broker.store_moves import load, records_of
 
 DUE = 10
 
@@ -67,8 +70,8 @@ class Topics:
             else:
                 self.kept[mid] = value
 
-    async def write(self, snapshot_id: str, data: bytes) -> None:
-        self.written[snapshot_id] = data
+    async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
+        self.written[snapshot_id] = encoded.joined()
 
     async def delete_older(self, snapshot_id: str) -> None:
         self.written = {snapshot_id: self.written[snapshot_id]}
@@ -227,6 +230,51 @@ def test_journal_is_trimmed_up_to_what_is_still_needed() -> None:
     asyncio.run(trim())
 
 
+def test_journal_is_trimmed_behind_messages_that_wait_alone_in_their_records_and_a_restart_has_them_once() -> None:
+    async def trim() -> None:
+        bench, topics = Bench(Policy()), Topics()
+        broker = bench.broker
+        keeping = housekeeping(broker, topics)
+        records_of(bench)
+        for _ in range(3):
+            await finish(broker, keeping.rounds())
+            bench.fill("young")
+        assert len(topics.kept) == 10
+        assert topics.first[TrimmedLog.JOURNAL] > 10
+        taken = decode(topics.written.popitem()[1])
+        loader = load(bench, taken, topics.kept)
+        assert loader.first_offset >= topics.first[TrimmedLog.JOURNAL]
+        assert bench.waiting(loader.engine.queue("q")) == [*(f"left {number}" for number in range(10)), *["young"] * 3]
+        consumer = bench.consumer()
+        bench.acknowledge(consumer)
+        bench.broker.settle()
+        await finish(broker, keeping.rounds())
+        assert topics.kept == {}
+
+    asyncio.run(trim())
+
+
+def test_error_of_work_in_turns_fails_its_round_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing() -> None:
+        bench, topics = Bench(Policy()), Topics()
+        keeping = housekeeping(bench.broker, topics)
+        records_of(bench)
+
+        def fault(*_: object) -> bytes:
+            raise ValueError("a fault of ours")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("bascule.broker.store_move.encode_record", fault)
+            for _ in range(3):
+                await finish(bench.broker, keeping.rounds())
+                bench.fill("young")
+        assert topics.notes == ["housekeeping: a fault of ours"]
+        await finish(bench.broker, keeping.rounds())
+        assert len(topics.kept) == 10
+
+    asyncio.run(failing())
+
+
 def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
     async def snapshot() -> None:
         broker, topics = BrokerInMemory(), Topics()
@@ -234,7 +282,7 @@ def test_snapshot_is_encoded_and_searched_beside_the_traffic() -> None:
         await finish(broker, housekeeping(broker, topics).rounds())
         (written,) = topics.written.values()
         encoded, found = topics.computed_beside
-        assert encoded is written
+        assert encoded.joined() == written  # type: ignore[attr-defined]
         assert [pin.keeper for pin in found] == [Keeper.QUEUE]  # type: ignore[attr-defined]
 
     asyncio.run(snapshot())

@@ -12,7 +12,9 @@ from bascule.broker import memory
 from bascule.broker.branches import prepare
 from bascule.broker.errors import JournalUnavailable, ResourceLimit
 from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryLow, MemoryPart
+from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
+from bascule.broker.schedule import CANCELLED_MAX
 from bascule.core.caches import forget_peers
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
@@ -279,6 +281,91 @@ def test_what_a_waiting_message_is_counted_as_is_what_it_takes(bench: Bench, sel
     finally:
         tracemalloc.stop()
     counted_bytes += sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    assert taken_bytes < counted_bytes < 2 * taken_bytes
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_messages_that_an_open_transaction_has_received_are_unsettled_deliveries_until_it_ends(small: Bench, commits: bool) -> None:
+    small.fill("a", "b")
+    consumer = small.consumer()
+    transaction = small.engine.begin(b"1")
+    for message in consumer.messages:
+        small.engine.acknowledge_in(transaction, consumer.consumer, message)
+    assert parts(small)[MemoryPart.UNSETTLED] == 2 * memory.UNSETTLED_BYTES
+    small.engine.detach(consumer.consumer)
+    if commits:
+        small.engine.commit(transaction, lambda _: None)
+    else:
+        small.engine.rollback(transaction)
+    small.broker.settle()
+    assert parts(small)[MemoryPart.UNSETTLED] == 0
+
+
+def test_each_duplicate_window_is_counted_also_where_it_has_few_ids(small: Bench) -> None:
+    small.fill("a", message_id="ID:1")
+    before = parts(small)[MemoryPart.DUPLICATES]
+    small.fill("b", message_id="ID:2", to="another")
+    assert parts(small)[MemoryPart.DUPLICATES] == before + memory.DUPLICATE_BYTES + memory.WINDOW_BYTES
+
+
+def test_messages_that_failed_and_those_put_aside_for_a_group_are_counted_in_their_indexes(small: Bench) -> None:
+    small.queue()
+    before = parts(small)[MemoryPart.QUEUES]
+    consumers = [small.consumer(credit=1), small.consumer(credit=1)]
+    small.fill("a", "b", "c", group="g")
+    aside = parts(small)[MemoryPart.QUEUES]
+    assert aside == before + 2 * memory.VIEW_ENTRY_BYTES
+    (holder,) = (each for each in consumers if each.messages)
+    small.engine.give_back(holder.consumer, holder.messages[0], failed=True)
+    assert parts(small)[MemoryPart.QUEUES] > aside
+
+
+@pytest.mark.parametrize("options", [{}, {"durable": False}])
+def test_delayed_message_that_is_gone_leaves_nothing_on_the_schedule(small: Bench, options: dict[str, Any]) -> None:
+    before = empty(small)
+    waiting = len(small.engine.schedule)
+    for number in range(5_000):
+        small.put(number, to="later", delivery_delay_ms=10**9, **options)
+    small.broker.settle()
+    assert parts(small)[MemoryPart.QUEUES] >= before[MemoryPart.QUEUES] + 5_000 * memory.DELAYED_BYTES
+    small.engine.delete_queue(small.engine.queue("later"))
+    small.broker.settle()
+    assert len(small.engine.schedule) <= waiting + 2 * CANCELLED_MAX
+    assert parts(small)[MemoryPart.BODIES] == 0
+    gc.collect()
+    assert sum(isinstance(each, BrokerMessage) for each in gc.get_objects()) == 0
+
+
+def test_delayed_message_of_two_subscriptions_arrives_in_the_one_that_is_left(small: Bench) -> None:
+    gone, left = small.subscription("gone"), small.subscription("left")
+    small.fill("later", to="t", delivery_delay_ms=1_000)
+    small.engine.delete_queue(gone)
+    small.broker.settle()
+    small.now_ms += 1_000
+    small.engine.tick()
+    small.broker.settle()
+    assert small.waiting(left) == ["later"]
+
+
+@pytest.mark.parametrize("options", [{"delivery_delay_ms": 10**9}, {"group": "g"}])
+def test_what_a_delayed_or_grouped_message_is_counted_as_is_at_least_what_it_takes(bench: Bench, options: dict[str, Any]) -> None:
+    first, second = bench.consumer(credit=1), bench.consumer(credit=1)
+    bench.fill("warm", "warm", **options)
+    counted_bytes = -sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    bench.broker.log.append = lambda key, value: 0  # type: ignore[method-assign]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(2_000):
+            bench.fill("x" * 100, **options)
+            bench.sender.answers.clear()
+        bench.broker.offsets = OffsetMap()
+        gc.collect()
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted_bytes += sum(parts(bench)[part] for part in (MemoryPart.BODIES, MemoryPart.MESSAGES, MemoryPart.QUEUES))
+    assert len(first.messages) + len(second.messages) <= 1
     assert taken_bytes < counted_bytes < 2 * taken_bytes
 
 

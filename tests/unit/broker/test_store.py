@@ -1,46 +1,13 @@
-"""Old messages that would pin the journal: moved to the store, and loaded from there."""
+"""Old messages that were moved to the store are loaded from there."""
 
 from __future__ import annotations
 
 import pytest
 
-from bascule.broker import snapshot as snapshots
-from bascule.broker.engine import Engine
-from bascule.broker.journaling import Journaling
-from bascule.broker.loading import Loader
-from bascule.broker.message import Bodies
 from bascule.broker.policy import AddressPolicy, Policy
-from bascule.broker.snapshot import Snapshot
 from bascule.journal.records import DamagedRecord
 from tests.unit.broker.conftest import Bench
-
-
-def traffic(bench: Bench, count: int) -> None:
-    """Messages that come and go, each in records of its own."""
-    consumer = bench.consumer(bench.queue("busy"))
-    for number in range(count):
-        bench.fill(number, to="busy")
-        bench.acknowledge(consumer, -1)
-        bench.broker.settle()
-    bench.engine.detach(consumer.consumer)
-
-
-def moved(bench: Bench) -> tuple[Snapshot, dict[int, bytes]]:
-    """A snapshot for which what pins the journal has been moved."""
-    engine = bench.engine
-    taken = snapshots.take(engine, bench.broker.offsets)
-    found = snapshots.pinning(engine, taken, engine.journaling.sequence)
-    taken.stored = sorted(found)
-    return taken, {mid: snapshots.stored_record(engine, message, queue) for mid, (message, queue) in found.items()}
-
-
-def load(bench: Bench, taken: Snapshot, stored: dict[int, bytes]) -> Loader:
-    engine = Engine(Journaling(lambda *_: None), Bodies(None, 1 << 40), lambda: bench.now_ms, Policy())
-    loader = Loader(engine, snapshots.decode(snapshots.encode(taken).joined()), stored)
-    for offset in range(loader.first_offset, len(bench.broker.log.records)):
-        loader.apply(offset, bench.broker.log.records[offset][1])
-    loader.finish()
-    return loader
+from tests.unit.broker.store_moves import load, moved, traffic
 
 
 def test_an_old_message_is_loaded_from_the_store_and_the_journal_from_where_it_matters(bench: Bench) -> None:
@@ -103,12 +70,6 @@ def test_a_message_that_waits_for_its_time_is_stored_with_it_though_it_waited_th
     taken, stored = moved(bench)
     assert stored
     assert [bench.content(message) for message in load(bench, taken, stored).engine.queue("q").delayed] == ["later"]
-
-
-def test_where_most_of_the_journal_is_wanted_nothing_is_moved(bench: Bench) -> None:
-    bench.fill(*range(50))
-    _, stored = moved(bench)
-    assert stored == {}
 
 
 def test_a_stored_message_that_is_missing_stops_the_load_by_name(bench: Bench) -> None:

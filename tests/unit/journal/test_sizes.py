@@ -62,3 +62,9 @@ def test_record_that_is_known_counts_once_and_what_lies_before_all_has_the_mean_
 def test_notes_are_a_step_apart() -> None:
     sizes, _ = noted([(1, 1000)] * 20_000)
     assert len(sizes.offsets) <= 2 + 20_000 * 1000 // STEP_BYTES
+
+
+def test_size_of_a_record_that_is_larger_than_a_step_is_exact() -> None:
+    sizes, _ = noted([*[(1, 1000)] * 10, (1, 30 * STEP_BYTES), *[(1, 1000)] * 10])
+    assert sizes.between(11, 12) == 30 * STEP_BYTES
+    assert sizes.between(1, 11) == sizes.between(12, 22) == 10_000

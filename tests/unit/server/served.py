@@ -25,6 +25,7 @@ from bascule.server.connection import ClientConnection
 from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
 from bascule.server.interruptions import Interruptions
 from bascule.server.logins import LoginChecks
+from bascule.server.memory import PeerCaches
 from bascule.server.usage import Usage, UsageLimits
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 
@@ -64,6 +65,7 @@ class Served:
         self.usage = Usage(usage)
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
         self.partials = PartialBudget()
+        self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.touched: dict[ClientConnection, None] = {}

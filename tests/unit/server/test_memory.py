@@ -13,8 +13,10 @@ from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target, Transfer
 from bascule.broker.memory import MemoryPart
 from bascule.broker.policy import AddressPolicy, Policy
+from bascule.core import caches
 from bascule.core.caches import kept_bytes
 from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.server import memory
 from bascule.server.connection import WRITE_BUFFER_BYTES
 from bascule.server.memory import UNREAD_S, MemoryWatch
 from bascule.server.spill import SpillFiles
@@ -124,16 +126,67 @@ async def test_a_full_queue_keeps_nothing_of_a_producer_that_is_gone() -> None:
     assert not queue.blocked
 
 
+class CountedCache:
+    """Counts how often caches are emptied, and says when they are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.emptied = 0
+        self.now_empty = asyncio.Event()
+        monkeypatch.setattr(caches, "_CACHES", [*caches._CACHES, caches.PeerCache(lambda: 0, 0, self.clear)])
+
+    def clear(self) -> None:
+        self.emptied += 1
+        asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes go in the same turn
+
+
 @run_async
-async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFiles) -> None:
+async def test_no_cache_keeps_anything_of_a_client_that_is_gone(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "FORGET_S", 0.01)
+    cache = CountedCache(monkeypatch)
     served = Watched(spill)
     client = Client(served, "a client with a name")
     client.producer("q").send(message_bytes("x", message_id="ID:1"))
     client.consumer("q", credit=1)
     served.settle(client)
     assert kept_bytes() > 0
+    assert served.engine.addresses.routes_kept > 0
     client.connection.connection_lost(None)
+    await asyncio.wait_for(cache.now_empty.wait(), 10)
     assert kept_bytes() == 0
+    assert served.engine.addresses.routes_kept == 0
+
+
+@run_async
+async def test_spill_files_in_which_little_is_needed_are_compacted_between_turns(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path / "files", limit_bytes=32 << 20)
+    served = Watched(files)
+    served.engine.turns.steps = 10_000
+    served.engine.memory.bodies_max_bytes = 0
+    for _ in range(20):
+        served.fill("left", 1, BODY)
+        served.fill("gone", 10, BODY)
+    served.engine.delete_queue(served.engine.queue("gone"))
+    served.broker.settle()
+    before_bytes = files.used_bytes
+    served.measure()
+    assert served.engine.turns.pending, "the rest is for the next turns"
+    served.broker.settle()
+    assert files.used_bytes < before_bytes // 2
+    left = list(served.engine.queue("left").ready)
+    assert [served.engine.bodies.read(message) for message in left] == [message_bytes(BODY)] * 20
+    files.close()
+
+
+@run_async
+async def test_clients_that_come_and_go_do_not_empty_the_caches_each_time(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "FORGET_S", 0.2)
+    cache = CountedCache(monkeypatch)
+    served = Watched(spill)
+    for number in range(50):
+        Client(served, f"client {number}").connection.connection_lost(None)
+    assert cache.emptied == 0
+    await asyncio.wait_for(cache.now_empty.wait(), 10)
+    assert cache.emptied == 1
 
 
 @run_async

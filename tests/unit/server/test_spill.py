@@ -13,22 +13,44 @@ from bascule.server import spill
 from bascule.server.spill import SpillFiles
 
 
-@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=60))
+class Kept:
+    """The owner of a body."""
+
+    def __init__(self, files: SpillFiles, body: bytes) -> None:
+        self.files, self.body = files, body
+        self.handle = -1
+        self.handle = files.put(body, self)
+
+    def whole(self) -> bool:
+        return self.files.get(self.handle, len(self.body)) == self.body
+
+    def free(self) -> None:
+        self.files.free(self.handle, len(self.body))
+
+
+def size_of(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9), st.integers(0, 3)), max_size=60))
 @settings(max_examples=50)
-def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]) -> None:
+def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]]) -> None:
     directory = tmp_path_factory.mktemp("spill") / "bodies"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spill, "SEGMENT_BYTES", 8_000)
         patch.setattr(spill, "WRITE_BYTES", 2_000)
+        patch.setattr(spill, "SLACK_SEGMENTS", 0)
         files = SpillFiles(directory)
-        held: list[tuple[int, bytes]] = []
-        for number, (size, free) in enumerate(steps):
-            body = bytes([number % 256]) * size
-            held.append((files.put(body), body))
-            if free:
-                handle, old = held.pop(0)
-                files.free(handle, len(old))
-            assert all(files.get(handle, len(body)) == body for handle, body in held)
+        held: list[Kept] = []
+        compaction = files.compaction()
+        for number, (size, freed, pieces) in enumerate(steps):
+            held.append(Kept(files, bytes([number % 256]) * size))
+            if freed < len(held):
+                held.pop(freed).free()
+            for _ in range(pieces):
+                if next(compaction, None) is None:
+                    compaction = files.compaction()
+            assert all(each.whole() for each in held)
         files.close()
     assert not directory.exists()
 
@@ -36,10 +58,10 @@ def test_what_is_put_is_got_until_it_is_freed(tmp_path_factory: pytest.TempPathF
 def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies")
     body = b"x" * (1 << 20)
-    handles = [files.put(body) for _ in range(2 * (spill.SEGMENT_BYTES >> 20) + 1)]
+    kept = [Kept(files, body) for _ in range(2 * (spill.SEGMENT_BYTES >> 20) + 1)]
     assert len(list((tmp_path / "bodies").iterdir())) == 3
-    for handle in handles:
-        files.free(handle, len(body))
+    for each in kept:
+        each.free()
     assert len(list((tmp_path / "bodies").iterdir())) == 1, "only the one that is being written stays"
     files.close()
 
@@ -47,20 +69,20 @@ def test_a_segment_that_nobody_needs_is_deleted(tmp_path: Path) -> None:
 def test_files_take_no_more_than_their_limit_and_say_before_that_they_are_short(tmp_path: Path) -> None:
     files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
     body = b"x" * 10_000
-    handles: list[int] = []
+    kept: list[Kept] = []
     while not files.look():
-        handles.append(files.put(body))
+        kept.append(Kept(files, body))
     assert "broker.spill_bytes" in files.shortage
     with pytest.raises(OSError, match="spill_bytes"):
-        handles.extend(files.put(body) for _ in range(100))
+        kept.extend(Kept(files, body) for _ in range(100))
     assert files.used_bytes <= 1 << 20
-    assert sum(file.stat().st_size for file in (tmp_path / "bodies").iterdir()) <= 1 << 20
+    assert size_of(tmp_path / "bodies") <= 1 << 20
     freed = 0
     while files.look():
-        files.free(handles[freed], len(body))
+        kept[freed].free()
         freed += 1
-    assert len(handles) // 10 < freed < len(handles) // 2
-    assert files.get(files.put(body), len(body)) == body
+    assert len(kept) // 10 < freed < len(kept) // 2
+    assert Kept(files, body).whole()
     files.close()
 
 
@@ -70,16 +92,16 @@ def test_files_leave_the_disk_the_space_that_is_to_stay_free(tmp_path: Path, mon
     monkeypatch.setattr(SpillFiles, "free_bytes", lambda _: free_bytes)
     body = b"x" * spill.WRITE_BYTES
     assert files.look() == ""
-    files.put(body)
+    Kept(files, body)
     free_bytes = 900_000
     assert "broker.spill_free_bytes" in files.look()
     with pytest.raises(OSError, match="spill_free_bytes"):
-        files.put(body)
+        Kept(files, body)
     free_bytes = 1_100_000
     assert files.look(), "a gap, so that producers do not stop and go on all the time"
     free_bytes = 1_300_000
     assert files.look() == ""
-    files.put(body)
+    Kept(files, body)
     files.close()
 
 
@@ -103,3 +125,67 @@ def test_a_body_without_room_on_the_disk_is_refused_and_later_ones_are_kept_when
     for message in messages:
         bodies.release(message)
     assert (bodies.memory_bytes, bodies.stored_bytes) == (0, 0)
+
+
+def of_each_segment_one(files: SpillFiles, segments: int) -> list[Kept]:
+    """Bodies of which one is left in each segment."""
+    left, segment_bytes = [], files.limit_bytes // spill.SEGMENTS_MIN
+    for _ in range(segments):
+        kept = [Kept(files, b"%d" % number * 5_000) for number in range(10)]
+        while sum(len(each.body) for each in kept) < segment_bytes:
+            kept.append(Kept(files, b"x" * 5_000))
+        left.append(kept.pop(3))
+        for each in kept:
+            each.free()
+    return left
+
+
+def test_files_in_which_little_is_needed_are_compacted(tmp_path: Path) -> None:
+    directory = tmp_path / "bodies"
+    files = SpillFiles(directory, limit_bytes=4 << 20)
+    left = of_each_segment_one(files, 12)
+    assert files.wasteful
+    assert size_of(directory) > 2 << 20
+    pieces = list(files.compaction())
+    assert max(pieces) < 1_000
+    assert not files.wasteful
+    live_bytes = sum(len(each.body) for each in left)
+    assert files.used_bytes <= spill.WASTE_MAX * live_bytes + (spill.SLACK_SEGMENTS + 1) * (4 << 20) // spill.SEGMENTS_MIN
+    assert size_of(directory) <= files.used_bytes
+    assert all(each.whole() for each in left)
+    for each in left:
+        each.free()
+    assert len(list(directory.iterdir())) == 1
+    files.close()
+
+
+def test_messages_that_go_in_the_order_in_which_they_came_are_not_copied(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path / "bodies", limit_bytes=4 << 20)
+    kept = [Kept(files, b"x" * 5_000) for _ in range(600)]
+    wasteful = []
+    for each in kept:
+        wasteful.append(files.wasteful)
+        each.free()
+    assert wasteful == [False] * 600
+    files.close()
+
+
+def test_compaction_without_room_leaves_all_bodies_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = SpillFiles(tmp_path / "bodies", limit_bytes=4 << 20)
+    left = of_each_segment_one(files, 12)
+    files.limit_bytes = files.used_bytes
+    with pytest.raises(OSError, match="spill_bytes"):
+        list(files.compaction())
+    assert all(each.whole() for each in left)
+    files.close()
+
+
+def test_small_bodies_do_not_make_long_indexes(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
+    last = Kept(files, b"x")
+    for _ in range(5_000):
+        Kept(files, b"x").free()
+    list(files.compaction())
+    assert sum(len(segment.owners) for segment in files._segments.values()) < 3 * (1 << 20) // spill.SEGMENTS_MIN // spill.ENTRY_BYTES + 3
+    assert last.whole()
+    files.close()

@@ -1,0 +1,141 @@
+"""The move of old messages to the store: those that keep more of the journal than they are worth (docs/adr/0004).
+
+The journal is trimmed up to the oldest message that waits in it. Messages move oldest first, so that all messages in the store are older
+than those in the journal: a load takes the store first, and each queue keeps its order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import chain, groupby, repeat
+from operator import itemgetter
+from typing import Final
+
+from bascule.broker.engine import Engine
+from bascule.broker.errors import BodyUnavailable
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.snapshot import Snapshot
+from bascule.broker.turns import Work
+from bascule.journal.records import INDEX_BITS, Kind, Send, SendFlag, encode_record, mid_of, send_entry
+
+#: Messages move if the journal becomes shorter by more than so many times what the store takes: each is written a second time.
+FREED_MIN: Final = 2
+#: What the store takes of a message besides its body: the header of its record, the fields and the address of its entry, its key.
+STORED_OVERHEAD_BYTES: Final = 128
+#: What one round moves at most: traffic goes on meanwhile.
+ROUND_MESSAGES_MAX: Final = 20_000
+ROUND_BYTES_MAX: Final = 64 << 20
+#: Records that are in memory at once; one more message may come on top.
+BATCH_BYTES: Final = 4 << 20
+#: Messages of one piece of the search, and the steps for each of them.
+PIECE_MESSAGES: Final = 100
+SEARCH_STEPS: Final = 7
+#: Steps for the record of one message; and bytes of its body, which are copied and summed up, for one more.
+RECORD_STEPS: Final = 12
+BYTES_PER_STEP: Final = 2048
+#: Behind all mids.
+_END: Final = 1 << 80
+
+
+class StoreMove:
+    """The move of one round of housekeeping: ``choose`` the messages, then ``encode`` and store one batch after another."""
+
+    def __init__(self, engine: Engine, taken: Snapshot, before_sequence: int) -> None:
+        """``taken`` is the snapshot of the round. Messages of ``before_sequence`` and later stay: most of them go soon."""
+        self._engine = engine
+        self._taken = taken
+        self._limit = mid_of(before_sequence, 0)
+        self._chosen: deque[tuple[int, BrokerQueue]] = deque()
+        self.batch: dict[int, bytes] = {}  # records by mid, ascending
+
+    @property
+    def more(self) -> bool:
+        """Whether chosen messages are left to encode."""
+        return bool(self._chosen)
+
+    def choose(self) -> Work:
+        """Choose the oldest messages, so many of them that the gain is greatest. What is left is not worth a move."""
+        found: list[tuple[int, BrokerQueue]] = []
+        start = size_bytes = gain = chosen = 0
+        for mid, places in groupby(chain(self._waiting(), [(_END, 0)]), key=itemgetter(0)):
+            end = self._offset_of(mid)
+            if not found:
+                start = end
+            elif (gained := self._gain(start, end, size_bytes)) > gain:
+                gain, chosen = gained, len(found)
+            held = self._held(mid, places) if mid < self._limit and len(found) < ROUND_MESSAGES_MAX else None
+            if held is None:
+                break
+            message, queue = held
+            size_bytes += message.size_bytes + STORED_OVERHEAD_BYTES
+            if found and size_bytes > ROUND_BYTES_MAX:
+                break
+            found.append((mid, queue))
+            if not len(found) % PIECE_MESSAGES:
+                yield PIECE_MESSAGES * SEARCH_STEPS
+        if not chosen and self._gain(start, self._taken.next_offset, self._held_bytes()) > 0:
+            chosen = len(found)  # in their part the journal is dense, and behind it it is not: the next rounds go on there
+        self._chosen.extend(found[:chosen])
+
+    def _waiting(self) -> Iterator[tuple[int, int]]:
+        """The mids that wait in the journal, ascending, each with the id of a queue: a mid comes once for each of its queues."""
+        taken = self._taken
+        stored = set(taken.stored)
+        lines = (zip(mids, repeat(queue["id"])) for queue, mids in zip(taken.queues, taken.mids, strict=True) if mids)
+        return (place for place in merge(*lines) if place[0] not in stored)
+
+    def _held(self, mid: int, places: Iterable[tuple[int, int]]) -> tuple[BrokerMessage, BrokerQueue] | None:
+        """A message, and a queue that holds it. None if no queue does: its end is decided, and not stored yet."""
+        queues = self._engine.addresses.queues
+        for _, queue_id in places:
+            queue = queues.get(queue_id)
+            message = queue.held.get(mid) if queue is not None else None
+            if queue is not None and message is not None:
+                return message, queue
+        return None
+
+    def _offset_of(self, mid: int) -> int:
+        return self._taken.next_offset if mid == _END else self._taken.offsets.offset_of(mid >> INDEX_BITS)
+
+    def _gain(self, start: int, end: int, size_bytes: int) -> int:
+        """What it is worth that the journal loses the part between two offsets, for so many bytes in the store."""
+        return self._taken.offsets.sizes.between(start, end) - FREED_MIN * size_bytes
+
+    def _held_bytes(self) -> int:
+        """What the store would take of all messages of the broker."""
+        bodies = self._engine.bodies
+        return bodies.memory_bytes + bodies.stored_bytes + self._engine.memory.messages * STORED_OVERHEAD_BYTES
+
+    def encode(self) -> Work:
+        """Make the next batch of records.
+
+        It ends the move at a message that has gone meanwhile, or cannot be read: no younger message may be in the store while it is not.
+        """
+        self.batch, size_bytes = {}, 0
+        while self._chosen and size_bytes < BATCH_BYTES:
+            mid, queue = self._chosen.popleft()
+            message = queue.held.get(mid)
+            record = None if message is None else self._record(message, queue)
+            if record is None:
+                self._chosen.clear()
+                return
+            self.batch[mid] = record
+            size_bytes += len(record)
+            yield RECORD_STEPS + len(record) // BYTES_PER_STEP
+
+    def _record(self, message: BrokerMessage, queue: BrokerQueue) -> bytes | None:
+        """What the store keeps of a message: a record like that which brought it. None if its body cannot be read."""
+        engine = self._engine
+        try:
+            body = engine.bodies.read(message)
+        except BodyUnavailable:
+            return None
+        flags = SendFlag.DURABLE | (SendFlag.GROUPED if message.group is not None else 0)
+        send = Send(
+            flags, queue.routing, message.priority, 0, message.expiry_ms, queue.first_due_ms(message), queue.address, (queue.id,), (), (),
+            None, body,
+        )  # fmt: skip
+        return encode_record(Kind.DATA, engine.journaling.epoch, message.mid >> INDEX_BITS, send_entry(send))

@@ -1,0 +1,197 @@
+"""Which old messages move to the store: those that keep more of the journal than they are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bascule.broker import branches, store_move
+from bascule.broker import snapshot as snapshots
+from bascule.broker.message import Bodies, BodyOwner
+from bascule.broker.policy import Policy
+from bascule.broker.store_move import StoreMove
+from bascule.broker.turns import SLICES, TURN_STEPS
+from bascule.journal.branches import Ending
+from tests.unit.broker.branch_work import XID, Work, work
+from tests.unit.broker.conftest import Bench
+from tests.unit.broker.store_moves import done, load, move_of, moved, records_of, traffic
+
+__all__ = ["work"]  # fixtures
+
+
+class FaultyStore:
+    """Spilled bodies by handle, of which some are lost."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.lost: set[int] = set()
+
+    def put(self, body: bytes, owner: BodyOwner) -> int:
+        self.bodies.append(body)
+        return len(self.bodies) - 1
+
+    def get(self, handle: int, size_bytes: int) -> bytes:
+        if handle in self.lost:
+            raise OSError("the disk has lost it")
+        return self.bodies[handle]
+
+    def free(self, handle: int, size_bytes: int) -> None: ...
+
+
+@pytest.mark.parametrize("options", [{}, {"delivery_delay_ms": 1_000}, {"group": "g"}])
+def test_message_that_waits_alone_in_a_record_moves_and_the_record_is_needed_no_more(bench: Bench, options: dict[str, Any]) -> None:
+    records_of(bench, **options)
+    taken, stored = moved(bench)
+    assert len(stored) == 10
+    assert taken.first_offset() == taken.next_offset
+    queue = load(bench, taken, stored).engine.queue("q")
+    left = [*queue.delayed] if "delivery_delay_ms" in options else [*queue.ready]
+    assert [bench.content(message) for message in left] == [f"left {number}" for number in range(10)]
+
+
+def test_queues_of_which_most_of_the_journal_is_stay_there(bench: Bench) -> None:
+    bench.fill(*range(50))
+    for number in range(230):
+        bench.put(number)  # one record
+    bench.broker.settle()
+    assert moved(bench)[1] == {}
+    consumer = bench.consumer(credit=100)
+    bench.acknowledge(consumer)
+    bench.engine.detach(consumer.consumer)
+    bench.broker.settle()
+    assert moved(bench)[1] == {}, "a third of it is of no use"
+
+
+@pytest.mark.parametrize(("acknowledged", "moves"), [(1, 0), (3, 1)])
+def test_large_message_moves_if_more_than_twice_its_size_is_not_needed(bench: Bench, acknowledged: int, moves: int) -> None:
+    consumer = bench.consumer(bench.queue("busy"))
+    bench.fill(b"x" * (4 << 20))
+    for number in range(acknowledged):
+        bench.fill(b"%d" % number * (3 << 20), to="busy")
+    bench.acknowledge(consumer)
+    bench.engine.detach(consumer.consumer)
+    bench.broker.settle()
+    assert len(moved(bench)[1]) == moves
+
+
+def test_deep_queue_behind_an_old_message_does_not_move_with_it(bench: Bench) -> None:
+    bench.fill("old")
+    traffic(bench, 20)
+    bench.fill(*range(50))
+    assert len(moved(bench)[1]) == 1
+
+
+def test_round_moves_a_bounded_number_of_messages_and_the_next_ones_the_rest(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_move, "ROUND_MESSAGES_MAX", 5)
+    bench.fill(*range(12))
+    traffic(bench, 100)
+    bench.fill("last")
+    stored: dict[int, bytes] = {}
+    for expected in (5, 10, 12, 12):
+        taken, move = move_of(bench, stored=stored)
+        while move.more:
+            done(move.encode())
+            stored.update(move.batch)
+        assert len(stored) == expected
+        taken.stored = sorted(stored)
+        assert bench.waiting(load(bench, taken, stored).engine.queue("q")) == [*range(12), "last"]
+
+
+def test_batches_of_a_move_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_move, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(store_move, "ROUND_BYTES_MAX", 10_000)
+    for _ in range(20):
+        bench.fill("x" * 600)
+        traffic(bench, 30)
+    _, move = move_of(bench)
+    batches = []
+    while move.more:
+        done(move.encode())
+        batches.append(len(move.batch))
+    assert batches == [2] * 6 + [1]
+
+
+def test_move_ends_at_a_message_that_has_gone_meanwhile_for_no_younger_one_may_be_in_the_store_before_it(bench: Bench) -> None:
+    records_of(bench)
+    _, move = move_of(bench)
+    consumer = bench.consumer(credit=3)
+    bench.acknowledge(consumer, 2)
+    done(move.encode())
+    assert len(move.batch) == 2
+    assert not move.more
+
+
+def test_message_whose_end_is_decided_and_not_stored_stops_the_move_for_a_round(bench: Bench) -> None:
+    records_of(bench)
+    consumer = bench.consumer(credit=1)
+    bench.acknowledge(consumer)
+    bench.broker.flush()
+    assert moved(bench)[1] == {}
+    bench.broker.settle()
+    assert len(moved(bench)[1]) == 9
+
+
+def test_move_ends_at_a_message_whose_body_cannot_be_read() -> None:
+    spilled = FaultyStore()
+    bench = Bench(Policy(), bodies=lambda _: Bodies(spilled, 0))
+    records_of(bench)
+    spilled.lost.add(bench.queue("q").ready.peek().handle + 1)
+    _, move = move_of(bench)
+    done(move.encode())
+    assert len(move.batch) == 1
+    assert not move.more
+
+
+def test_move_is_made_in_short_pieces(bench: Bench) -> None:
+    records_of(bench, size=3, count=400)
+    engine = bench.engine
+    move = StoreMove(engine, snapshots.take(engine, bench.broker.offsets), engine.journaling.sequence)
+    assert 0 < done(move.choose()) <= TURN_STEPS // SLICES
+    assert 0 < done(move.encode()) <= TURN_STEPS // SLICES
+
+
+@pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])
+def test_message_that_a_prepared_branch_has_received_moves_and_is_there_once_when_the_branch_ends(work: Work, ending: Ending) -> None:
+    bench = work.bench
+    work.prepared()
+    traffic(bench, 20)
+    taken, stored = moved(bench)
+    assert len(stored) == 1
+    assert taken.first_offset() == taken.next_offset
+    engine = load(bench, taken, stored).engine
+    assert [bench.content(message) for _, message in engine.branches.held()] == ["order"]
+    assert engine.queue("in").held_messages == 1
+    branches.end(bench.engine, XID, ending, lambda: None)
+    bench.broker.settle()
+    engine = load(bench, taken, stored).engine
+    assert bench.waiting(engine.queue("in")) == (["order"] if ending is Ending.ROLLED_BACK else [])
+    assert bench.waiting(engine.queue("out")) == ([] if ending is Ending.ROLLED_BACK else ["bill"])
+
+
+def test_message_whose_record_has_a_branch_too_moves_and_the_branch_stays(work: Work) -> None:
+    bench = work.bench
+    consumer = bench.consumer(bench.queue("busy"))
+    work.prepare()
+    bench.put("left")
+    for number in range(50):
+        bench.put(number, to="busy")
+    bench.broker.settle()
+    bench.acknowledge(consumer)
+    bench.engine.detach(consumer.consumer)
+    bench.broker.settle()
+    taken, stored = moved(bench)
+    assert len(stored) == 2
+    assert taken.first_offset() == taken.next_offset
+    engine = load(bench, taken, stored).engine
+    assert bench.waiting(engine.queue("q")) == ["left"]
+    assert [each.xid for each in branches.listed(engine)] == [XID]
+    assert engine.queue("busy").held_messages == 0
+
+
+def test_message_in_the_hands_of_an_open_transaction_moves_and_waits_after_a_crash(work: Work) -> None:
+    bench = work.bench
+    traffic(bench, 20)
+    taken, stored = moved(bench)
+    assert len(stored) == 1
+    assert bench.waiting(load(bench, taken, stored).engine.queue("in")) == ["order"]
