@@ -17,11 +17,12 @@ from bascule.config import load
 from bascule.embedded.java import find_jdk
 from bascule.embedded.process import free_port
 from tests.examples.pages import ROOT, Block, blocks, missing, pages
+from tests.support.speed import SLOWNESS
 
 START = ROOT / "docs" / "start.md"
 #: Kafka, broker and Spark on a loaded machine.
-READY_TIMEOUT_S = 240.0
-RUN_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 240.0 * SLOWNESS
+RUN_TIMEOUT_S = 180.0 * SLOWNESS
 #: An example is read at a glance.
 LINES_MAX = 60
 #: The ports that the pages name, and the settings that choose others.

@@ -13,11 +13,12 @@ from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.examples.pages import ROOT
 from tests.support.java import JARS, SMALL_JVM, compiled_sources
+from tests.support.speed import SLOWNESS
 from tests.support.system import System, failover
 
 SOURCE = ROOT / "examples" / "spring" / "Shop.java"
 SPRING = "spring"
-RUN_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 120.0 * SLOWNESS
 
 
 @pytest.mark.services

@@ -19,6 +19,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bench.artemis import PASSWORD, USER, Artemis
 from tests.interop.conformance import PROGRAM, case_ids
 from tests.support.java import JARS, JAVAX_JARS, java_command
+from tests.support.speed import SLOWNESS
 from tests.support.system import System
 
 #: The two lines of Qpid JMS: Jakarta Messaging 3.1 and JMS 2.0.
@@ -27,7 +28,7 @@ LINES = {"jakarta": JARS, "javax": JAVAX_JARS}
 THREADS = 6
 #: The largest message of a case is there several times, in the case and in the client.
 JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-RUN_TIMEOUT_S = 280
+RUN_TIMEOUT_S = 280 * SLOWNESS
 #: The first test of a line runs all its cases.
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 CONFIG = f"""

@@ -21,7 +21,7 @@ from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 from tests.support.usage import memory_mib
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 180.0 * SLOWNESS
 #: Of all batches that are under way; what fails in them takes Spark a worker each, and that a minute and more on a busy machine.
 ARRIVAL_TIMEOUT_S = 420.0
 

@@ -102,7 +102,7 @@ def config(prefix: str, selector: str) -> str:
 
 
 def records(bootstrap: str, topic: str) -> list[KafkaMessage]:
-    """All that is committed in a topic to which nothing more is written."""
+    """All that is committed in a topic."""
     reader = PartitionReader({"bootstrap.servers": bootstrap}, topic, 0, committed_only=True)
     found: list[KafkaMessage] = []
     try:
@@ -142,6 +142,7 @@ def test_each_message_is_in_the_queue_or_in_kafka_though_the_divert_is_changed_a
         sender.some_more()
         system.pipelines.start()  # what the broker has taken by now is the divert's all the same
         wait_for(lambda: LARGE in queued(system), "the record from Kafka", ARRIVAL_S)
+        wait_for(lambda: records(system.bootstrap, f"{system.prefix}.taken"), "the first message that the divert carries", ARRIVAL_S)
         changed = change(system, sender, BIG)
         removed = change(system, sender, "")
     # What was taken and not carried when the divert was removed is among the dead letters; the plain one's end is behind it.

@@ -14,6 +14,7 @@ import pytest
 from tests.scenarios.conftest import Connect
 from tests.support.proxy import Proxy
 from tests.support.qpid import CALL_TIMEOUT_S, Connection, Consumer, JmsError, Session
+from tests.support.speed import SLOWNESS
 from tests.support.system import System, failover, wait_for
 
 COUNT = 60
@@ -24,7 +25,7 @@ SOON_S = 20.0
 AGAIN_S = 2.0
 SURELY_ROLLED_BACK = "Transaction failed and has been rolled back."
 #: After which a client gives a request up; each of its other requests is to be answered by then, on a busy machine too.
-ANSWER_MS = 10_000
+ANSWER_MS = int(10_000 * SLOWNESS)
 #: How a client begins a transaction: a described list, in a message.
 DECLARE = b"\x00\x53\x31"
 

@@ -29,12 +29,13 @@ from typing import Any, Literal, Self
 
 from bascule.core.errors import BasculeError, Unavailable
 from tests.support.java import java_command
+from tests.support.speed import SLOWNESS
 
 Mode = Literal["AUTO", "CLIENT", "DUPS_OK", "INDIVIDUAL", "TRANSACTED"]
 MessageType = Literal["text", "bytes", "map", "stream", "object", "message"]
 #: Far above any answer of a healthy broker, also on a loaded machine; a test that waits longer has found something.
-CALL_TIMEOUT_S = 60.0
-RECEIVE_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 60.0 * SLOWNESS
+RECEIVE_TIMEOUT_S = 30.0 * SLOWNESS
 
 
 class JmsError(BasculeError):

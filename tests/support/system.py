@@ -29,12 +29,12 @@ from bascule.embedded.process import Child, free_port
 from tests.support.speed import SLOWNESS
 
 #: Far above what a loaded machine needs: a test that waits longer has found something.
-BROKER_START_S = 60.0
-PIPELINES_START_S = 240.0
+BROKER_START_S = 60.0 * SLOWNESS
+PIPELINES_START_S = 240.0 * SLOWNESS
 WAIT_S = 60.0
 POLL_S = 0.02
 #: Of the admin server, also on a loaded machine.
-ANSWER_S = 30.0
+ANSWER_S = 30.0 * SLOWNESS
 #: A Python client that comes back at once, as long as it takes; and a Java one, which would else warn of each attempt.
 PYTHON_FAILOVER = "failover:({})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
 FAILOVER = f"{PYTHON_FAILOVER}&failover.warnAfterReconnectAttempts=1000"

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from bascule.embedded.process import Child
+from tests.support.speed import SLOWNESS
 
 #: With pipelines, on a loaded machine.
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0 * SLOWNESS
+STOP_TIMEOUT_S = 60.0 * SLOWNESS
 ANSWER_S = 10.0
 READY = re.compile(r"^ready (amqp://\S+) kafka=(\S+) admin=(\S+)\n", re.MULTILINE)
 
