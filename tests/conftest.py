@@ -83,11 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _directory(item) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
-        item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
+        if item.config.getoption("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_timeout_s(item) * SLOWNESS), append=False)
 
 
 def _timeout_s(item: pytest.Item) -> float:
-    """Of a test on a machine of the usual speed."""
+    """Of a test on a machine of the usual speed, where the command line names none."""
     services = _directory(item) in SERVICE_DIRECTORIES
     lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
     marker = item.get_closest_marker("timeout")

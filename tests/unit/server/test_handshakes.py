@@ -255,7 +255,7 @@ def descriptors_left(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("reserved", [0, 10], ids=["none-left", "the-rest-reserved"])
+@pytest.mark.parametrize("reserved", [0, 5], ids=["none-left", "the-rest-reserved"])
 def test_new_clients_are_refused_without_descriptors_and_others_go_on(reserved: int) -> None:
     # In a process of its own: whatever else the process of the tests opens would fail.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
