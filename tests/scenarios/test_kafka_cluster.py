@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import PartitionMetadata
 
 from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
@@ -18,24 +17,10 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import POSITION_PARTITIONS
 from tests.scenarios.changed_topics import Hand, make_transactions, refused, set_topic
-from tests.support.history import Operation, check
-from tests.support.storm import Storm
+from tests.scenarios.cluster_load import CONFIG, NODE_S, Load, storm
 from tests.support.system import Late, System, wait_for
 
 PREFIX = "cluster"
-CONFIG = """
-[journal]
-replication_factor = 3
-min_insync_replicas = 2
-append_timeout_s = 5
-"""
-OWN_TOPICS = ("journal", "snapshots", "store", "ingress")
-CLIENTS = ("send:orders", "send-tx:orders", "move:orders>moved", "take:moved")
-RATE = 40  # messages per second of each sender: the nodes need the processors to come back
-#: What is answered while a node is away, and again when it is back, before the next one goes.
-PROGRESS = 20
-#: A node's start takes six seconds on an idle machine, with three of them and a load at once a minute.
-NODE_S = 150.0
 STILL_S = 2.0
 #: In the log of a broker, before what is wrong with a topic.
 WARNED = "weak topic setting"
@@ -55,50 +40,10 @@ def system(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -
         yield running
 
 
-class Load:
-    """Java clients at work, and what was answered to them."""
-
-    def __init__(self, storm: Storm, cluster: EmbeddedCluster) -> None:
-        self._storm = storm
-        self._admin = clients.admin({"bootstrap.servers": cluster.bootstrap})
-        self._nodes = cluster.nodes
-
-    def answered(self) -> int:
-        return sum(each.outcome == "ok" and each.target == "orders" for each in self._storm.history())
-
-    def goes_on(self) -> None:
-        """Returns when some more sends are answered."""
-        before = self.answered()
-        wait_for(lambda: self.answered() >= before + PROGRESS, "answers", NODE_S)
-
-    def whole(self) -> None:
-        """Returns when all nodes have all of Bascule's topics."""
-        wait_for(lambda: all(len(partition.isrs) == len(self._nodes) for partition in self._partitions()), "all replicas in sync", NODE_S)
-
-    def leader(self) -> ClusterNode:
-        """The node that leads the journal."""
-        (partition,) = self._admin.list_topics(f"{PREFIX}.journal", timeout=NODE_S).topics[f"{PREFIX}.journal"].partitions.values()
-        return self._nodes[partition.leader - 1]
-
-    def finish(self) -> list[Operation]:
-        self._storm.stop()
-        return self._storm.history()
-
-    def _partitions(self) -> list[PartitionMetadata]:
-        topics = self._admin.list_topics(timeout=NODE_S).topics
-        return [partition for name in OWN_TOPICS for partition in topics[f"{PREFIX}.{name}"].partitions.values()]
-
-
 @pytest.fixture
 def load(system: System, cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Load]:
-    with Storm(system.failover_url, tmp_path, *CLIENTS, rate=RATE, batch=5, quiet_s=2) as storm:
-        yield Load(storm, cluster)
-
-
-def judge(load: Load) -> None:
-    tally = check(load.finish())
-    assert tally.anomalies == [], tally
-    assert tally.sent > 0
+    with storm(system, tmp_path) as clients_at_work:
+        yield Load(clients_at_work, cluster, PREFIX)
 
 
 Bounce = tuple[Callable[[ClusterNode], None], Callable[[Load, EmbeddedCluster], ClusterNode]]
@@ -113,7 +58,7 @@ def bounce(load: Load, cluster: EmbeddedCluster, *bounces: Bounce) -> None:
         node.start()
         load.goes_on()
     load.whole()
-    judge(load)
+    load.judge()
 
 
 def leader(load: Load, cluster: EmbeddedCluster) -> ClusterNode:
@@ -193,7 +138,7 @@ def test_with_two_of_three_nodes_it_goes_on_and_with_one_every_send_waits_until_
         node.wait_ready()
     load.goes_on()
     load.whole()
-    judge(load)
+    load.judge()
 
 
 def test_a_transaction_that_is_committed_while_a_partition_has_no_leader_is_there_when_it_has_one_again(

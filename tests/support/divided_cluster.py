@@ -1,12 +1,15 @@
-"""A Kafka of three nodes of which one can be cut off from its peers while clients still reach all of them.
+"""A Kafka of three nodes of which one can be cut off from its peers while clients still reach all of them, or the other way round.
 
-    with DividedCluster(directory) as cluster:
+    with DividedCluster(directory, divide_clients=True) as cluster:
         cluster.isolate(cluster.nodes[0])  # neither replication nor the quorum of the controllers reaches it
+        ...
+        cluster.shut_out(cluster.nodes[0])  # its peers reach it, and no client does
         ...
         cluster.heal()
 
 Nodes reach one another through proxies only: each has a listener of its own for replication, advertised at the port of a proxy, and the
 voters of the quorum are named by ports of proxies. A proxy knows which node a connection comes from by the process that has its socket.
+Where clients are to be divided from nodes, they reach them through proxies, too.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tests.support.proxy import HOST, RECEIVE_BYTES, Relay
 
 PROPERTIES = """
 listeners=PLAINTEXT://{host}:{port},PEERS://{host}:{peers_port},CONTROLLER://{host}:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port},PEERS://{host}:{peers_proxy},CONTROLLER://{host}:{controller_proxy}
+advertised.listeners=PLAINTEXT://{host}:{clients_port},PEERS://{host}:{peers_proxy},CONTROLLER://{host}:{controller_proxy}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,PEERS:PLAINTEXT,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=PEERS
 controller.quorum.voters={voters}
@@ -79,11 +82,32 @@ class _Link(Relay):
         self._end(client, server)
 
 
+class _ClientLink(Relay):
+    """What clients reach a node by. What is said while it is shut waits: on a network it would be sent again and again."""
+
+    def __init__(self, port: int) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        super().__init__(port)
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        for pair in ((client, server), (server, client)):
+            threading.Thread(target=self._pump, args=pair, name="divided-cluster", daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(RECEIVE_BYTES):
+                self.open.wait()
+                target.sendall(data)
+        self._end(source, target)
+
+
 class DividedCluster(EmbeddedCluster):
     """See the module."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, divide_clients: bool = False) -> None:
         super().__init__(data_dir)
+        self._client_links = [_ClientLink(node.port) for node in self.nodes] if divide_clients else []
         self._isolated = 0
         count = len(self.nodes)
         ports = free_ports(2 * count, HOST)
@@ -93,10 +117,19 @@ class DividedCluster(EmbeddedCluster):
         voters = ",".join(f"{link.number}@{HOST}:{link.port}" for link in controllers)
         for place, node in enumerate(self.nodes):
             node.more_properties = PROPERTIES.format(
-                host=HOST, port=node.port, voters=voters,
+                host=HOST, port=node.port, voters=voters, clients_port=self._client_ports[place],
                 peers_port=ports[place], peers_proxy=peers[place].port,
                 controller_port=ports[count + place], controller_proxy=controllers[place].port,
             )  # fmt: skip
+
+    @property
+    def _client_ports(self) -> list[int]:
+        return [each.port for each in self._client_links or self.nodes]
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` for clients: all nodes."""
+        return ",".join(f"{HOST}:{port}" for port in self._client_ports)
 
     def isolate(self, node: ClusterNode) -> None:
         """Cut a node off from its peers: it exchanges no byte with them. Clients reach it as before."""
@@ -104,9 +137,15 @@ class DividedCluster(EmbeddedCluster):
         for link in self._links:
             link.end(node.number)
 
+    def shut_out(self, node: ClusterNode) -> None:
+        """Cut clients off from a node: they exchange no byte with it. Its peers reach it as before."""
+        self._client_links[node.number - 1].open.clear()
+
     def heal(self) -> None:
-        """All nodes reach one another."""
+        """All nodes reach one another, and clients reach all of them."""
         self._isolated = 0
+        for link in self._client_links:
+            link.open.set()
 
     def joined(self, one: int, other: int) -> bool:
         """Whether two nodes, by their numbers, reach each other. A node reaches its own controller."""
@@ -123,7 +162,8 @@ class DividedCluster(EmbeddedCluster):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop."""
         super().__exit__(kind, error, trace)
-        for link in self._links:
+        self.heal()  # what waits there ends
+        for link in (*self._links, *self._client_links):
             link.__exit__()
 
 

@@ -1,0 +1,69 @@
+"""A broker on a Kafka of three nodes of which its clients and its peers do not reach the same: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.cluster_load import CONFIG, Load, storm
+from tests.support.divided_cluster import DividedCluster
+from tests.support.system import System, wait_for
+
+PREFIX = "divided"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DividedCluster]:
+    with DividedCluster(tmp_path_factory.mktemp("cluster"), divide_clients=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def system(cluster: DividedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with System(cluster.bootstrap, tmp_path_factory.mktemp("broker"), prefix=PREFIX, config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def load(system: System, cluster: DividedCluster, tmp_path: Path) -> Iterator[Load]:
+    with storm(system, tmp_path) as clients_at_work:
+        load = Load(clients_at_work, cluster, PREFIX)
+        load.goes_on()
+        load.whole()
+        yield load
+        cluster.heal()
+
+
+def test_broker_goes_on_where_the_peers_of_a_leader_do_not_reach_it_and_the_broker_does(load: Load, cluster: DividedCluster) -> None:
+    former = load.leader()
+    cluster.isolate(former)
+    load.goes_on()
+    assert load.leader() is not former
+    cluster.heal()
+    load.goes_on()
+    load.whole()
+    load.judge()
+
+
+def test_sends_wait_where_the_broker_does_not_reach_a_leader_and_its_peers_do(load: Load, system: System, cluster: DividedCluster) -> None:
+    """Kafka elects no other leader: of what clients reach it knows nothing."""
+    cluster.shut_out(load.leader())
+    wait_for(lambda: not system.status()["serving"], "the broker to find out")
+    cluster.heal()
+    load.goes_on()
+    load.whole()
+    load.judge()
+
+
+def test_broker_goes_on_where_it_does_not_reach_a_node_that_leads_nothing_it_needs(load: Load, cluster: DividedCluster) -> None:
+    needed = (load.leader(), load.coordinator())
+    cluster.shut_out(next(node for node in cluster.nodes if node not in needed))
+    load.goes_on()
+    cluster.heal()
+    load.goes_on()
+    load.whole()
+    load.judge()
