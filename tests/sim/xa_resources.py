@@ -151,7 +151,7 @@ class Log(Remote, TopicDecisions):
         entry = decode(value)
         if isinstance(entry, Heuristic):
             self.recorded.add(entry.xid)
-        elif entry.gtrid not in self.standing:
+        elif isinstance(entry, Decision) and entry.gtrid not in self.standing:
             self.standing[entry.gtrid] = entry
             self.on_decision(entry)
         return self._end

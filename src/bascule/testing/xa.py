@@ -317,7 +317,7 @@ class ModelLog:
     def read(self) -> LogState:
         """See DecisionLog."""
         with _Point(self, "read"):
-            return LogState(dict(self.durable.decisions), dict(self.durable.heuristics))
+            return self.durable.copy()
 
     def record(self, heuristic: Heuristic) -> None:
         """See DecisionLog."""

@@ -3,8 +3,8 @@
     5f2a91c0 + {"gtrid":"shop/0199...","outcome":"commit","resources":["orders-db","kafka"],"by":"host/4711","at_ms":1790000000000}
     77d0e3b2 - {"gtrid":"shop/0199..."}
 
-A line begins with its CRC-32. Processes share the file by a lock beside it (PATH.lock), held while one reads what others have appended and
-appends its own. Threads that decide at the same time share one write and one sync.
+A line begins with its CRC-32; the first line has the id of the log. Processes share the file by a lock beside it (PATH.lock), held while
+one reads what others have appended and appends its own. Threads that decide at the same time share one write and one sync.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
-from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
-from bascule.xa.xid import Xid
+from bascule.xa.blocking import now_ms
+from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogIdentity, LogState, decode, encode
+from bascule.xa.xid import Xid, new_log_id
 
 #: The file is written anew when it has this many lines that count no more: then they are most of it, and a few hundred KiB.
 DEAD_LINES_MAX = 2000
@@ -54,6 +55,7 @@ class FileLog:
         self._forgotten: set[bytes] = set()
         self._turn = threading.Lock()  # whoever has it works on the file
         self._broken: OSError | None = None
+        self._log_id = ""  # of the file that this process works with
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog. Returns after the sync."""
@@ -64,13 +66,12 @@ class FileLog:
     def read(self) -> LogState:
         """See DecisionLog. Writes what was forgotten, too."""
         with self._turn, self._locked():
-            self._catch_up()
             if self._forgotten:
                 self._write([])
             else:
                 with self._unbroken():
                     os.fdatasync(self._file)  # whoever wrote the last lines may have died before that
-            return LogState(dict(self._state.decisions), dict(self._state.heuristics))
+            return self._state.copy()
 
     def record(self, heuristic: Heuristic) -> None:
         """See DecisionLog. Returns after the sync."""
@@ -89,8 +90,7 @@ class FileLog:
         """Writes what was forgotten, and closes the file."""
         with self._turn:
             if self._forgotten:
-                with suppress(Unavailable), self._locked():
-                    self._catch_up()
+                with suppress(Unavailable, LogDamaged), self._locked():
                     self._write([])
             self._close()
 
@@ -105,7 +105,6 @@ class FileLog:
                     lines, self._waiting = self._waiting, []
                 try:
                     with self._locked():
-                        self._catch_up()
                         self._write([each.data for each in lines])
                 except BaseException:
                     with self._mutex:
@@ -130,6 +129,8 @@ class FileLog:
             crash.point("xa.log.write.after")
             os.fdatasync(self._file)
             crash.point("xa.log.sync.after")
+        if not self._has_the_name():
+            raise Unavailable(f"{self.path} was removed while it was written")
         self._catch_up()
         live = len(self._state.decisions) + len(self._state.heuristics)
         if self._lines - live > max(DEAD_LINES_MAX, live) and self._lines >= self._compact_from:
@@ -152,28 +153,53 @@ class FileLog:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The file for this process alone, opened, the one that has the name."""
+        """The file for this process alone, opened and read: the one that has the name. Raises LogDamaged, Unavailable."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._log_id:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_name(self.path.name + ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self._open()
+                self._catch_up()
+                self._identify()
                 yield
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be used: {error}") from error
 
     def _open(self) -> None:
         if self._file >= 0:
-            with suppress(FileNotFoundError):
-                if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:
-                    return
+            if self._has_the_name():
+                return
             self._close()  # another process has written it anew
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        created = 0 if self._log_id else os.O_CREAT
+        try:
+            self._file = os.open(self.path, os.O_RDWR | created | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError as error:
+            raise LogDamaged(f"{self.path} was removed while a manager works with it; put it back: it has the decisions") from error
         try:
             _sync_directory(self.path.parent)  # also for a file that was there: who made it may have died before this
         except BaseException:
             self._close()
             raise
+
+    def _has_the_name(self) -> bool:
+        """Whether the open file is the one at the path."""
+        with suppress(FileNotFoundError):
+            return os.stat(self.path).st_ino == os.fstat(self._file).st_ino
+        return False
+
+    def _identify(self) -> None:
+        """See that the log has its id, and that it is the log that this process has worked with so far. Raises LogDamaged."""
+        if not self._state.log_id:
+            if self._log_id:
+                self._close()
+                raise LogDamaged(f"{self.path} was replaced by an empty one while a manager works with it; put the log {self._log_id} back")
+            self._write([_line("+", encode(LogIdentity(new_log_id(), now_ms())))])
+        found = self._state.log_id
+        if found != (self._log_id or found):
+            self._close()
+            raise LogDamaged(f"{self.path} is another log now: its id is {found}, and was {self._log_id} before; put that log back")
+        self._log_id = found
 
     def _close(self) -> None:
         if self._file >= 0:
@@ -182,7 +208,10 @@ class FileLog:
 
     def _catch_up(self) -> None:
         """Reads what was appended since the last time. What a crash left half written is cut off: nobody has acted on it."""
-        data = os.pread(self._file, os.fstat(self._file).st_size - self._read_to, self._read_to)
+        size_bytes = os.fstat(self._file).st_size
+        if size_bytes < self._read_to:
+            raise LogDamaged(f"{self.path} was cut off at byte {size_bytes} while a manager works with it; it had {self._read_to} bytes")
+        data = os.pread(self._file, size_bytes - self._read_to, self._read_to)
         good = 0
         for line in data.splitlines(keepends=True):
             if (read := _read_line(line)) is None:
@@ -217,7 +246,8 @@ class FileLog:
         self._catch_up()
 
     def _rewrite(self) -> None:
-        entries: list[Entry] = [*self._state.decisions.values(), *self._state.heuristics.values()]
+        identity = LogIdentity(self._state.log_id, now_ms())
+        entries: list[Entry] = [identity, *self._state.decisions.values(), *self._state.heuristics.values()]
         new = self.path.with_name(self.path.name + ".new")
         with new.open("wb") as file:
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))  # whoever could read it, and nobody else

@@ -17,9 +17,10 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown, Stored, TableReader
 from bascule.kafka.guards import guard
 from bascule.xa import log_topic
+from bascule.xa.blocking import now_ms
 from bascule.xa.log import Decision, Heuristic, LogDamaged, LogState
 from bascule.xa.log_topic import LogRecord
-from bascule.xa.xid import Xid
+from bascule.xa.xid import Xid, new_log_id
 
 
 class _Clients(NamedTuple):
@@ -42,6 +43,7 @@ class KafkaLog:
         self._topic = topic
         self._lock = threading.Lock()
         self._open: _Clients | None = None
+        self._log_id = ""  # of the topic that this process works with
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog."""
@@ -53,7 +55,16 @@ class KafkaLog:
         clients = self._clients()
         guard(clients.topics, own_topics.expected({self._topic: own_topics.DECISIONS}))
         with self._named():
-            return run_blocking(log_topic.read(_Calls(clients, self._topic)))
+            state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
+            if not state.log_id:
+                if self._log_id:
+                    raise LogDamaged(f"it was replaced by an empty topic while a manager works with it; its id was {self._log_id}")
+                run_blocking(log_topic.identify(_Calls(clients, self._topic), new_log_id(), now_ms()))
+                state = run_blocking(log_topic.read(_Calls(clients, self._topic)))
+            if state.log_id != (self._log_id or state.log_id):
+                raise LogDamaged(f"it is another log now: its id is {state.log_id}, and was {self._log_id} before")
+            self._log_id = state.log_id
+            return state
 
     def record(self, heuristic: Heuristic) -> None:
         """See DecisionLog."""

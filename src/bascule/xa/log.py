@@ -15,14 +15,15 @@ from typing import Any, Protocol
 
 from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.xa.errors import Code
-from bascule.xa.xid import Xid
+from bascule.xa.xid import LOG_ID, Xid, named
 
 #: A rollback is remembered for so long, in case a manager that stood still in between asks for COMMIT after all.
 ROLLBACK_KEPT_S = 24 * 3600.0
 
 
-#: The format of entries that this version writes. Entries without a format have format 0, which has no tokens.
-FORMAT = 1
+#: The format of entries that this version writes. Entries without a format have format 0, which has no tokens; format 2 has brought the
+#: id of the log.
+FORMAT = 2
 
 
 class LogDamaged(BasculeError):
@@ -70,22 +71,37 @@ class Heuristic:
     at_ms: int
 
 
-Entry = Decision | Heuristic
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """The id of a log, which is part of each global transaction id. Two logs never have the same; the first entry of a log stands."""
+
+    log_id: str
+    at_ms: int
+
+
+Entry = Decision | Heuristic | LogIdentity
 
 
 @dataclass(slots=True)
 class LogState:
-    """What a decision log says."""
+    """What a decision log says. ``log_id`` is "" for a log without an id."""
 
     decisions: dict[bytes, Decision] = field(default_factory=dict)
     heuristics: dict[Xid, Heuristic] = field(default_factory=dict)
+    log_id: str = ""
 
     def add(self, entry: Entry) -> None:
         """An entry that comes after those that were added before it."""
         if isinstance(entry, Decision):
             self.decisions.setdefault(entry.gtrid, entry)
-        else:
+        elif isinstance(entry, Heuristic):
             self.heuristics[entry.xid] = entry
+        else:
+            self.log_id = self.log_id or entry.log_id
+
+    def copy(self) -> LogState:
+        """Return a copy that later entries do not change."""
+        return LogState(dict(self.decisions), dict(self.heuristics), self.log_id)
 
 
 class DecisionLog(Protocol):
@@ -98,7 +114,10 @@ class DecisionLog(Protocol):
         """Stores it, and returns the decision that stands: the first that was stored for this transaction."""
 
     def read(self) -> LogState:
-        """All that had been stored when the call began; it is durable, for it is acted on."""
+        """All that had been stored when the call began; it is durable, for it is acted on.
+
+        A log that has an id has it from the first read.
+        """
 
     def record(self, heuristic: Heuristic) -> None:
         """Stores it."""
@@ -120,6 +139,8 @@ def encode(entry: Entry) -> bytes:
         fields = {"gtrid": entry.gtrid.decode("latin-1"), "outcome": entry.outcome, "resources": entry.resources, "by": entry.by}
         if entry.tokens:
             fields["tokens"] = entry.tokens
+    elif isinstance(entry, LogIdentity):
+        fields = {"log_id": entry.log_id}
     else:
         fields = {"xid": str(entry.xid), "code": entry.code.name, "wanted": entry.wanted, "text": entry.text}
     return json.dumps(fields | {"at_ms": entry.at_ms, "format": FORMAT}, separators=(",", ":")).encode()
@@ -136,6 +157,8 @@ def decode(data: bytes) -> Entry:
 def _entry(fields: Mapping[str, Any]) -> Entry:
     if (written := fields.get("format", 0)) > FORMAT:
         raise InvalidInput(f"its format is {written}; this version of Bascule reads formats up to {FORMAT}")
+    if "log_id" in fields:
+        return LogIdentity(named(LOG_ID, fields["log_id"], "decision log"), fields["at_ms"])
     if "gtrid" in fields:
         gtrid, resources, tokens = fields["gtrid"].encode("latin-1"), tuple(fields["resources"]), tuple(fields.get("tokens", ()))
         return Decision(gtrid, Outcome(fields["outcome"]), resources, fields["at_ms"], fields["by"], tokens)

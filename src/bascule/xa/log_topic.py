@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from bascule.core import crash
-from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogState, decode, encode
+from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogIdentity, LogState, decode, encode
 from bascule.xa.xid import Xid
 
 
@@ -89,6 +89,11 @@ async def read(calls: TopicCalls, *, violations: Collection[enum.StrEnum] = froz
     return state
 
 
+async def identify(calls: TopicCalls, log_id: str, at_ms: int) -> None:
+    """Give the log an id, if it has none. Of processes that do so at once the first one's id stands."""
+    await _append(calls, LogIdentity(log_id, at_ms))
+
+
 async def store_heuristic(calls: TopicCalls, heuristic: Heuristic) -> None:
     """Store a heuristic outcome."""
     await _append(calls, heuristic)
@@ -105,7 +110,9 @@ def forget_heuristic(calls: TopicCalls, xid: Xid) -> None:
 
 
 def prefix_of(entry: Entry) -> bytes:
-    """Return the beginning of the keys of entries about the same transaction or branch."""
+    """Return the beginning of the keys of entries about the same transaction or branch, or of the log's identity."""
+    if isinstance(entry, LogIdentity):
+        return b"#"
     return (entry.gtrid if isinstance(entry, Decision) else str(entry.xid).encode()) + b"#"
 
 

@@ -27,12 +27,12 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
-from bascule.xa.log import DecisionLog
+from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.resource import Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
-from bascule.xa.xid import MANAGER_NAME, RESOURCE_NAME, named
+from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, named
 
 #: Long for a person's patience, short for a database that keeps locks.
 TIMEOUT_S = 60.0
@@ -64,11 +64,15 @@ class TransactionManager:
         shared: bool = False,
         timeout_s: float = TIMEOUT_S,
         recovery_interval_s: float = RECOVERY_INTERVAL_S,
+        lost_logs: Collection[str] = (),
     ) -> None:
         """``name`` marks its transactions: the same after a restart, another one for each application on the same resources.
 
         ``shared``: several processes with this name are at work at once, on one log. Then what one of them has not decided is left
         alone until its deadline; else a start finishes it at once. Neither can split a transaction.
+
+        Branches of this name that were begun with another decision log are named, and left alone. ``lost_logs`` has the ids of logs that
+        are gone for good: their branches are then finished as this log says, which is a rollback where it says nothing.
         """
         self.name = named(MANAGER_NAME, name, "transaction manager")
         self.log = log
@@ -77,6 +81,8 @@ class TransactionManager:
             raise InvalidInput("two resources have the same name")
         self._by = f"{socket.gethostname()}/{os.getpid()}"
         self._shared = shared
+        self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
+        self._log_id = ""
         self._timeout_s = timeout_s
         self._interval_s = recovery_interval_s
         self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.{name}", default=None)
@@ -97,6 +103,7 @@ class TransactionManager:
         self._closing = threading.Event()
         self._failure = ""
         first = self.recoverer().run()
+        self._log_id = first.log_id
         if not first.finished:
             self.recover_soon()
         recover = functools.partial(self._recover, self._closing)
@@ -134,7 +141,7 @@ class TransactionManager:
             raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
         if self._failure:
             raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
-        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave)
+        environment = TransactionEnvironment(self.name, self.log, self._log_id, self._by, self._knows, self._enter, self._leave)
         transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction
@@ -207,7 +214,15 @@ class TransactionManager:
     def recoverer(self, answer_within_s: float | None = None) -> Recoverer:
         """For one look or pass by hand; for ``answer_within_s`` see Recoverer."""
         resources = list(self.resources.values())
-        return Recoverer(self.name, self.log, resources, by=self._by, patient=self._shared, answer_within_s=answer_within_s)
+        return Recoverer(
+            self.name,
+            self.log,
+            resources,
+            by=self._by,
+            patient=self._shared,
+            answer_within_s=answer_within_s,
+            lost_logs=self._lost_logs,
+        )
 
     def _knows(self, resource: Resource[Any]) -> bool:
         return self.resources.get(resource.name) is resource
@@ -243,6 +258,11 @@ class TransactionManager:
                 return
             try:
                 finished = recoverer.run(self._at_work).finished
+                self._failure = ""
+            except LogDamaged as error:
+                self._failure = f"its decision log has failed: {error}"
+                _log.error("recovery stopped by the decision log", error=said_of(error))
+                finished = False
             except Exception as error:  # a thread that ended of it would finish nothing any more, and nobody would know
                 _log.warning("recovery waits for the decision log", error=said_of(error))
                 finished = False

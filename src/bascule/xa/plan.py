@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, LogState, Outcome
-from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, manager_of_gtrid
+from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid
 
 
 class PlanViolation(enum.StrEnum):
@@ -40,6 +40,8 @@ class Action(enum.StrEnum):
     #: The resource does not list the branch of a committed transaction; it is told to commit once more, and answers what has become of it.
     CONFIRM = "confirm"
     WAIT = "wait"
+    #: The branch bears the manager's name, and another decision log has its decision. It is named, and not touched.
+    FOREIGN = "foreign"
     #: A decision is deleted. A COMMIT only if all steps of its transaction have succeeded.
     FORGET = "forget"
 
@@ -67,6 +69,14 @@ class RecoveryView:
     after: LogState
     live: Collection[bytes]
     now_ms: int
+    #: Ids of decision logs that are lost for good: the decisions of their transactions are in this one, or nowhere.
+    lost_logs: Collection[str] = ()
+
+
+def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
+    """Return whether a log has the decision of a transaction of its manager. Earlier releases did not say in which log it is."""
+    named = log_id_of_gtrid(gtrid)
+    return named in ("", log_id) or named in lost_logs
 
 
 def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
@@ -88,7 +98,7 @@ def missing_resources(manager: str, view: RecoveryView, known: Collection[str]) 
             for name in decision.resources:
                 waiting.setdefault(name, set()).add(decision.gtrid)
     for xid in (xid for xids in view.branches.values() for xid in xids):
-        if manager_of(xid) == manager:
+        if manager_of(xid) == manager and own_log(xid.gtrid, view.after.log_id, view.lost_logs):
             waiting.setdefault(xid.bqual.decode("latin-1"), set()).add(xid.gtrid)
     return {name: len(gtrids) for name, gtrids in sorted(waiting.items()) if name not in known}
 
@@ -116,7 +126,11 @@ class _Planner:
         return maker == self.manager or (maker is not None and PlanViolation.FOREIGN_BRANCHES_ROLLED_BACK in self.violations)
 
     def _own_decision(self, decision: Decision) -> bool:
-        return manager_of_gtrid(decision.gtrid) == self.manager or PlanViolation.FOREIGN_DECISIONS_FORGOTTEN in self.violations
+        own = manager_of_gtrid(decision.gtrid) == self.manager and self._own_log(decision.gtrid)
+        return own or PlanViolation.FOREIGN_DECISIONS_FORGOTTEN in self.violations
+
+    def _own_log(self, gtrid: bytes) -> bool:
+        return own_log(gtrid, self.view.after.log_id, self.view.lost_logs)
 
     def _at_work(self, gtrid: bytes) -> bool:
         return gtrid in self.view.live and PlanViolation.AT_WORK_IGNORED not in self.violations
@@ -124,6 +138,10 @@ class _Planner:
     def _of_branch(self, resource: str, xid: Xid) -> Step | None:
         if self._at_work(xid.gtrid):
             return None
+        if not self._own_log(xid.gtrid):
+            other, own = log_id_of_gtrid(xid.gtrid), self.view.after.log_id or "without an id"
+            why = f"a manager of this name began it with decision log {other}, and this manager has log {own}"
+            return Step(Action.FOREIGN, resource, xid, why)
         if xid in self.view.after.heuristics:
             return Step(Action.WAIT, resource, xid, "it was finished from outside; the operator has to look at it and forget it")
         if (decision := self.view.after.decisions.get(xid.gtrid)) is not None:

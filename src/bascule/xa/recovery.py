@@ -33,14 +33,15 @@ class Recoverer:
         by: str,
         patient: bool,
         answer_within_s: float | None = None,
+        lost_logs: Collection[str] = (),
     ) -> None:
-        """``by`` stands in the decisions it makes; for ``patient`` see ``plan``.
+        """``by`` stands in the decisions it makes; for ``patient`` see ``plan``, for ``lost_logs`` TransactionManager.
 
         ``answer_within_s``: a resource that lists its branches, or finishes one, later than that counts as away, and is asked nothing
         more before it has answered. None waits for each.
         """
         participants = {resource.name: BlockingParticipant(resource, self._ask) for resource in resources}
-        self._protocol = RecoveryProtocol(manager, BlockingLog(log), participants, SystemClock(), by)
+        self._protocol = RecoveryProtocol(manager, BlockingLog(log), participants, SystemClock(), by, lost_logs=lost_logs)
         self._patient = patient
         self._answer_within_s = answer_within_s
         self._asked: dict[str, Future[Any]] = {}

@@ -16,8 +16,8 @@ from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, Outcome
-from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, plan
-from bascule.xa.xid import Xid, manager_of, manager_of_gtrid
+from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan
+from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid
 
 _log = get_log("bascule.xa")
 
@@ -47,6 +47,13 @@ class Pass:
     #: Steps that failed, to be tried again.
     failed: dict[Step, str] = field(default_factory=dict)
     heuristics: list[Heuristic] = field(default_factory=list)
+    #: The id of the decision log, "" if it has none.
+    log_id: str = ""
+
+    @property
+    def foreign(self) -> list[Step]:
+        """Branches of the manager's name whose decisions are in another log. They are not touched."""
+        return [step for step in self.steps if step.action is Action.FOREIGN]
 
     @property
     def finished(self) -> bool:
@@ -65,14 +72,17 @@ class RecoveryProtocol:
         clock: Clock,
         by: str,
         *,
+        lost_logs: Collection[str] = (),
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """``by`` names this process in the decisions that it makes."""
+        """``by`` names this process in the decisions that it makes; for ``lost_logs`` see RecoveryView."""
         self._manager = manager
         self._log = log
         self._participants = participants
         self._clock = clock
         self._by = by
+        self._lost_logs = lost_logs
+        self._foreign: list[Step] = []
         self._violations = violations
         self._missing: dict[str, int] = {}
 
@@ -88,9 +98,10 @@ class RecoveryProtocol:
             except Exception as error:  # of one resource: it does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
-        view = RecoveryView(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms())
+        view = RecoveryView(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms(), self._lost_logs)
         found.missing = missing_resources(self._manager, view, self._participants.keys())
         found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
+        found.log_id = view.after.log_id
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found
 
@@ -101,6 +112,10 @@ class RecoveryProtocol:
             self._missing = done.missing
             for name, count in done.missing.items():
                 _log.error("transactions wait for a resource that the manager does not have", resource=name, transactions=count)
+        if done.foreign != self._foreign:
+            self._foreign = done.foreign
+            for step in done.foreign:
+                _log.error("branch of another decision log left alone", xid=step.xid, resource=step.resource, reason=step.why)
         crash.point("xa.recover.before")
         if RecoveryViolation.NOTHING_DONE in self._violations:
             return done
@@ -122,7 +137,7 @@ class RecoveryProtocol:
     async def _take(self, step: Step) -> None:
         if step.action is Action.FORGET:
             await self._log.forget([step.xid.gtrid])
-        elif step.action is not Action.WAIT:
+        elif step.action not in (Action.WAIT, Action.FOREIGN):
             outcome = Outcome.ROLLBACK if step.action is Action.ROLLBACK else Outcome.COMMIT
             if outcome is Outcome.ROLLBACK:
                 outcome = await self._stands(step.xid.gtrid)
@@ -151,6 +166,12 @@ class RecoveryProtocol:
         """Finish a transaction as somebody says, unless the log says otherwise. See ``Recoverer.finish_now``."""
         if manager_of_gtrid(xid.gtrid) != self._manager:
             raise InvalidInput(f"branch {xid} is not of transaction manager {self._manager!r}; use the manager that began it")
+        log_id = (await self._log.read()).log_id
+        if not own_log(xid.gtrid, log_id, self._lost_logs):
+            other = log_id_of_gtrid(xid.gtrid)
+            raise InvalidInput(
+                f"branch {xid} was begun with decision log {other}, and this manager has {log_id or 'another one'}; use that log"
+            )
         # All of them: nobody knows which are prepared, and a commit that is forgotten too early is rolled back in the rest.
         decision = Decision(xid.gtrid, outcome, tuple(self._participants), self._clock.now_ms(), f"{who}, {self._by}")
         decision = await self._log.decide(decision)

@@ -27,6 +27,7 @@ class TransactionEnvironment:
 
     manager: str
     log: DecisionLog
+    log_id: str
     by: str
     known: Callable[[Resource[Any]], bool]
     entered: Callable[[Transaction], Callable[[], None]]
@@ -38,7 +39,7 @@ class Transaction:
     """Made by ``TransactionManager.begin``; ends with its ``with`` block, or by ``commit`` or ``rollback``."""
 
     def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
-        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000))
+        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000), environment.log_id)
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
         self._environment = environment

@@ -10,30 +10,49 @@ from bascule.core.xid import Xid
 
 __all__ = [
     "FORMAT_ID",
+    "LOG_ID",
     "MANAGER_NAME",
     "RESOURCE_NAME",
     "Xid",
     "branch",
     "deadline_ms_of",
+    "log_id_of_gtrid",
     "manager_of",
     "manager_of_gtrid",
     "named",
     "new_gtrid",
+    "new_log_id",
 ]
 
 #: "BASC": says that the gtrid was made by ``new_gtrid``.
 FORMAT_ID = 0x42415343
-#: A gtrid is NAME/ and 32 hexadecimal digits.
+#: A gtrid has at most 64 bytes: NAME/ and 32 characters.
 MANAGER_NAME = re.compile(r"[A-Za-z0-9._-]{1,31}")
 #: A bqual is the resource's name.
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-_GTRID = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{12})[0-9a-f]{20}")
+#: The id of a decision log.
+LOG_ID = re.compile(r"[0-9a-f]{8}")
+#: NAME/DEADLINE.LOG.RANDOM, in hexadecimal digits.
+_GTRID = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{11})\.([0-9a-f]{8})\.[0-9a-f]{11}")
+#: The form of earlier releases, and of decision logs without an id: NAME/ and the digits of deadline and random number.
+_GTRID_WITHOUT_LOG = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{12})[0-9a-f]{20}")
+_DEADLINE_MAX_MS = 16**11 - 1
 
 
-def new_gtrid(manager: str, deadline_ms: int) -> bytes:
-    """A new global transaction of a manager; ``deadline_ms`` (since the epoch) is when it ends unless it is decided before."""
-    return f"{manager}/{deadline_ms:012x}{secrets.token_hex(10)}".encode()
+def new_log_id() -> str:
+    """Return the id of a new decision log."""
+    return secrets.token_hex(4)
+
+
+def new_gtrid(manager: str, deadline_ms: int, log_id: str = "") -> bytes:
+    """A new global transaction of a manager; ``deadline_ms`` (since the epoch) is when it ends unless it is decided before.
+
+    ``log_id`` is the id of the decision log that has its decision, "" for a log without an id.
+    """
+    if not log_id:
+        return f"{manager}/{deadline_ms:012x}{secrets.token_hex(10)}".encode()
+    return f"{manager}/{min(deadline_ms, _DEADLINE_MAX_MS):011x}.{log_id}.{secrets.randbits(44):011x}".encode()
 
 
 def branch(gtrid: bytes, resource: str) -> Xid:
@@ -48,16 +67,26 @@ def manager_of(xid: Xid) -> str | None:
 
 def manager_of_gtrid(gtrid: bytes) -> str | None:
     """The name of the manager that began a transaction; None for a foreign one."""
-    match = _GTRID.fullmatch(gtrid)
+    match = _match(gtrid)
     return match[1].decode() if match else None
+
+
+def log_id_of_gtrid(gtrid: bytes) -> str:
+    """The id of the decision log that a transaction of ours was begun with; "" if the gtrid does not say it."""
+    match = _GTRID.fullmatch(gtrid)
+    return match[3].decode() if match else ""
 
 
 def deadline_ms_of(gtrid: bytes) -> int:
     """When a transaction of ours ends unless it is decided before, in ms since the epoch."""
-    match = _GTRID.fullmatch(gtrid)
+    match = _match(gtrid)
     if match is None:
         raise InvalidInput(f"{gtrid!r} is no transaction of Bascule")
     return int(match[2], 16)
+
+
+def _match(gtrid: bytes) -> re.Match[bytes] | None:
+    return _GTRID.fullmatch(gtrid) or _GTRID_WITHOUT_LOG.fullmatch(gtrid)
 
 
 def named(pattern: re.Pattern[str], name: str, what: str) -> str:

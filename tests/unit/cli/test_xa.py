@@ -102,6 +102,19 @@ def test_resource_that_was_removed_or_renamed_is_named_and_ends_with_1(bascule: 
     assert removed in shop.log.decisions
 
 
+def test_branch_of_another_decision_log_is_named_and_ends_with_1(bascule: Bascule, shop: Shop) -> None:
+    shop.log.log_id = "aaaaaaaa"
+    xid = branch(new_gtrid("shop", 0, "bbbbbbbb"), "db")
+    shop.database.prepared[xid] = ["row"]
+    done = bascule("xa", "recover")
+    assert done.returncode == 1
+    assert "began it with decision log bbbbbbbb" in " ".join(
+        json.loads(bascule("xa", "list", "--format", "json").stdout)["branches"][0]["why"].split()
+    )
+    assert list(shop.database.prepared) == [xid]
+    assert "use that log" in bascule("xa", "rollback", str(xid)).stderr
+
+
 def test_a_transaction_that_may_be_at_work_is_left_alone_unless_told_otherwise(bascule: Bascule, shop: Shop) -> None:
     shop.leave(timeout_s=50)
     assert "wait" in bascule("xa", "recover").stdout

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from bascule.xa import file_log
 from bascule.xa.errors import Code
 from bascule.xa.file_log import FileLog
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
-from bascule.xa.xid import Xid, branch
+from bascule.xa.xid import LOG_ID, Xid, branch
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "xa-v1"
 
 
 def decision(number: int, outcome: Outcome = Outcome.COMMIT, by: str = "host/1") -> Decision:
@@ -183,6 +187,7 @@ def test_what_another_process_did_not_come_to_sync_is_synced_before_anybody_acts
     def killed(_file: int) -> None:
         raise SystemExit
 
+    FileLog(path).read()
     with monkeypatch.context() as broken:
         broken.setattr(file_log.os, "fdatasync", killed)
         with pytest.raises(SystemExit):
@@ -212,6 +217,86 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="cannot be used"):
         FileLog(tmp_path / "file" / "log").read()
+
+
+def test_log_keeps_its_id_for_every_process_and_when_it_is_written_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 3)
+    log = FileLog(path)
+    log_id = log.read().log_id
+    assert LOG_ID.fullmatch(log_id)
+    for number in range(20):
+        log.decide(decision(number))
+        log.forget([decision(number).gtrid])
+    assert {log.read().log_id, FileLog(path).read().log_id} == {log_id}
+    assert FileLog(path.with_name("other.xalog")).read().log_id != log_id
+
+
+def put_another_log(path: Path) -> None:
+    other = path.with_name("other.xalog")
+    FileLog(other).read()
+    other.replace(path)
+
+
+def put_an_empty_file(path: Path) -> None:
+    empty = path.with_name("empty")
+    empty.write_bytes(b"")
+    empty.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (Path.unlink, "was removed while"),
+        (lambda path: shutil.rmtree(path.parent), "cannot be used"),
+        (lambda path: os.truncate(path, 0), "was cut off at byte 0"),
+        (put_an_empty_file, "was replaced by an empty one"),
+        (put_another_log, "is another log now"),
+    ],
+    ids=["removed", "directory removed", "emptied", "replaced by an empty file", "replaced by another log"],
+)
+def test_log_that_is_lost_at_work_decides_nothing_more(path: Path, harm: Callable[[Path], None], said: str) -> None:
+    """An empty log would say that nothing was decided: prepared branches of committed transactions would be rolled back."""
+    log = FileLog(path)
+    log.decide(decision(1))
+    data = path.read_bytes()
+    harm(path)
+    for _ in range(2):
+        with pytest.raises((LogDamaged, Unavailable), match=said):
+            log.decide(decision(2))
+        with pytest.raises((LogDamaged, Unavailable), match=said):
+            log.read()
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    assert log.decide(decision(3)) == decision(3)
+    assert set(FileLog(path).read().decisions) == {b"shop/1", b"shop/3"}
+
+
+def test_log_that_is_removed_while_it_is_written_has_not_decided(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FileLog(path)
+    log.read()
+    sync = os.fdatasync
+    monkeypatch.setattr(file_log.os, "fdatasync", lambda file: (path.unlink(), sync(file)))
+    with pytest.raises(Unavailable, match="was removed while it was written"):
+        log.decide(decision(1))
+
+
+def test_log_of_earlier_formats_is_read_and_goes_on(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes((GOLDEN / "decisions.xalog").read_bytes())
+    first, second, third = (b"shop/0199aa00bb00%020x" % number for number in (1, 2, 3))
+    log = FileLog(path)
+    state = log.read()
+    by = "host/4711"
+    assert state.decisions == {
+        first: Decision(first, Outcome.COMMIT, ("orders-db", "kafka"), 1_790_000_000_000, by),
+        second: Decision(second, Outcome.COMMIT, ("orders-db", "kafka"), 1_790_000_000_001, by, ("771", "")),
+        third: Decision(third, Outcome.ROLLBACK, (), 1_790_000_000_002, "host/4712"),
+    }
+    xid = branch(second, "orders-db")
+    assert state.heuristics == {xid: Heuristic(xid, Code.XA_HEURRB, Outcome.COMMIT, "by hand", 1_790_000_000_003)}
+    log.decide(decision(5))
+    again = FileLog(path).read()
+    assert (again.log_id, set(again.decisions)) == (state.log_id, {first, second, third, b"shop/5"})
 
 
 def test_an_xid_is_its_text() -> None:

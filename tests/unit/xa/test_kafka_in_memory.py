@@ -283,6 +283,23 @@ def test_first_decision_of_a_transaction_stands_in_each_process() -> None:
 
 
 @pytest.mark.usefixtures("kafka")
+def test_log_has_one_id_for_all_processes() -> None:
+    with decision_log() as one, decision_log() as other, decision_log(topic="others") as another:
+        log_id = one.read().log_id
+        assert (other.read().log_id, one.read().log_id) == (log_id, log_id)
+        assert another.read().log_id not in ("", log_id)
+
+
+@pytest.mark.usefixtures("kafka")
+def test_log_that_is_another_one_than_before_is_refused() -> None:
+    with decision_log() as other, decision_log() as log:
+        other.read()
+        log._log_id = "00000000"
+        with pytest.raises(LogDamaged, match="decisions, it is another log now"):
+            log.read()
+
+
+@pytest.mark.usefixtures("kafka")
 def test_heuristic_is_kept_until_it_is_forgotten() -> None:
     heuristic = Heuristic(Xid(1, b"g", b"b"), Code.XA_HEURRB, Outcome.COMMIT, "rolled back by hand", 5)
     with decision_log() as log:

@@ -94,6 +94,14 @@ def test_heuristic_outcome_is_read_until_it_is_forgotten() -> None:
     assert run_blocking(log_topic.read(topic)).heuristics == {}
 
 
+def test_first_id_of_a_log_stands_and_is_not_forgotten() -> None:
+    calls = Topic()
+    run_blocking(log_topic.identify(calls, "aaaaaaaa", 0))
+    run_blocking(log_topic.identify(calls, "bbbbbbbb", 0))
+    log_topic.forget(calls, [GTRID])
+    assert run_blocking(log_topic.read(calls)).log_id == "aaaaaaaa"
+
+
 def test_damaged_entry_is_named_by_offset_and_key() -> None:
     topic = Topic()
     topic.post(GTRID + b"#x", b"{")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,11 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
+from bascule.xa.file_log import FileLog
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, plan
 from bascule.xa.recovery import Recoverer
-from bascule.xa.xid import Xid, branch, deadline_ms_of, manager_of, new_gtrid
+from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, new_gtrid
 
 NOW_MS = 1_790_000_000_000
 LATER_MS = NOW_MS + 60_000
@@ -58,6 +60,48 @@ def test_branches_of_others_are_not_touched() -> None:
     ours = branch(new_gtrid("shop", LATER_MS), "db")
     foreign = [branch(new_gtrid("shop2", LATER_MS), "db"), ours._replace(format_id=1), ours._replace(bqual=b"other"), Xid(1, b"x", b"")]
     assert plan("shop", view({"db": foreign}), patient=False) == []
+
+
+def test_gtrid_says_in_which_log_its_decision_is() -> None:
+    gtrid = new_gtrid("s" * 31, LATER_MS, "0a1b2c3d")
+    assert (manager_of(branch(gtrid, "db")), deadline_ms_of(gtrid), log_id_of_gtrid(gtrid)) == ("s" * 31, LATER_MS, "0a1b2c3d")
+    assert len(gtrid) == 64
+    assert new_gtrid("s" * 31, LATER_MS, "0a1b2c3d") != gtrid
+    assert log_id_of_gtrid(new_gtrid("shop", LATER_MS)) == ""
+
+
+def test_branch_whose_decision_is_in_another_log_is_named_and_not_touched() -> None:
+    own, other, old = new_gtrid("shop", 0, "aaaaaaaa"), new_gtrid("shop", 0, "bbbbbbbb"), new_gtrid("shop", 0)
+    listed = {"db": [branch(each, "db") for each in (own, other, old)]}
+    state = LogState(log_id="aaaaaaaa")
+    made = plan("shop", RecoveryView(listed, state, state, (), NOW_MS), patient=False)
+    assert [(step.action, step.xid.gtrid) for step in made] == [(Action.ROLLBACK, own), (Action.FOREIGN, other), (Action.ROLLBACK, old)]
+    assert all(log_id in made[1].why for log_id in ("aaaaaaaa", "bbbbbbbb"))
+    adopted = plan("shop", RecoveryView(listed, state, state, (), NOW_MS, ["bbbbbbbb"]), patient=False)
+    assert [step.action for step in adopted] == [Action.ROLLBACK] * 3
+
+
+def test_decision_for_a_transaction_of_another_log_is_left_alone() -> None:
+    other = decision(new_gtrid("shop", 0, "bbbbbbbb"))
+    state = LogState({other.gtrid: other}, log_id="aaaaaaaa")
+    assert plan("shop", RecoveryView({"db": []}, state, state, (), NOW_MS), patient=False) == []
+
+
+def test_managers_of_one_name_with_two_logs_do_not_end_each_others_branches(
+    durable: DurableBranches, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = FileLog(tmp_path / "first.xalog"), FileLog(tmp_path / "second.xalog")
+    theirs, own = (branch(new_gtrid("shop", 0, log.read().log_id), "db") for log in (first, second))
+    durable.prepared = {theirs: ["theirs"], own: ["own"]}
+    recovery = recoverer(second, ModelResource("db", durable))  # type: ignore[arg-type]
+    for _ in range(2):
+        done = recovery.run()
+        assert ([step.xid for step in done.foreign], list(durable.prepared)) == ([theirs], [theirs])
+    assert sum("another decision log" in record.getMessage() for record in caplog.records) == 1
+    with pytest.raises(InvalidInput, match=first.read().log_id):
+        recovery.finish_now(theirs, Outcome.ROLLBACK)
+    recoverer(first, ModelResource("db", durable)).run()  # type: ignore[arg-type]
+    assert durable.prepared == {}
 
 
 def test_what_this_process_is_at_work_on_is_not_touched() -> None:

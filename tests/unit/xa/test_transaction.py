@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, Transa
 from bascule.xa import manager as module
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
+from bascule.xa.file_log import FileLog
 from bascule.xa.log import Outcome
 from bascule.xa.plan import Action
 from bascule.xa.two_phase import TransactionStatus
@@ -439,6 +441,24 @@ def test_a_manager_works_only_while_it_is_open(log: ModelLog, one: ModelResource
             pass
     with pytest.raises(OutOfOrder):
         manager.begin()
+
+
+def test_manager_whose_log_is_removed_begins_nothing_more(tmp_path: Path, one: ModelResource, two: ModelResource) -> None:
+    path = tmp_path / "shop.xalog"
+    with TransactionManager("shop", FileLog(path), [one, two]) as manager:
+        spend(manager.begin(), one, two)
+        data = path.read_bytes()
+        path.unlink()
+        with pytest.raises(TransactionInDoubt, match="was removed"):
+            spend(manager.begin(), one, two)
+        wait_until(lambda: bool(manager._failure))
+        with pytest.raises(Unavailable, match=r"decision log has failed: .* was removed"):
+            manager.begin()
+        assert len(one.durable.prepared) == len(two.durable.prepared) == 1
+        path.write_bytes(data)
+        manager.recover_soon()
+        wait_until(lambda: not one.durable.prepared)
+    assert (one.durable.committed, two.durable.committed) == (["a"], ["b"])
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 32, "ü"])
