@@ -392,7 +392,7 @@ class BrokerPart:
 
     # BrokerCalls
 
-    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+    async def ask(self, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
         """See BrokerCalls."""
         connection = await self._process.connected()
         if xid is None or operation == "forget":
@@ -405,7 +405,7 @@ class BrokerPart:
         self._state.ended(xid, end, requests.said(reply))
         return reply
 
-    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+    async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
         """See BrokerCalls. Of a commit the answer is lost often; a client may repeat the request on another connection."""
         connection, work = self._connection, self._work
         if connection is None or work is None:
@@ -429,6 +429,10 @@ class BrokerPart:
             await self._late(one_phase)
             raise AnswerLost("what was said does not come to who has to know it")
         return reply
+
+    def position(self) -> int | None:
+        """See BrokerCalls. A simulated broker has so few branches that it forgets none."""
+        return None
 
     async def sleep(self, seconds: float) -> None:
         """See BrokerCalls."""

@@ -23,6 +23,7 @@ from bascule.journal.branches import Ending
 
 STATES: Final = {None: "prepared", Ending.FORCED_COMMIT: "heuristic-commit", Ending.FORCED_ROLLBACK: "heuristic-rollback"}
 ENDINGS: Final = {Ending.COMMITTED: "committed", Ending.ROLLED_BACK: "rolled-back"}
+FORGOTTEN: Final = "forgotten"
 
 
 class RequestViolation(enum.StrEnum):
@@ -35,7 +36,10 @@ class RequestViolation(enum.StrEnum):
 
 
 class Answer(NamedTuple):
-    """The answer to a request: ``code`` is XA_OK, XA_RDONLY or a ``Code``; ``outcome`` says how a branch that is gone has ended."""
+    """The answer to a request: ``code`` is XA_OK, XA_RDONLY or a ``Code``; ``outcome`` says how a branch that is gone has ended.
+
+    It is ``FORGOTTEN`` if the branch may have ended either way, and the broker does not remember.
+    """
 
     status: int
     description: str
@@ -49,13 +53,17 @@ Say = Callable[[Answer], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchRequest:
-    """A request of a connection, whose local transactions are ``transactions``. ``name`` is the one that the request names, if any."""
+    """A request of a connection, whose local transactions are ``transactions``. ``name`` is the one that the request names, if any.
+
+    ``since`` is the position of an answer that its sender had before the branch was asked to commit, if it had one.
+    """
 
     operation: str
     xid: Xid
     container: str
     transactions: MutableMapping[bytes, LocalTransaction]
     name: bytes | None = None
+    since: int | None = None
 
     def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
         """Take the named transaction from its connection; None if the connection does not have it."""
@@ -84,7 +92,9 @@ def done(code: int = XA_OK, text: str | None = None) -> Answer:
 
 def failure(error: BasculeError) -> Answer:
     """Return the answer to a request that was not carried out, and will not be."""
-    outcome = ENDINGS[error.ending] if isinstance(error, UnknownBranch) and error.ending is not None else None
+    outcome = None
+    if isinstance(error, UnknownBranch):
+        outcome = FORGOTTEN if error.forgotten else ENDINGS[error.ending] if error.ending is not None else None
     return Answer(error.http_status, str(error), error.xa_code, outcome=outcome)
 
 
@@ -97,17 +107,17 @@ def _prepare(engine: Engine, request: BranchRequest, say: Say, violations: Colle
 
 def _commit(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
     if request.name is None:
-        branches.end(engine, request.xid, Ending.COMMITTED, partial(say, done()))
+        branches.end(engine, request.xid, Ending.COMMITTED, partial(say, done()), request.since)
         return
 
     def committed(error: BasculeError | None) -> None:
         say(done() if error is None else failure(error))
 
-    branches.commit_one_phase(engine, request.transaction(violations), request.xid, committed)
+    branches.commit_one_phase(engine, request.transaction(violations), request.xid, committed, request.since)
 
 
 def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
-    branches.end(engine, request.xid, Ending.ROLLED_BACK, partial(say, done()))
+    branches.end(engine, request.xid, Ending.ROLLED_BACK, partial(say, done()), request.since)
 
 
 def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:

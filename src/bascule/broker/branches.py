@@ -107,6 +107,12 @@ class Branches:
     prepared: dict[Xid, Branch] = field(default_factory=dict)
     forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last ones, oldest first
+    #: Refused though the broker cannot say that they have not been committed.
+    refused: dict[Xid, None] = field(default_factory=dict)
+    #: Of those in ``ended`` that were committed: the sequence of a journal record that is not before the commit's.
+    committed_at: dict[Xid, int] = field(default_factory=dict)
+    #: Commits in journal records up to this sequence may be forgotten.
+    forgotten_to: int = 0
     committing: set[Xid] = field(default_factory=set)  # in one phase, decided and not stored yet
     violations: Collection[enum.StrEnum] = frozenset()  # rules that a test breaks
 
@@ -120,8 +126,8 @@ class Branches:
         for branch in self.prepared.values():
             yield from branch.acks
 
-    def over(self, ended: Ended) -> None:
-        """The journal says so."""
+    def over(self, ended: Ended, sequence: int) -> None:
+        """The journal says so, in a record that is not behind ``sequence``."""
         again = BranchViolation.ENDED_TWICE in self.violations and ended.xid not in self.ended
         branch = self.prepared.pop(ended.xid, None)
         if again and branch is not None:
@@ -133,23 +139,41 @@ class Branches:
         elif ended.ending is Ending.FORGOTTEN:
             self.forced.pop(ended.xid, None)
         else:
-            self.remember(ended.xid, ended.ending)
+            self.remember(ended.xid, ended.ending, sequence)
 
-    def remember(self, xid: Xid, ending: Ending) -> None:
+    def remember(self, xid: Xid, ending: Ending, sequence: int) -> None:
         """What became of a branch, for who asks again."""
         if BranchViolation.ENDS_FORGOTTEN in self.violations:
             return
         self.ended[xid] = ending
+        if ending is Ending.COMMITTED:
+            self.committed_at[xid] = sequence
         self._forget_old()
 
-    def refuse(self, xid: Xid) -> None:
+    def refuse(self, xid: Xid, since: int | None = None) -> None:
         """It is not prepared. Its prepare may still be on its way, on a connection that its client has given up: it is to fail."""
+        if self.may_have_forgotten(since):
+            self.refused[xid] = None
+            if len(self.refused) > ENDED_MAX:
+                del self.refused[next(iter(self.refused))]
+            return
         self.ended.setdefault(xid, Ending.ROLLED_BACK)
         self._forget_old()
 
+    def may_have_forgotten(self, since: int | None) -> bool:
+        """Return whether a commit may be forgotten. ``since`` is the sequence of a journal record before the commit, if that is known."""
+        return self.forgotten_to > (since or 0)
+
+    def loaded(self, sequence: int) -> None:
+        """A snapshot says all this: what it has no room for was committed in records up to its sequence."""
+        if len(self.ended) >= ENDED_MAX:
+            self.forgotten_to = sequence
+
     def _forget_old(self) -> None:
         if len(self.ended) > ENDED_MAX:
-            del self.ended[next(iter(self.ended))]
+            oldest = next(iter(self.ended))
+            del self.ended[oldest]
+            self.forgotten_to = max(self.forgotten_to, self.committed_at.pop(oldest, 0))
 
     def entries(self, at_ms: int) -> bytes:
         """Journal entries that say all this, as far as it is stored: a snapshot has them."""
@@ -237,11 +261,23 @@ def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, c
     return prepared, entry
 
 
-def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: Xid, done: Callable[[BasculeError | None], None]) -> None:
-    """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``. Raises TransactionRolledBack."""
+def commit_one_phase(
+    engine: Engine,
+    transaction: LocalTransaction | None,
+    xid: Xid,
+    done: Callable[[BasculeError | None], None],
+    since: int | None = None,
+) -> None:
+    """As a commit of the transaction, which is remembered by its xid. Without one: see ``prepare``.
+
+    Raises TransactionRolledBack; UnknownBranch if the commit may have been carried out and forgotten since the record ``since``.
+    """
     branches = engine.branches
     if transaction is None:
         if xid not in branches.committing and branches.ended.get(xid) is not Ending.COMMITTED:
+            if xid not in branches.ended and branches.may_have_forgotten(since):
+                branches.refuse(xid, since)
+                raise _unknown(engine, xid, since)
             raise _lost(branches, xid)
         engine.journaling.tell(done, None)
         return
@@ -253,18 +289,18 @@ def commit_one_phase(engine: Engine, transaction: LocalTransaction | None, xid: 
     if BranchViolation.COMMITTING_UNKNOWN not in branches.violations:
         branches.committing.add(xid)
     if engine.commit(transaction, done, ended_entry(*ended)):
-        engine.journaling.then(_committed, branches, ended)
+        engine.journaling.then(_committed, engine, ended)
     else:
         branches.committing.discard(xid)
 
 
-def _committed(branches: Branches, ended: Ended) -> None:
-    branches.committing.discard(ended.xid)
-    branches.over(ended)
+def _committed(engine: Engine, ended: Ended) -> None:
+    engine.branches.committing.discard(ended.xid)
+    engine.branches.over(ended, engine.journaling.sequence)
 
 
-def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> None:
-    """A prepared branch is committed or rolled back; ``done()`` once that is stored.
+def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None], since: int | None = None) -> None:
+    """A prepared branch is committed or rolled back; ``done()`` once that is stored. For ``since`` see ``Branches.may_have_forgotten``.
 
     Raises UnknownBranch, BranchForced, BranchBusy, JournalUnavailable, RecordTooLarge. If it raises, the branch stays as it is.
     """
@@ -275,9 +311,9 @@ def end(engine: Engine, xid: Xid, ending: Ending, done: Callable[[], None]) -> N
         raise BranchBusy(f"branch {xid} is being committed")
     branch = branches.prepared.get(xid)
     if branch is None:
-        error = _unknown(engine, xid)
+        error = _unknown(engine, xid, since)
         if ending is Ending.ROLLED_BACK:
-            branches.refuse(xid)
+            branches.refuse(xid, since)
         raise error
     if branch.ending is ending:
         engine.journaling.tell(done)
@@ -307,11 +343,11 @@ def forget(engine: Engine, xid: Xid, done: Callable[[], None]) -> None:
         raise UnknownBranch(f"branch {xid} has not been ended by an administrator")
     ended = Ended(xid, Ending.FORGOTTEN, engine.clock())
     if BranchViolation.FORGET_UNJOURNALED in engine.branches.violations:
-        engine.branches.over(ended)
+        engine.branches.over(ended, 0)
         engine.journaling.after_barrier(done)
         return
     engine.journaling.add(ended_entry(*ended))
-    engine.journaling.then(engine.branches.over, ended)
+    engine.journaling.then(engine.branches.over, ended, 0)
     engine.journaling.tell(done)
 
 
@@ -325,7 +361,7 @@ def _stored(branch: Branch) -> None:
 
 def _over(engine: Engine, branch: Branch, ended: Ended) -> None:
     crash.point("branch.end.stored")
-    engine.branches.over(ended)
+    engine.branches.over(ended, engine.journaling.sequence)
     if ended.ending in ROLLBACKS:
         engine.counters.rolled_back += 1
         engine.take_back(branch.acks)
@@ -353,6 +389,8 @@ def _taken(branches: Branches, xid: Xid) -> BasculeError | None:
         return BranchExists(f"branch {xid} is being committed")
     if xid in branches.ended:
         return UnknownBranch(f"branch {xid} has ended: {_said(branches.ended[xid])}")
+    if xid in branches.refused:
+        return UnknownBranch(f"branch {xid} was asked to be rolled back")
     return None
 
 
@@ -365,8 +403,10 @@ def _lost(branches: Branches, xid: Xid) -> TransactionRolledBack:
     return TransactionRolledBack(str(lost), cause=lost)
 
 
-def _unknown(engine: Engine, xid: Xid) -> UnknownBranch:
+def _unknown(engine: Engine, xid: Xid, since: int | None) -> UnknownBranch:
     ending = engine.branches.ended.get(xid)
+    if ending is None and engine.branches.may_have_forgotten(since):
+        return UnknownBranch(f"there is no branch {xid}; the broker remembers the last {ENDED_MAX:,} ends only", forgotten=True)
     if ending is None:
         return UnknownBranch(f"there is no branch {xid}")
     return UnknownBranch(f"branch {xid} has been {_said(ending)}", ending)

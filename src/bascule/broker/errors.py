@@ -96,7 +96,10 @@ class UnknownTransaction(BasculeError):
 
 
 class UnknownBranch(BasculeError):
-    """The broker has no such branch; ``ending`` is its outcome, where the broker still knows it."""
+    """The broker has no such branch; ``ending`` is its outcome, where the broker still knows it.
+
+    ``forgotten``: the branch may have ended either way, and the broker does not remember.
+    """
 
     retriable = False
     scope = Scope.OPERATION
@@ -104,9 +107,10 @@ class UnknownBranch(BasculeError):
     xa_code = Code.XAER_NOTA
     http_status = 404
 
-    def __init__(self, text: str, ending: Ending | None = None) -> None:
+    def __init__(self, text: str, ending: Ending | None = None, *, forgotten: bool = False) -> None:
         super().__init__(text)
         self.ending = ending
+        self.forgotten = forgotten
 
 
 class BranchExists(BasculeError):

@@ -91,6 +91,7 @@ class Loader:
             self._take_stored(mid, stored.get(mid), snapshot)
         for op, start, end in entries(snapshot.branches, 0):
             self._apply(op, snapshot.branches, start, end)
+        engine.branches.loaded(snapshot.sequence)
         for address, remembered in snapshot.windows.items():
             engine.windows.window(address).restore(remembered)
 
@@ -282,7 +283,7 @@ class Loader:
         if branch is not None and ended.ending in ROLLBACKS:
             for queue_id, counts in branch.taken():
                 self._count(queue_id, ((mid, count + 1) for mid, count in counts))
-        self.engine.branches.over(ended)
+        self.engine.branches.over(ended, self.fence.sequence)
 
     def _give_to_branches(self) -> None:
         """What prepared branches have received is in their hands, as if there had been no crash."""

@@ -62,7 +62,10 @@ class Request:
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
         # A prepare without a transaction may be the repeat of one whose answer was lost.
         name = self._bytes("txnId") if operation == "prepare" or "txnId" in properties else None
-        return BranchRequest(operation, xid, self.client.container, self.client.transactions, name)
+        since = self.message.properties.get("since")
+        if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
+            raise InvalidInput(f"since {since!r:.200}: the position of an earlier answer is expected")
+        return BranchRequest(operation, xid, self.client.container, self.client.transactions, name, since)
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")
@@ -82,7 +85,12 @@ class Request:
         reply_to = self._reply_to
         if reply_to is None:
             return
-        properties = {"statusCode": Int(answer.status), "statusDescription": answer.description, "xaCode": Int(answer.code)}
+        properties = {
+            "statusCode": Int(answer.status),
+            "statusDescription": answer.description,
+            "xaCode": Int(answer.code),
+            "position": self.engine.journaling.confirmed_sequence,
+        }
         if answer.outcome is not None:
             properties["outcome"] = answer.outcome
         message = JmsMessage(

@@ -23,6 +23,8 @@ from bascule.xa.resource import Vote
 
 #: How a branch has ended, by the broker's ``outcome``; and the operation that ends it so.
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
+#: The broker's ``outcome`` of a branch that may have ended either way: the broker remembers the last ends only.
+FORGOTTEN = "forgotten"
 OPERATIONS = {COMMITTED: "commit", ROLLED_BACK: "rollback"}
 #: A commit that was not answered is asked about so often, for so long: it may be on its way into the journal.
 ASK_AGAIN_S = 0.05
@@ -49,16 +51,21 @@ class Reply(NamedTuple):
     description: str = ""
     outcome: str = ""
     text: str = ""
+    #: How far the broker's journal was; None if the broker does not say it.
+    position: int | None = None
 
 
 class BrokerCalls(Protocol):
-    """The effects of the protocol."""
+    """The effects of the protocol. ``since`` is what ``position`` has returned before the commit of a branch was asked for."""
 
-    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+    async def ask(self, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
         """Make a request on any connection. Raises AnswerLost, or another XaError if there is no connection."""
 
-    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+    async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
         """Make a request about the local transaction of a branch, on its own connection. Returns None if the branch has done no work."""
+
+    def position(self) -> int | None:
+        """Return the largest position of the answers so far; None without one."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -93,12 +100,17 @@ async def prepare(calls: BrokerCalls, xid: Xid) -> Vote:
 
 async def commit_one_phase(calls: BrokerCalls, xid: Xid) -> None:
     """Commit the local transaction of a branch. Raises BranchRolledBack; ResourceFailed if the outcome stays unknown."""
+    since = calls.position()
     try:
-        reply = await calls.hand_over("commit", xid)
+        reply = await calls.hand_over("commit", xid, since)
         if reply is not None:
             checked(reply)
+    except _Known as known:
+        if known.outcome == FORGOTTEN:
+            raise ResourceFailed(str(known)) from known
+        raise
     except ResourceFailed as error:
-        await _settle(calls, xid, error)
+        await _settle(calls, xid, since, error)
 
 
 async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
@@ -111,6 +123,10 @@ async def end(calls: BrokerCalls, xid: Xid, wanted: str) -> None:
     except _Known as known:
         if known.outcome == wanted:
             raise
+        if known.outcome == FORGOTTEN:
+            if wanted == ROLLED_BACK:
+                raise
+            raise BranchHeuristic(f"the broker does not remember how {xid} has ended", Code.XA_HEURHAZ) from known
         code = Code.XA_HEURCOM if known.outcome == COMMITTED else Code.XA_HEURRB
         raise BranchHeuristic(f"{xid} has been {known.outcome} at the broker, against the decision", code) from known
 
@@ -121,25 +137,30 @@ async def recover(calls: BrokerCalls) -> Sequence[Xid]:
     return [_listed(line) for line in reply.text.splitlines()]
 
 
-async def request(calls: BrokerCalls, operation: str, xid: Xid | None) -> Reply:
+async def request(calls: BrokerCalls, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
     """Ask for what may be asked again: once more if the connection is lost. Raises XaError."""
     try:
-        reply = await calls.ask(operation, xid)
+        reply = await calls.ask(operation, xid, since)
     except AnswerLost:
-        reply = await calls.ask(operation, xid)
+        reply = await calls.ask(operation, xid, since)
     checked(reply)
     return reply
 
 
-async def _settle(calls: BrokerCalls, xid: Xid, error: ResourceFailed) -> None:
-    """Find out what has become of a commit in one phase. The broker refuses it from now on, if it has not carried it out."""
+async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: ResourceFailed) -> None:
+    """Find out what has become of a commit in one phase. The broker refuses it from now on, if it has not carried it out.
+
+    Raises BranchRolledBack if the broker has not; ``error`` if it may have carried the commit out and forgotten it.
+    """
     deadline_s = calls.monotonic_s() + SETTLE_S
     while True:
         try:
-            await request(calls, OPERATIONS[ROLLED_BACK], xid)
+            await request(calls, OPERATIONS[ROLLED_BACK], xid, since)
         except _Known as known:
             if known.outcome == COMMITTED:
                 return
+            if known.outcome == FORGOTTEN:
+                raise ResourceFailed(f"{error}; {known}") from known
         except RetryLater:  # it is being stored
             if calls.monotonic_s() > deadline_s:
                 raise error from None

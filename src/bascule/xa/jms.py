@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bascule.client import ConnectionFactory, ConnectionLost, Context, Message, TransactionRolledBack
+from bascule.client import ConnectionFactory, ConnectionLost, Context, Long, Message, TransactionRolledBack
 from bascule.client.branch import BranchContext, BranchSession, ended
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, Unavailable
@@ -54,6 +54,7 @@ class JmsResource:
         self._branches = BranchStates()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
+        self._position: int | None = None
         self._failures = 0
         self._failure: BasculeError | None = None
 
@@ -162,13 +163,22 @@ class JmsResource:
                 workplace.close()
                 raise
         self._take_back(workplace)
-        return _reply(answer)
+        return self._heard(answer)
 
-    def _hand_over(self, operation: str, xid: Xid) -> Reply | None:
+    def _heard(self, answer: Message) -> Reply:
+        reply = _reply(answer)
+        if reply.position is not None:
+            with self._lock:
+                self._position = max(self._position or 0, reply.position)
+        return reply
+
+    def _hand_over(self, operation: str, xid: Xid, since: int | None) -> Reply | None:
         """The broker's answer to a request about the branch's own transaction; None where the branch has not begun one."""
         with self._working(xid) as workplace:
             txn_id = workplace.hand_over()
-            return None if txn_id is None else _reply(workplace.ask(_request(operation, **_fields(xid), txnId=txn_id.hex())))
+            if txn_id is None:
+                return None
+            return self._heard(workplace.ask(_request(operation, **_fields(xid), txnId=txn_id.hex(), **_since(since))))
 
     def _over(self, xid: Xid, *, reusable: bool = True) -> None:
         self._branches.move(xid, BranchState.NONE)
@@ -265,10 +275,15 @@ def _fields(xid: Xid) -> dict[str, Any]:
     return {"formatId": xid.format_id, "gtrid": xid.gtrid.hex(), "bqual": xid.bqual.hex()}
 
 
+def _since(position: int | None) -> dict[str, Any]:
+    return {} if position is None else {"since": Long(position)}
+
+
 def _reply(answer: Message) -> Reply:
     said = answer.properties
     text = answer.body if isinstance(answer.body, str) else ""
-    return Reply(said.get("xaCode"), said.get("statusCode"), str(said.get("statusDescription")), said.get("outcome", ""), text)
+    description, outcome, position = str(said.get("statusDescription")), said.get("outcome", ""), said.get("position")
+    return Reply(said.get("xaCode"), said.get("statusCode"), description, outcome, text, position)
 
 
 class _Calls:
@@ -277,13 +292,17 @@ class _Calls:
     def __init__(self, resource: JmsResource) -> None:
         self._resource = resource
 
-    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+    async def ask(self, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
         """See BrokerCalls."""
-        return self._resource._ask(_request(operation, **({} if xid is None else _fields(xid))))
+        return self._resource._ask(_request(operation, **({} if xid is None else _fields(xid)), **_since(since)))
 
-    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+    async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
         """See BrokerCalls."""
-        return self._resource._hand_over(operation, xid)
+        return self._resource._hand_over(operation, xid, since)
+
+    def position(self) -> int | None:
+        """See BrokerCalls."""
+        return self._resource._position
 
     async def sleep(self, seconds: float) -> None:
         """See BrokerCalls."""

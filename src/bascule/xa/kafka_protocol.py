@@ -2,7 +2,7 @@
 
     side topic   the messages of all branches, in the order of sending; a header says whose each is and where it belongs
     log          a compacted topic. XID: prepared, with the place of the messages. XID/started: sending, for whoever wants to know;
-                 or, of a branch that another process has rolled back, that it was
+                 or, of a branch that another process has ended, how it was
 
 Prepare is one record in the log, written when all messages are stored. Commit is one Kafka transaction that copies the messages to their
 topics and deletes the log's record; rollback is one that only deletes it. Both look for the record after their transactional id is
@@ -32,11 +32,11 @@ from bascule.xa.kafka_records import (
     PreparedBranch,
     SideRecord,
     copies_of,
-    is_rolled_back,
     key_of,
     on_side,
     started,
     started_ms,
+    told_outcome,
     xid_of,
 )
 from bascule.xa.log import Outcome
@@ -57,7 +57,7 @@ class KafkaBranchViolation(enum.StrEnum):
     RECORD_UNCHECKED = "kafka-branch-record-unchecked"
     #: A process ends the branch of another process under a transactional id of its own.
     OWN_SLOT_TAKEN = "kafka-branch-own-slot-taken"
-    #: A process that rolls the branch of another process back leaves no word of that.
+    #: A process that ends the branch of another process leaves no word of that.
     ROLLBACK_UNTOLD = "kafka-branch-rollback-untold"
     #: Messages are deleted although a prepared branch needs them.
     NEEDED_DELETED = "kafka-branch-needed-deleted"
@@ -225,7 +225,7 @@ class KafkaBranches:
                 f"a transaction sends {limits.records_max:,} records to {self.name} at most, and {limits.bytes_max >> 20} MiB"
             )
         if not sent.receipts:
-            self._write(xid, STARTED, started(sent.slot, self._calls.now_ms(), rolled_back=False))
+            self._write(xid, STARTED, started(sent.slot, self._calls.now_ms()))
         sent.receipts.append(self._calls.append(on_side(record, xid, self._topics.side, self._side_partition)))
         sent.size_bytes += size_bytes
         if sent.size_bytes > limits.kept_bytes_max:
@@ -293,7 +293,7 @@ class KafkaBranches:
         return {
             self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000
             for key, entry in table.items()
-            if key.endswith(STARTED) and key.removesuffix(STARTED) not in table and not is_rolled_back(entry)
+            if key.endswith(STARTED) and key.removesuffix(STARTED) not in table and told_outcome(entry) is None
         }
 
     # -- preparing -----------------------------------------------------------------------------------------------------------
@@ -361,8 +361,9 @@ class KafkaBranches:
         """Return the log's record of a branch of another process: it says by which transactional id the branch is to be ended."""
         table = await self._table()
         if (entry := table.get(key_of(xid))) is None:
-            if outcome is Outcome.COMMIT and is_rolled_back(table.get(key_of(xid) + STARTED)):
-                raise _rolled_back(xid, one_phase=False)
+            told = told_outcome(table.get(key_of(xid) + STARTED))
+            if told is not None and told is not outcome:
+                raise _ended_otherwise(xid, told, one_phase=False)
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
         return PreparedBranch.decode(entry.value)
 
@@ -414,9 +415,10 @@ class KafkaBranches:
         each.error = None
         key = key_of(each.xid)
         if (entry := table.get(key)) is None and KafkaBranchViolation.RECORD_UNCHECKED not in self._violations:
-            if each.outcome is Outcome.COMMIT and is_rolled_back(table.get(key + STARTED)):
-                each.error = _rolled_back(each.xid, one_phase=each.one_phase)
-            elif not each.tried:
+            told = told_outcome(table.get(key + STARTED))
+            if told is not None and told is not each.outcome:
+                each.error = _ended_otherwise(each.xid, told, one_phase=each.one_phase)
+            elif not each.tried and not (each.one_phase and told is Outcome.COMMIT):
                 each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
             return []
         each.tried = True  # if it is gone the next time, our own transaction has done it, or somebody else's after ours failed
@@ -424,13 +426,12 @@ class KafkaBranches:
             each.error = each.unreadable
             return []
         # Its own process may be about to commit it in one phase, where no decision says what became of it.
-        tell = each.outcome is Outcome.ROLLBACK and each.xid not in self._sent
-        tell = tell and KafkaBranchViolation.ROLLBACK_UNTOLD not in self._violations
-        told = started(slot, self._calls.now_ms(), rolled_back=True) if tell else None
+        tell = each.xid not in self._sent and KafkaBranchViolation.ROLLBACK_UNTOLD not in self._violations
+        mark = started(slot, self._calls.now_ms(), each.outcome) if tell else None
         partition = entry.partition if entry is not None else self._topics.partition_of(slot)
         deletions = [
             Outgoing(self._topics.log, key, None, partition=partition),
-            Outgoing(self._topics.log, key + STARTED, told, partition=partition),
+            Outgoing(self._topics.log, key + STARTED, mark, partition=partition),
         ]
         if KafkaBranchViolation.RECORD_DELETED_FIRST in self._violations:
             for record in deletions:
@@ -484,8 +485,9 @@ class KafkaBranches:
         self._sent.pop(xid, None)
 
 
-def _rolled_back(xid: Xid, *, one_phase: bool) -> XaError:
-    """In one phase nothing but the branch was to commit; in two phases COMMIT had been decided."""
+def _ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
+    """In one phase nothing but the branch was to commit; in two phases the other outcome had been decided."""
     if one_phase:
         return BranchRolledBack(f"another process took {xid} for left behind, and has rolled it back")
-    return BranchHeuristic(f"{xid} was rolled back by another process, against the decision", Code.XA_HEURRB)
+    code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB
+    return BranchHeuristic(f"another process has ended {xid} by {told}, against the decision", code)

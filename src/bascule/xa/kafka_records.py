@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from bascule.core.kafka_records import Outgoing
 from bascule.xa.errors import ResourceError
+from bascule.xa.log import Outcome
 from bascule.xa.xid import Xid
 
 XID_HEADER: Final = "bascule.xa"
@@ -87,14 +88,18 @@ def xid_of(key: bytes) -> Xid:
     return Xid.parse(key.removesuffix(STARTED).decode())
 
 
-def started(slot: str, at_ms: int, *, rolled_back: bool) -> bytes:
-    """Return the value of a record XID/started."""
-    return json.dumps({"at_ms": at_ms, "slot": slot, "rolled_back": rolled_back}).encode()
+def started(slot: str, at_ms: int, outcome: Outcome | None = None) -> bytes:
+    """Return the value of a record XID/started; ``outcome`` is how another process has ended the branch."""
+    fields = {"at_ms": at_ms, "slot": slot, "rolled_back": outcome is Outcome.ROLLBACK}
+    return json.dumps(fields | ({"committed": True} if outcome is Outcome.COMMIT else {})).encode()
 
 
-def is_rolled_back(entry: LogEntry | None) -> bool:
-    """Return whether a record XID/started says that another process has rolled the branch back."""
-    return entry is not None and bool(json.loads(entry.value).get("rolled_back"))
+def told_outcome(entry: LogEntry | None) -> Outcome | None:
+    """Return how another process has ended the branch of a record XID/started; None if none has."""
+    fields = {} if entry is None else json.loads(entry.value)
+    if fields.get("rolled_back"):
+        return Outcome.ROLLBACK
+    return Outcome.COMMIT if fields.get("committed") else None
 
 
 def started_ms(entry: LogEntry) -> int:

@@ -141,7 +141,7 @@ class TransactionManager:
             raise OutOfOrder(f"transaction manager {self.name} is not open: `with manager:` opens it and recovers what was left")
         if self._failure:
             raise Unavailable(f"transaction manager {self.name} begins no transaction: {self._failure}; close it and open it again")
-        environment = TransactionEnvironment(self.name, self.log, self._log_id, self._by, self._knows, self._enter, self._leave)
+        environment = TransactionEnvironment(self.name, self.log, self._by, self._knows, self._enter, self._leave, self._log_id)
         transaction = Transaction(environment, timeout_s if timeout_s is not None else self._timeout_s)
         with self._lock:
             self._live[transaction.gtrid] = transaction

@@ -27,12 +27,12 @@ class TransactionEnvironment:
 
     manager: str
     log: DecisionLog
-    log_id: str
     by: str
     known: Callable[[Resource[Any]], bool]
     entered: Callable[[Transaction], Callable[[], None]]
     #: Called once, at the end; true when recovery has something left to do.
     left: Callable[[Transaction, bool], None]
+    log_id: str = ""
 
 
 class Transaction:

@@ -24,7 +24,6 @@ from bascule.xa.errors import (
     TransactionInDoubt,
     TransactionRolledBack,
     TransactionTimedOut,
-    UnknownXid,
     XaError,
 )
 from bascule.xa.finishing import finish, split
@@ -286,7 +285,7 @@ class TwoPhase:
             crash.point("xa.one_phase.before")
             await each.participant.commit(each.xid, one_phase=True)
             crash.point("xa.one_phase.after")
-        except (BranchRolledBack, ResourceError, UnknownXid):
+        except (BranchRolledBack, ResourceError):
             self._asked = False
             del self._branches[each.participant.name]
             raise

@@ -8,8 +8,10 @@ from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
 from bascule.broker.errors import BranchBusy, BranchExists, UnknownBranch
 from bascule.core.errors import TransactionRolledBack
+from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from tests.unit.broker.branch_work import OTHER, XID, Work, work
+from tests.unit.broker.conftest import Bench
 
 __all__ = ["work"]  # fixtures
 
@@ -163,3 +165,67 @@ def test_a_commit_in_one_phase_that_comes_after_its_rollback_fails(work: Work) -
         branches.commit_one_phase(work.bench.engine, work.transaction, XID, work.answers.append)
     work.bench.broker.settle()
     assert work.where()[1] == []
+
+
+def commit_some(bench: Bench, *names: bytes) -> None:
+    for name in names:
+        bench.put("message", to="out", transaction=(transaction := bench.engine.begin(b"1")))
+        branches.commit_one_phase(bench.engine, transaction, Xid(7, name, b""), lambda _: None)
+        bench.broker.settle()
+
+
+def asked_for_rollback(bench: Bench, name: bytes, since: int | None) -> UnknownBranch:
+    with pytest.raises(UnknownBranch) as raised:
+        branches.end(bench.engine, Xid(7, name, b""), Ending.ROLLED_BACK, lambda: None, since)
+    return raised.value
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_commit_that_the_broker_may_have_forgotten_is_never_told_as_rolled_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    before = bench.engine.journaling.confirmed_sequence
+    commit_some(bench, b"a", b"b", b"c")
+    if crash:
+        bench.crash()
+    for _ in range(2):
+        assert asked_for_rollback(bench, b"a", before).forgotten
+        assert asked_for_rollback(bench, b"a", None).forgotten
+        with pytest.raises(UnknownBranch) as raised:
+            branches.commit_one_phase(bench.engine, None, Xid(7, b"a", b""), lambda _: None, before)
+        assert raised.value.forgotten
+    assert asked_for_rollback(bench, b"c", before).ending is Ending.COMMITTED
+
+
+def test_commit_that_did_not_come_is_rolled_back_though_older_ones_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    commit_some(bench, b"a", b"b", b"c")
+    since = bench.engine.journaling.confirmed_sequence
+    commit_some(bench, b"d")
+    error = asked_for_rollback(bench, b"lost", since)
+    assert (error.forgotten, error.ending) == (False, None)
+    with pytest.raises(TransactionRolledBack):
+        branches.commit_one_phase(bench.engine, None, Xid(7, b"other", b""), lambda _: None, since)
+
+
+def test_branch_that_was_refused_in_doubt_cannot_be_prepared_or_committed_afterwards(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 1)
+    commit_some(bench, b"a", b"b")
+    asked_for_rollback(bench, b"late", None)
+    for _ in range(2):
+        bench.put("message", to="out", transaction=(transaction := bench.engine.begin(b"1")))
+        with pytest.raises(TransactionRolledBack):
+            branches.commit_one_phase(bench.engine, transaction, Xid(7, b"late", b""), lambda _: None)
+
+
+def test_snapshot_of_a_broker_that_has_forgotten_commits_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ENDED_MAX", 2)
+    commit_some(bench, b"a", b"b", b"c")
+    bench.broker.take_snapshot()
+    bench.broker.settle()
+    bench.crash()
+    assert asked_for_rollback(bench, b"a", None).forgotten
+    since = bench.engine.journaling.confirmed_sequence
+    commit_some(bench, b"d")
+    assert not asked_for_rollback(bench, b"lost", since).forgotten

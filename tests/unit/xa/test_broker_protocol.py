@@ -10,7 +10,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.xa_codes import XA_OK, XA_RDONLY, Code
 from bascule.core.xid import Xid
 from bascule.xa import broker_protocol
-from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, SETTLE_S, AnswerLost, Reply
+from bascule.xa.broker_protocol import COMMITTED, FORGOTTEN, ROLLED_BACK, SETTLE_S, AnswerLost, Reply
 from bascule.xa.errors import (
     BranchHeuristic,
     BranchRolledBack,
@@ -40,16 +40,22 @@ class Script:
     def __init__(self, *answers: Reply | Exception | None) -> None:
         self.answers = deque(answers)
         self.asked: list[str] = []
+        self.since: list[int | None] = []
         self.now_s = 0.0
 
-    async def ask(self, operation: str, xid: Xid | None) -> Reply:
+    async def ask(self, operation: str, xid: Xid | None, since: int | None = None) -> Reply:
+        self.since.append(since)
         reply = self._next(operation)
         if reply is None:
             raise AssertionError("a request on any connection has an answer")
         return reply
 
-    async def hand_over(self, operation: str, xid: Xid) -> Reply | None:
+    async def hand_over(self, operation: str, xid: Xid, since: int | None = None) -> Reply | None:
+        self.since.append(since)
         return self._next(f"own {operation}")
+
+    def position(self) -> int | None:
+        return 17
 
     async def sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -133,6 +139,22 @@ def test_lost_answer_to_a_commit_in_one_phase_is_found_out() -> None:
         with pytest.raises(BranchRolledBack) as raised:
             run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
         assert raised.value.xa_code is Code.XA_RBCOMMFAIL
+
+
+@pytest.mark.parametrize("answers", [(LOST, known(FORGOTTEN)), (known(FORGOTTEN),)], ids=["asked about", "repeated"])
+def test_commit_in_one_phase_that_the_broker_has_forgotten_is_in_doubt(answers: tuple[Reply | Exception, ...]) -> None:
+    script = Script(*answers)
+    with pytest.raises(ResourceFailed):
+        run_blocking(broker_protocol.commit_one_phase(script, XID))
+    assert set(script.since) == {17}  # by what the broker said before, it knows whether it has forgotten anything since
+
+
+def test_commit_of_a_prepared_branch_that_the_broker_has_forgotten_is_a_hazard() -> None:
+    with pytest.raises(BranchHeuristic) as raised:
+        run_blocking(broker_protocol.end(Script(known(FORGOTTEN)), XID, COMMITTED))
+    assert raised.value.xa_code is Code.XA_HEURHAZ
+    with pytest.raises(UnknownXid):
+        run_blocking(broker_protocol.end(Script(known(FORGOTTEN)), XID, ROLLED_BACK))
 
 
 def test_commit_in_one_phase_stays_in_doubt_if_the_broker_stores_it_for_too_long_or_is_away() -> None:

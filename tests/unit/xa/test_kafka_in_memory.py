@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +16,7 @@ from bascule.core.errors import InvalidInput, TooLarge
 from bascule.kafka import clients
 from bascule.kafka.guards import UnsafeTopic
 from bascule.xa import Vote, Xid
-from bascule.xa.errors import BranchHeuristic, Code, ResourceFailed, UnknownXid
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits, LogEntry
@@ -129,9 +129,47 @@ def test_prepared_branch_that_another_process_rolls_back_cannot_commit(make: Mak
     xid = sent(one, b"1")
     one.prepare(xid)
     other.rollback(xid)
-    with pytest.raises(BranchHeuristic, match="was rolled back by another process"):
-        one.commit(xid)
+    for resource in (one, make("third")):
+        with pytest.raises(BranchHeuristic, match=r"another process has ended .* by rollback") as raised:
+            resource.commit(xid)
+        assert raised.value.xa_code is Code.XA_HEURRB
     assert kafka.values("orders") == []
+
+
+def test_prepared_branch_that_another_process_commits_cannot_be_rolled_back(make: Make, kafka: KafkaInMemory) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    one.prepare(xid)
+    other.commit(xid)
+    for resource in (one, make("third")):
+        with pytest.raises(BranchHeuristic, match="by commit") as raised:
+            resource.rollback(xid)
+        assert raised.value.xa_code is Code.XA_HEURCOM
+    assert other.started() == {}
+    assert kafka.values("orders") == [b"1"]
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_commit_in_one_phase_is_told_as_an_operator_has_ended_it(
+    make: Make, kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+) -> None:
+    one, other = make("one"), make("other")
+    xid = sent(one, b"1")
+    finish = one._branches._finish
+
+    async def finish_late(*args: Any, **more: Any) -> None:
+        assert list(other.recover()) == [xid]
+        (other.commit if outcome is Outcome.COMMIT else other.rollback)(xid)
+        await finish(*args, **more)
+
+    monkeypatch.setattr(one._branches, "_finish", finish_late)
+    if outcome is Outcome.COMMIT:
+        one.commit(xid, one_phase=True)
+        assert kafka.values("orders") == [b"1"]
+    else:
+        with pytest.raises(BranchRolledBack):
+            one.commit(xid, one_phase=True)
+        assert kafka.values("orders") == []
 
 
 def test_branch_that_has_sent_nothing_votes_read_only(make: Make) -> None:

@@ -15,7 +15,7 @@ from bascule.testing.xa import Checked, ModelLog, ModelResource
 from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
 from bascule.xa import manager as module
 from bascule.xa.blocking import now_ms
-from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed
+from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.file_log import FileLog
 from bascule.xa.log import Outcome
 from bascule.xa.plan import Action
@@ -299,6 +299,9 @@ def test_a_manager_closes_though_its_recovery_hangs_and_opens_again(
 
 def test_one_phase_in_doubt_is_told_and_in_error_is_rolled_back(manager: TransactionManager, one: ModelResource, down: Down) -> None:
     down.calls["one.commit.after"] = ResourceFailed("gone")
+    with pytest.raises(TransactionInDoubt), manager.begin() as transaction:
+        transaction.enlist(one)
+    down.calls["one.commit.after"] = UnknownXid("forgotten")
     with pytest.raises(TransactionInDoubt), manager.begin() as transaction:
         transaction.enlist(one)
     down.calls["one.commit.after"] = ResourceError("no")
