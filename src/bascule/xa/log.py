@@ -17,7 +17,8 @@ from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.xa.errors import Code
 from bascule.xa.xid import LOG_ID, Xid, named
 
-#: A rollback is remembered for so long, in case a manager that stood still in between asks for COMMIT after all.
+#: A rollback is remembered for so long, in case a manager that stood still in between asks for COMMIT after all: the time counts from when
+#: the process that forgets it has first seen it, for the clocks of processes need not agree.
 ROLLBACK_KEPT_S = 24 * 3600.0
 
 

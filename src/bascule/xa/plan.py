@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, LogState, Outcome
 from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid
@@ -69,6 +69,8 @@ class RecoveryView:
     after: LogState
     live: Collection[bytes]
     now_ms: int
+    #: How long this process has known each ROLLBACK of the log, in seconds of its own clock that no correction changes.
+    known_s: Mapping[bytes, float] = field(default_factory=dict)
     #: Ids of decision logs that are lost for good: the decisions of their transactions are in this one, or nowhere.
     lost_logs: Collection[str] = ()
 
@@ -157,8 +159,9 @@ class _Planner:
         """A decision is needed until each of its resources has said that its branch has ended; that it is not listed says nothing."""
         whole = Xid(0, decision.gtrid, b"")
         if decision.outcome is Outcome.ROLLBACK:
-            kept_s = 0.0 if PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations else ROLLBACK_KEPT_S
-            if self.view.now_ms - decision.at_ms > kept_s * 1000:
+            # Not by the time of the entry: whoever has made the decision may have another time.
+            early = PlanViolation.ROLLBACK_FORGOTTEN_EARLY in self.violations
+            if early or self.view.known_s.get(decision.gtrid, 0.0) > ROLLBACK_KEPT_S:
                 yield Step(Action.FORGET, "", whole, "rolled back long ago")
             return
         if not decision.resources:

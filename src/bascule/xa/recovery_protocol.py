@@ -15,7 +15,7 @@ from bascule.core.log import get_log
 from bascule.xa.effects import Clock, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
-from bascule.xa.log import Decision, Heuristic, Outcome
+from bascule.xa.log import Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan
 from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid
 
@@ -83,6 +83,7 @@ class RecoveryProtocol:
         self._by = by
         self._lost_logs = lost_logs
         self._foreign: list[Step] = []
+        self._rollbacks_seen_s: dict[bytes, float] = {}
         self._violations = violations
         self._missing: dict[str, int] = {}
 
@@ -98,12 +99,21 @@ class RecoveryProtocol:
             except Exception as error:  # of one resource: it does not keep the branches of others from being finished
                 found.unreachable[name] = said_of(error)
         at_work.update(dict.fromkeys(live()))  # one that began since may be among the branches
-        view = RecoveryView(branches, before, await self._log.read(), at_work.keys(), self._clock.now_ms(), self._lost_logs)
+        after = await self._log.read()
+        known_s = self._rollbacks_known_s(before)
+        view = RecoveryView(branches, before, after, at_work.keys(), self._clock.now_ms(), known_s, self._lost_logs)
         found.missing = missing_resources(self._manager, view, self._participants.keys())
         found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
         found.log_id = view.after.log_id
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found
+
+    def _rollbacks_known_s(self, log: LogState) -> dict[bytes, float]:
+        """Return how long this process has known each ROLLBACK of the log."""
+        now_s = self._clock.monotonic_s()
+        rollbacks = (gtrid for gtrid, decision in log.decisions.items() if decision.outcome is Outcome.ROLLBACK)
+        self._rollbacks_seen_s = {gtrid: self._rollbacks_seen_s.get(gtrid, now_s) for gtrid in rollbacks}
+        return {gtrid: now_s - seen_s for gtrid, seen_s in self._rollbacks_seen_s.items()}
 
     async def run(self, live: Callable[[], Collection[bytes]], *, patient: bool) -> Pass:
         """Take the steps of a plan. Raises Unavailable without the log; a resource that does not answer is in the result."""

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
-from bascule.xa.blocking import now_ms
+from bascule.xa.blocking import BlockingLog, BlockingParticipant, now_ms
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.file_log import FileLog
 from bascule.xa.log import ROLLBACK_KEPT_S, Decision, Heuristic, LogState, Outcome
 from bascule.xa.plan import Action, RecoveryView, plan
 from bascule.xa.recovery import Recoverer
+from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, new_gtrid
 
 NOW_MS = 1_790_000_000_000
@@ -77,7 +79,7 @@ def test_branch_whose_decision_is_in_another_log_is_named_and_not_touched() -> N
     made = plan("shop", RecoveryView(listed, state, state, (), NOW_MS), patient=False)
     assert [(step.action, step.xid.gtrid) for step in made] == [(Action.ROLLBACK, own), (Action.FOREIGN, other), (Action.ROLLBACK, old)]
     assert all(log_id in made[1].why for log_id in ("aaaaaaaa", "bbbbbbbb"))
-    adopted = plan("shop", RecoveryView(listed, state, state, (), NOW_MS, ["bbbbbbbb"]), patient=False)
+    adopted = plan("shop", RecoveryView(listed, state, state, (), NOW_MS, lost_logs=["bbbbbbbb"]), patient=False)
     assert [step.action for step in adopted] == [Action.ROLLBACK] * 3
 
 
@@ -249,11 +251,38 @@ def test_a_commit_that_was_stored_after_the_resources_were_asked_is_not_forgotte
     assert plan("shop", seen, patient=False) == []
 
 
-def test_a_rollback_is_remembered_for_a_day() -> None:
-    old = decision(new_gtrid("shop", 0), Outcome.ROLLBACK, at_ms=NOW_MS - int(ROLLBACK_KEPT_S * 1000) - 1)
-    young = decision(new_gtrid("shop", 0), Outcome.ROLLBACK)
-    made = plan("shop", view({"db": []}, old, young), patient=False)
-    assert [(step.action, step.xid.gtrid) for step in made] == [(Action.FORGET, old.gtrid)]
+class FakeClock:
+    """A wall clock that says what it likes, and one that counts seconds."""
+
+    def __init__(self) -> None:
+        self.wall_ms, self.seconds = NOW_MS, 0.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_s(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize("at_ms", [0, NOW_MS, 2 * NOW_MS], ids=["clock behind", "same clock", "clock ahead"])
+def test_rollback_is_remembered_for_a_day_whatever_the_clock_of_who_has_made_it(at_ms: int) -> None:
+    """A recoverer whose clock was a day behind stored ROLLBACK, the next one forgot it, and the COMMIT of a slow application stood."""
+    gtrid = new_gtrid("shop", 0)
+    log, clock = ModelLog(LogState({gtrid: decision(gtrid, Outcome.ROLLBACK, at_ms=at_ms)})), FakeClock()
+    recovery = RecoveryProtocol("shop", BlockingLog(log), {"db": BlockingParticipant(ModelResource("db"))}, clock, "recoverer")
+
+    def run() -> None:
+        run_blocking(recovery.run(tuple, patient=False))
+
+    run()
+    clock.seconds = ROLLBACK_KEPT_S
+    clock.wall_ms += 10 * int(ROLLBACK_KEPT_S) * 1000
+    run()
+    assert gtrid in log.durable.decisions
+    assert log.decide(decision(gtrid)).outcome is Outcome.ROLLBACK
+    clock.seconds += 1
+    run()
+    assert log.durable.decisions == {}
 
 
 @pytest.fixture
