@@ -66,6 +66,7 @@ class KafkaPart:
     """Kafka as a participant of one process."""
 
     name = KAFKA
+    priority = 0
 
     def __init__(self, process: Worker) -> None:
         self._process = process

@@ -277,6 +277,7 @@ class DatabasePart:
     """The database of a process's manager."""
 
     name = DATABASE
+    priority = 0
 
     def __init__(self, process: Manager) -> None:
         self._process = process
@@ -326,6 +327,7 @@ class BrokerPart:
     """The broker: for one transaction, whose work is on a connection, or for recovery. Performs the effects of ``broker_protocol``."""
 
     name = BROKER
+    priority = 0
 
     def __init__(self, process: Manager, connection: Connection | None = None, work: Work | None = None) -> None:
         self._process = process

@@ -163,6 +163,8 @@ class Database(Remote):
     Its list of prepared branches may be a standby's. Its operator may end prepared branches by hand, which it does not remember as such.
     """
 
+    priority = 0
+
     def __init__(self, world: World, mishaps: FaultRates) -> None:
         super().__init__(world, mishaps, "database")
         self.prepared: dict[Xid, None] = {}

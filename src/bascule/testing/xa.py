@@ -13,7 +13,7 @@ from bascule.core.errors import Unavailable
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, UnknownXid
 from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
-from bascule.xa.resource import NEXT, BranchState, Call, Resource, TellsOutcome, Vote, refusal
+from bascule.xa.resource import NEXT, BranchState, Call, CommitPriority, Resource, TellsOutcome, Vote, priority_of, refusal
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -32,6 +32,7 @@ class Checked(Generic[HandleT]):
     def __init__(self, inner: Resource[HandleT]) -> None:
         self.inner = inner
         self.name = inner.name
+        self.priority = priority_of(inner)
         self._branches = BranchStates()
 
     def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
@@ -100,6 +101,7 @@ class Watched(Generic[HandleT]):
     def __init__(self, inner: Resource[HandleT], watch: Watch) -> None:
         self.inner = inner
         self.name = inner.name
+        self.priority = priority_of(inner)
         self._watch = watch
 
     def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
@@ -199,9 +201,18 @@ class DurableBranches:
 class ModelResource:
     """A list of strings. A branch appends to it; the handle is the branch's own list."""
 
-    def __init__(self, name: str, durable: DurableBranches | None = None, *, vote: str = "yes", watch: Watch = unwatched) -> None:
-        """``vote`` is ``yes``, ``read-only`` or ``no``."""
+    def __init__(
+        self,
+        name: str,
+        durable: DurableBranches | None = None,
+        *,
+        vote: str = "yes",
+        watch: Watch = unwatched,
+        priority: int = CommitPriority.DATABASE,
+    ) -> None:
+        """``vote`` is ``yes``, ``read-only`` or ``no``; for ``priority`` see CommitPriority."""
         self.name = name
+        self.priority = priority
         self.durable = durable or DurableBranches()
         self.vote = vote
         self._watch = watch

@@ -9,11 +9,12 @@ from bascule.xa.errors import (
 )
 from bascule.xa.file_log import FileLog
 from bascule.xa.manager import TransactionManager
-from bascule.xa.resource import Resource, Vote
+from bascule.xa.resource import CommitPriority, Resource, Vote
 from bascule.xa.transaction import Transaction
 from bascule.xa.xid import Xid
 
 __all__ = [
+    "CommitPriority",
     "FileLog",
     "HeuristicOutcome",
     "Resource",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from bascule.xa.log import Decision, DecisionLog, Heuristic, LogState, Outcome
-from bascule.xa.resource import Resource, TellsOutcome, Vote
+from bascule.xa.resource import Resource, TellsOutcome, Vote, priority_of
 from bascule.xa.xid import Xid
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ class BlockingParticipant:
 
     def __init__(self, resource: Resource[Any], within: Callable[[str, Callable[[], Any]], Any] = directly) -> None:
         self.name = resource.name
+        self.priority = priority_of(resource)
         self._resource = resource
         self._within = within
 

@@ -20,7 +20,7 @@ from bascule.xa.errors import (
     XaError,
 )
 from bascule.xa.log import Outcome
-from bascule.xa.resource import BranchState, Call, Vote
+from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
@@ -98,8 +98,10 @@ class Work(Protocol[HandleT]):
 class DatabaseResource(Generic[HandleT]):
     """What all databases have in common. A class below it says how a connection is opened, and what its database does differently."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, priority: int = CommitPriority.DATABASE) -> None:
+        """For ``priority`` see CommitPriority."""
         self.name = name
+        self.priority = priority
         self._work: dict[Xid, Work[HandleT]] = {}
         self._branches = BranchStates()
         self._lock = threading.Lock()
@@ -304,9 +306,11 @@ class _ConnectionWork(Generic[HandleT]):
 class DbapiResource(DatabaseResource[HandleT]):
     """A database behind any driver with PEP 249's two-phase methods. The handle is a connection."""
 
-    def __init__(self, name: str, connect: Callable[[], HandleT], *, idle_max: int = IDLE_MAX) -> None:
-        """``connect`` opens a connection; up to ``idle_max`` are kept between branches."""
-        super().__init__(name)
+    def __init__(
+        self, name: str, connect: Callable[[], HandleT], *, idle_max: int = IDLE_MAX, priority: int = CommitPriority.DATABASE
+    ) -> None:
+        """``connect`` opens a connection; up to ``idle_max`` are kept between branches. For ``priority`` see CommitPriority."""
+        super().__init__(name, priority=priority)
         self._connect = connect
         self._idle_max = idle_max
         self._idle: list[HandleT] = []

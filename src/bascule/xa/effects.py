@@ -21,6 +21,10 @@ class Participant(Protocol):
     def name(self) -> str:
         """The name of the resource."""
 
+    @property
+    def priority(self) -> int:
+        """See CommitPriority."""
+
     async def start(self, xid: Xid, *, timeout_s: float) -> Any:
         """Begin a branch and return the application's handle."""
 

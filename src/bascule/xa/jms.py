@@ -21,7 +21,7 @@ from bascule.xa import broker_protocol
 from bascule.xa.branches import BranchStates
 from bascule.xa.broker_protocol import COMMITTED, ROLLED_BACK, AnswerLost, Reply
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, XaError
-from bascule.xa.resource import BranchState, Call, Vote
+from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 
 #: Workplaces kept between branches: as many as threads usually work at once.
 IDLE_MAX = 8
@@ -38,13 +38,24 @@ class JmsResource:
     sent and did not receive goes back at the end of its branch, so that an idle program keeps nothing from others.
     """
 
-    def __init__(self, name: str, url: str, *, idle_max: int = IDLE_MAX, consumers_max: int = CONSUMERS_MAX, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        idle_max: int = IDLE_MAX,
+        consumers_max: int = CONSUMERS_MAX,
+        priority: int = CommitPriority.JMS,
+        **options: Any,
+    ) -> None:
         """``url`` and ``options`` are those of ``bascule.client.ConnectionFactory``; nothing is opened before it is needed.
 
         Up to ``idle_max`` sessions are kept between branches, each with up to ``consumers_max`` consumers. A kept consumer keeps what it
         has for itself alone: message groups, an exclusive queue, a durable subscription. 0 closes them with their branch.
+        For ``priority`` see CommitPriority.
         """
         self.name = name
+        self.priority = priority
         self._factory = ConnectionFactory(url, **options)
         self._idle_max = idle_max
         self._consumers_max = consumers_max

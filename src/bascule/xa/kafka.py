@@ -27,7 +27,7 @@ from bascule.xa.errors import ResourceFailed, UnknownXid
 from bascule.xa.kafka_clients import Clients
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits, KafkaBranches
 from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
-from bascule.xa.resource import Vote
+from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
 #: Transactions at once in one process: while one commits, the next gathers and gets its incarnation.
@@ -69,10 +69,21 @@ class KafkaResource:
     """
 
     def __init__(
-        self, name: str, kafka: Mapping[str, Any], *, prefix: str = XA_PREFIX, instance: str | None = None, limits: BranchLimits = LIMITS
+        self,
+        name: str,
+        kafka: Mapping[str, Any],
+        *,
+        prefix: str = XA_PREFIX,
+        instance: str | None = None,
+        limits: BranchLimits = LIMITS,
+        priority: int = CommitPriority.KAFKA,
     ) -> None:
-        """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own."""
+        """``kafka`` is for librdkafka (``bootstrap.servers``, security); ``instance``, in the transactional ids, is the process's own.
+
+        For ``priority`` see CommitPriority.
+        """
         self.name = name
+        self.priority = priority
         instance = instance or f"{socket.gethostname()}.{os.getpid() % IDENTITIES}"
         slots = [f"{prefix}.{instance}.{number}" for number in range(SLOTS)]
         topics = BranchTopics(f"{prefix}.side", f"{prefix}.log", BRANCH_PARTITIONS)

@@ -13,7 +13,7 @@ from bascule.core.errors import Unavailable
 from bascule.xa.database import IDLE_MAX, DatabaseResource, DbapiResource, HandleT, translated
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
-from bascule.xa.resource import Vote
+from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
 
@@ -87,9 +87,9 @@ class PostgresRules(DatabaseResource[HandleT]):
 class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psycopg.Connection[Any]]):
     """A PostgreSQL database through psycopg 3. The handle is a connection: execute, and leave commit and rollback alone."""
 
-    def __init__(self, name: str, conninfo: str, *, idle_max: int = IDLE_MAX) -> None:
-        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches."""
-        super().__init__(name, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max)
+    def __init__(self, name: str, conninfo: str, *, idle_max: int = IDLE_MAX, priority: int = CommitPriority.DATABASE) -> None:
+        """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches. For ``priority`` see CommitPriority."""
+        super().__init__(name, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
 
     def check(self) -> None:
         """Raises Unavailable, in words that help, where the server cannot take part."""

@@ -78,7 +78,7 @@ class RecoveryProtocol:
         """``by`` names this process in the decisions that it makes; for ``lost_logs`` see RecoveryView."""
         self._manager = manager
         self._log = log
-        self._participants = participants
+        self._participants = dict(sorted(participants.items(), key=lambda item: item[1].priority))
         self._clock = clock
         self._by = by
         self._lost_logs = lost_logs
@@ -103,10 +103,15 @@ class RecoveryProtocol:
         known_s = self._rollbacks_known_s(before)
         view = RecoveryView(branches, before, after, at_work.keys(), self._clock.now_ms(), known_s, self._lost_logs)
         found.missing = missing_resources(self._manager, view, self._participants.keys())
-        found.steps = plan(self._manager, view, patient=patient, violations=self._violations)
+        steps = plan(self._manager, view, patient=patient, violations=self._violations)
+        found.steps = sorted(steps, key=lambda step: (step.action is Action.FORGET, self._priority(step.resource)))
         found.log_id = view.after.log_id
         found.heuristics = [each for each in view.after.heuristics.values() if manager_of(each.xid) == self._manager]
         return found
+
+    def _priority(self, resource: str) -> int:
+        participant = self._participants.get(resource)
+        return 0 if participant is None else participant.priority
 
     def _rollbacks_known_s(self, log: LogState) -> dict[bytes, float]:
         """Return how long this process has known each ROLLBACK of the log."""

@@ -26,6 +26,25 @@ class Vote(enum.Enum):
     READ_ONLY = "read-only"
 
 
+class CommitPriority(enum.IntEnum):
+    """In which order branches are told to commit: the smallest number first, and equal ones in the order of enlisting.
+
+    Who reads a message shall find the row that it speaks of: databases commit first, then Kafka, then the broker. A resource that has no
+    ``priority`` commits with the databases.
+    """
+
+    DATABASE = 100
+    KAFKA = 200
+    JMS = 300
+    #: The receipt of a record that began the transaction: when it commits, the next record of its partition may be delivered.
+    RECEIPT = 400
+
+
+def priority_of(resource: object) -> int:
+    """Return the ``priority`` of a resource, or the default."""
+    return int(getattr(resource, "priority", CommitPriority.DATABASE))
+
+
 class Resource(Protocol[Handle_co]):
     """What takes part in transactions. Each call may raise ResourceFailed; then its effect is not known, and it may be repeated.
 

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from bascule.core.errors import InvalidInput
 from bascule.xa.database import Work, driver_xid
 from bascule.xa.postgres import PostgresRules
+from bascule.xa.resource import CommitPriority
 from bascule.xa.xid import Xid
 
 #: Drivers whose two-phase behaviour is known, by SQLAlchemy's names.
@@ -51,8 +52,9 @@ class _SessionWork:
 class SqlAlchemyResource(PostgresRules[Session]):
     """An Engine (PostgreSQL by psycopg). The handle is a Session; ``session.connection()`` gives its Connection for SQLAlchemy Core."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, engine: Engine, *, priority: int = CommitPriority.DATABASE) -> None:
+        """For ``priority`` see CommitPriority."""
+        super().__init__(name, priority=priority)
         if engine.dialect.driver not in DRIVERS:
             raise InvalidInput(
                 f"resource {name}: driver {engine.dialect.driver!r} is not one of {', '.join(DRIVERS)} (postgresql+psycopg://)"

@@ -316,7 +316,7 @@ class TwoPhase:
             raise TransactionRolledBack(f"was rolled back by {decision.by}, before it could be committed", transaction_id=self.id)
         self._move(TransactionEvent.COMMIT_STANDS)
         try:
-            for each in prepared:
+            for each in sorted(prepared, key=lambda each: each.participant.priority):
                 await self._tell(each, Outcome.COMMIT)
         finally:  # also if the process is told to end: COMMIT stands, and recovery carries it out
             self.pending = bool(self.unfinished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -22,8 +23,12 @@ from bascule.xa.errors import (
     TransactionRolledBack,
 )
 from bascule.xa.finishing import FinishingViolation
+from bascule.xa.jms import JmsResource
+from bascule.xa.kafka import KafkaResource
 from bascule.xa.log import Decision, LogState, Outcome
+from bascule.xa.postgres import PostgresResource
 from bascule.xa.recovery_protocol import RecoveryProtocol, RecoveryViolation
+from bascule.xa.resource import CommitPriority
 from bascule.xa.two_phase import ENDED, TRANSITIONS, TransactionEvent, TransactionStatus, TwoPhase, TwoPhaseViolation
 from bascule.xa.xid import branch, new_gtrid
 
@@ -217,3 +222,64 @@ def test_process_that_is_told_to_end_during_the_commit_leaves_the_rest_to_recove
     stage.at.clear()
     stage.recover()
     assert stage.committed == (1, 1)
+
+
+class Ordered:
+    """A database, Kafka and a broker as models; ``told`` has the resources in the order in which they are told to commit."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.log = ModelLog()
+        priorities = {"broker": CommitPriority.JMS, "kafka": CommitPriority.KAFKA, "database": CommitPriority.DATABASE}
+        self.resources = [ModelResource(name, priority=priority, watch=self._watch) for name, priority in priorities.items()]
+
+    def _watch(self, point: str) -> None:
+        name, call, when = point.split(".")
+        if (call, when) == ("commit", "before"):
+            self.told.append(name)
+
+
+def test_database_commits_before_kafka_and_kafka_before_the_broker_whatever_the_order_of_enlistment() -> None:
+    for order in itertools.permutations(range(3)):
+        ordered = Ordered()
+        transaction = TwoPhase(new_gtrid("shop", 0), 60.0, BlockingLog(ordered.log), SystemClock(), "application")
+        for place in order:
+            run_blocking(transaction.enlist(BlockingParticipant(ordered.resources[place])))
+        run_blocking(transaction.commit())
+        assert ordered.told == ["database", "kafka", "broker"]
+
+
+@pytest.mark.parametrize("operator", [False, True])
+@pytest.mark.parametrize("listed", [True, False])
+def test_recovery_and_operator_commit_in_the_same_order(operator: bool, listed: bool) -> None:
+    ordered, gtrid = Ordered(), new_gtrid("shop", 0)
+    names = [each.name for each in ordered.resources]
+    for each in ordered.resources:
+        if listed or operator or each.name != "database":
+            each.durable.prepared[branch(gtrid, each.name)] = ["work"]
+    parts = {each.name: BlockingParticipant(each) for each in ordered.resources}
+    recovery = RecoveryProtocol("shop", BlockingLog(ordered.log), parts, SystemClock(), "recoverer")
+    if operator:
+        run_blocking(recovery.finish_now(branch(gtrid, "kafka"), Outcome.COMMIT, who="operator", only=""))
+    else:
+        ordered.log.decide(Decision(gtrid, Outcome.COMMIT, tuple(names), 0, "application"))
+        run_blocking(recovery.run(tuple, patient=False))
+        assert ordered.log.durable.decisions == {}
+    assert ordered.told == ["database", "kafka", "broker"]
+
+
+def test_resources_have_the_priority_of_their_kind_unless_told_otherwise() -> None:
+    database = PostgresResource("db", "")
+    kafka, broker = KafkaResource("kafka", {"bootstrap.servers": "127.0.0.1:1"}), JmsResource("broker", "amqp://127.0.0.1:1")
+    priorities = [BlockingParticipant(each).priority for each in (database, kafka, broker)]
+    assert priorities == [CommitPriority.DATABASE, CommitPriority.KAFKA, CommitPriority.JMS]
+    assert priorities == sorted(priorities)
+    assert PostgresResource("db", "", priority=500).priority == 500
+    assert JmsResource("broker", "amqp://127.0.0.1:1", priority=1).priority == 1
+
+
+def test_resource_without_a_priority_commits_with_the_databases() -> None:
+    class Bare:
+        name = "bare"
+
+    assert BlockingParticipant(Bare()).priority == CommitPriority.DATABASE  # type: ignore[arg-type]

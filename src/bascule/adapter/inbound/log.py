@@ -19,7 +19,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchRolledBack, ResourceFailed, UnknownXid
-from bascule.xa.resource import BranchState, Call, Vote
+from bascule.xa.resource import BranchState, Call, CommitPriority, Vote
 
 _R = TypeVar("_R")
 
@@ -50,6 +50,7 @@ class InboundLog:
     ) -> None:
         """``topic`` is ``GROUP.inbound`` unless told otherwise; nobody else may write to it. ``at`` replaces the topic's clients."""
         self.name = name
+        self.priority = CommitPriority.RECEIPT
         self.group = group
         self.topic = topic or f"{group}.inbound"
         self._at = at or LogTopic(kafka, self.topic)
