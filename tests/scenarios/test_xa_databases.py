@@ -314,6 +314,34 @@ def test_any_driver_with_two_phase_methods_will_do(postgres: EmbeddedPostgres, t
     first.close()
 
 
+@pytest.mark.parametrize("ending", ["commit", "commit in one phase", "rollback"])
+def test_handle_of_a_finished_branch_writes_nothing_into_the_next_one(
+    make: Make, postgres: EmbeddedPostgres, table: str, ending: str
+) -> None:
+    resource = make()
+    xid = new_xid()
+    old = resource.start(xid, timeout_s=TIMEOUT_S)
+    insert(old, table, "old")
+    statement = f"INSERT INTO {table} VALUES ('late')"
+    cursor = None if hasattr(old, "get_bind") else old.cursor()
+    resource.end(xid, success=True)
+    if ending == "commit":
+        resource.prepare(xid)
+    if ending == "rollback":
+        resource.rollback(xid)
+    else:
+        resource.commit(xid, one_phase=ending != "commit")
+    following = new_xid()
+    new = resource.start(following, timeout_s=TIMEOUT_S)
+    insert(new, table, "new")
+    for use in [lambda: insert(old, table, "late"), *([] if cursor is None else [lambda: cursor.execute(statement), old.commit])]:
+        with pytest.raises((psycopg.Error, sa.exc.SQLAlchemyError)):
+            use()
+    resource.end(following, success=True)
+    resource.commit(following, one_phase=True)
+    assert items(postgres, table) == (["new"] if ending == "rollback" else ["new", "old"])
+
+
 def test_connections_are_used_again_and_a_broken_one_is_replaced(postgres: EmbeddedPostgres, table: str) -> None:
     resource = PostgresResource("db", postgres.conninfo)
     pids = []
@@ -325,7 +353,8 @@ def test_connections_are_used_again_and_a_broken_one_is_replaced(postgres: Embed
         resource.end(xid, success=True)
         resource.commit(xid, one_phase=True)
         if number == 1:
-            terminate(postgres, connection)
+            with psycopg.connect(postgres.conninfo, autocommit=True) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", (pids[-1],))
     assert pids[0] == pids[1] != pids[2]
     assert items(postgres, table) == ["0", "1", "2"]
     resource.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
+from bascule.core.errors import InvalidInput
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import (
     BranchHeuristic,
@@ -26,6 +27,9 @@ from bascule.xa.xid import Xid
 HandleT = TypeVar("HandleT")
 #: Connections kept open between branches: as many as threads usually work at once.
 IDLE_MAX = 8
+
+#: What PEP 249 calls two-phase commit extensions, as far as they are used here.
+TWO_PHASE_METHODS = ("xid", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover")
 
 #: By the first characters of SQLSTATE, the longest that fits: what the standard and PostgreSQL call it, in the words of XA.
 SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
@@ -56,7 +60,7 @@ def in_words_of_xa(error: Exception) -> XaError:
     if not state:
         fits = [EXCEPTIONS[kind.__name__] for kind in type(cause).__mro__ if kind.__name__ in EXCEPTIONS]
     kind, code = fits[0] if fits else (ResourceError, Code.XAER_RMERR)
-    return kind(f"{cause}".strip() or type(cause).__name__, code)
+    return kind(f"{cause}".strip() or type(cause).__name__, code, cause=cause)
 
 
 @contextmanager
@@ -82,8 +86,11 @@ class Work(Protocol[HandleT]):
     def flush(self) -> None:
         """Sends what is still to be sent."""
 
-    def prepare(self) -> None:
-        """First phase."""
+    def cut_off(self) -> None:
+        """Ends the use of the handle, as far as the driver lets it: the application's work is over, the branch is not."""
+
+    def prepare(self) -> Any:
+        """First phase. False, and nothing else, says that there was nothing to commit: the branch is gone."""
 
     def commit(self) -> None:
         """Second phase, or the only one."""
@@ -127,6 +134,10 @@ class DatabaseResource(Generic[HandleT]):
         if success:
             with self._working(xid) as work:
                 work.flush()
+        with self._lock:
+            left = self._work.get(xid)
+        if left is not None:
+            left.cut_off()
         self._branches.move(xid, after)
 
     def prepare(self, xid: Xid) -> Vote:
@@ -136,8 +147,8 @@ class DatabaseResource(Generic[HandleT]):
             vote = self.vote(work.raw, xid)
             if vote is Vote.READ_ONLY:
                 work.rollback()
-            else:
-                work.prepare()
+            elif work.prepare() is False:
+                vote = Vote.READ_ONLY
         if vote is Vote.READ_ONLY:
             self._gone(xid)
         else:
@@ -212,7 +223,7 @@ class DatabaseResource(Generic[HandleT]):
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """The branches that the database has prepared."""
-        found = [Xid(each[0], each[1].encode(), each[2].encode()) for each in raw.tpc_recover() if each[0] is not None]
+        found = [Xid(each[0], _octets(each[1]), _octets(each[2])) for each in raw.tpc_recover() if each[0] is not None]
         raw.rollback()
         return found
 
@@ -267,27 +278,44 @@ class DatabaseResource(Generic[HandleT]):
             work.close(reusable=reusable)
 
 
+def _octets(part: str | bytes | bytearray | memoryview) -> bytes:
+    """A part of an Xid: some drivers give text, others bytes."""
+    return part.encode() if isinstance(part, str) else bytes(part)
+
+
 def driver_xid(raw: Any, xid: Xid) -> Any:
     """An Xid as a driver wants it."""
     return raw.xid(xid.format_id, xid.gtrid.decode(), xid.bqual.decode())
 
 
 class _ConnectionWork(Generic[HandleT]):
-    """A branch on a plain connection of the driver, which is the handle too."""
+    """A branch on a plain connection of the driver. The handle is another object where ``lend`` gives one."""
 
-    def __init__(self, connection: HandleT, give_back: Callable[[HandleT], None]) -> None:
-        self.handle = connection
+    def __init__(
+        self,
+        connection: HandleT,
+        give_back: Callable[[HandleT], None],
+        lend: Callable[[HandleT], HandleT],
+        cut_off: Callable[[HandleT], None],
+    ) -> None:
+        self._connection = connection
         self.raw: Any = connection
         self._give_back = give_back
+        self._lend = lend
+        self._cut_off = cut_off
 
     def begin(self, xid: Any) -> None:
         self.raw.tpc_begin(xid)
+        self.handle = self._lend(self._connection)
 
     def flush(self) -> None:
         """A connection sends at once."""
 
-    def prepare(self) -> None:
-        self.raw.tpc_prepare()
+    def cut_off(self) -> None:
+        self._cut_off(self.handle)
+
+    def prepare(self) -> Any:
+        return self.raw.tpc_prepare()
 
     def commit(self) -> None:
         self.raw.tpc_commit()
@@ -297,19 +325,26 @@ class _ConnectionWork(Generic[HandleT]):
 
     def close(self, *, reusable: bool) -> None:
         if reusable:
-            self._give_back(self.handle)
+            self._cut_off(self.handle)
+            self._give_back(self._connection)
         else:
-            with suppress(Exception):  # it is broken, which is why it is closed
-                self.raw.close()
+            _close(self.raw)
+
+
+def _close(connection: Any) -> None:
+    with suppress(Exception):  # it is broken, or nobody needs it any more
+        connection.close()
 
 
 class DbapiResource(DatabaseResource[HandleT]):
     """A database behind any driver with PEP 249's two-phase methods. The handle is a connection."""
 
-    def __init__(
-        self, name: str, connect: Callable[[], HandleT], *, idle_max: int = IDLE_MAX, priority: int = CommitPriority.DATABASE
-    ) -> None:
-        """``connect`` opens a connection; up to ``idle_max`` are kept between branches. For ``priority`` see CommitPriority."""
+    def __init__(self, name: str, connect: Callable[[], HandleT], *, idle_max: int = 0, priority: int = CommitPriority.DATABASE) -> None:
+        """``connect`` opens a connection. For ``priority`` see CommitPriority.
+
+        Up to ``idle_max`` connections are kept between branches. Set it only if the application never uses a connection beyond its
+        transaction: it would write into another one.
+        """
         super().__init__(name, priority=priority)
         self._connect = connect
         self._idle_max = idle_max
@@ -331,18 +366,31 @@ class DbapiResource(DatabaseResource[HandleT]):
         try:
             yield raw
         finally:
-            with suppress(Exception):
-                raw.close()
+            _close(raw)
+
+    def check(self) -> None:
+        """See Checks."""
+        with translated(), self.connected() as raw:
+            missing = [method for method in TWO_PHASE_METHODS if not hasattr(raw, method)]
+        if missing:
+            raise InvalidInput(f"{self.name}: {type(raw).__module__} cannot take part, its connections have no {', '.join(missing)}")
 
     def close(self) -> None:
         """Closes the connections that are idle."""
         with self._lock:
             idle, self._idle = self._idle, []
         for each in idle:
-            _ConnectionWork(each, self._take_back).close(reusable=False)
+            _close(each)
+
+    def lent(self, connection: HandleT) -> HandleT:
+        """Return the object by which the application uses a connection for one branch."""
+        return connection
+
+    def cut_off(self, handle: HandleT) -> None:
+        """End the use of what ``lent`` has returned, if the driver has a way to do so."""
 
     def _begun(self, connection: HandleT, xid: Xid) -> Work[HandleT]:
-        work = _ConnectionWork(connection, self._take_back)
+        work = _ConnectionWork(connection, self._take_back, self.lent, self.cut_off)
         try:
             work.begin(driver_xid(connection, xid))
         except BaseException:
@@ -355,4 +403,4 @@ class DbapiResource(DatabaseResource[HandleT]):
             if len(self._idle) < self._idle_max:
                 self._idle.append(connection)
                 return
-        _ConnectionWork(connection, self._take_back).close(reusable=False)
+        _close(connection)

@@ -26,11 +26,11 @@ from typing import Any, ParamSpec, Self, TypeVar
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.threads.lasting import lasting_thread
-from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack
+from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
 from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
-from bascule.xa.resource import Resource
+from bascule.xa.resource import Checks, Resource
 from bascule.xa.transaction import HandleT, Transaction, TransactionEnvironment
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, named
 
@@ -96,12 +96,15 @@ class TransactionManager:
     def open(self) -> Pass:
         """Finishes what an earlier process has left, as far as resources answer, and goes on with that in the background.
 
-        Returns what was found. Raises Unavailable when the log does not answer, UnsafeTopic when its topic would lose what is decided.
+        Returns what was found. Raises Unavailable when the log does not answer, UnsafeTopic when its topic would lose what is decided;
+        Unavailable and InvalidInput for a resource that cannot take part, such as a PostgreSQL without prepared transactions.
         """
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is open")
         self._closing = threading.Event()
         self._failure = ""
+        if len(self.resources) > 1:  # one alone prepares nothing
+            self._check()
         first = self.recoverer().run()
         self._log_id = first.log_id
         if not first.finished:
@@ -223,6 +226,14 @@ class TransactionManager:
             answer_within_s=answer_within_s,
             lost_logs=self._lost_logs,
         )
+
+    def _check(self) -> None:
+        for name, resource in self.resources.items():
+            if isinstance(resource, Checks):
+                try:
+                    resource.check()
+                except XaError as error:  # it is away: its branches are finished when it is back
+                    _log.warning("resource not checked", resource=name, error=error)
 
     def _knows(self, resource: Resource[Any]) -> bool:
         return self.resources.get(resource.name) is resource

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from bascule.core.errors import Unavailable
 from bascule.xa.database import IDLE_MAX, DatabaseResource, DbapiResource, HandleT, translated
-from bascule.xa.errors import BranchRolledBack, ResourceFailed, RetryLater
+from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
+
+#: By SQLSTATE: why a prepared branch cannot be finished from this connection, though it can from another one.
+_NOT_NOW = {
+    "42501": "connect as the role that has prepared it, or as a superuser",
+    "25006": "the server is a standby; connect to the primary, for one by target_session_attrs=read-write",
+}
 
 
 class PostgresRules(DatabaseResource[HandleT]):
@@ -50,6 +57,23 @@ class PostgresRules(DatabaseResource[HandleT]):
         recovered = [each for each in raw.tpc_recover() if each.database == database and each.format_id is not None]
         raw.rollback()
         return [Xid(each.format_id, each.gtrid.encode(), each.bqual.encode()) for each in recovered]
+
+    def check(self) -> None:
+        """See Checks."""
+        with translated(), self.connected() as raw:
+            self._refuse_standby(raw)
+            prepared = _one(raw, "SHOW max_prepared_transactions")
+        if prepared == "0":
+            raise Unavailable(f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once")
+
+    def _from_outside(self, xid: Xid, outcome: Outcome) -> None:
+        try:
+            super()._from_outside(xid, outcome)
+        except ResourceError as error:
+            reason = _NOT_NOW.get(getattr(error.cause, "sqlstate", None) or "")
+            if reason is None:
+                raise
+            raise RetryLater(f"{self.name}: {error}: {reason}") from error
 
     def token(self, xid: Xid) -> str:
         """See TellsOutcome. The number of the transaction."""
@@ -91,12 +115,26 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
         """``conninfo`` as libpq has it; up to ``idle_max`` connections are kept between branches. For ``priority`` see CommitPriority."""
         super().__init__(name, connect=lambda: psycopg.connect(conninfo), idle_max=idle_max, priority=priority)
 
-    def check(self) -> None:
-        """Raises Unavailable, in words that help, where the server cannot take part."""
-        with translated(), self.connected() as raw:
-            prepared = _one(raw, "SHOW max_prepared_transactions")
-        if prepared == "0":
-            raise Unavailable(f"{self.name}: PostgreSQL has max_prepared_transactions = 0; set it to as many transactions as run at once")
+    def lent(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+        """A copy of the object on the same session: what the application keeps of it ends with its branch, and the session goes on."""
+        return copy.copy(connection)
+
+    def cut_off(self, handle: psycopg.Connection[Any]) -> None:
+        """See DbapiResource. The handle, and each cursor of it, says that it is closed."""
+        handle.pgconn = _Finished(handle.pgconn.backend_pid)  # type: ignore[assignment]
+
+
+class _Finished:
+    """Stands for the session of a connection whose branch has ended."""
+
+    status = ConnStatus.BAD
+    transaction_status = TransactionStatus.UNKNOWN
+
+    def __init__(self, backend_pid: int) -> None:
+        self.backend_pid = backend_pid
+
+    def __getattr__(self, name: str) -> Any:
+        raise psycopg.OperationalError("the transaction of this connection is over: enlist the resource in the next one")
 
 
 def _one(raw: Any, query: str, *parameters: str) -> Any:

@@ -99,6 +99,14 @@ class TellsOutcome(Protocol):
         """Return how the branch has ended; None if the resource does not know. Raises RetryLater, ResourceFailed."""
 
 
+@runtime_checkable
+class Checks(Protocol):
+    """A resource that looks, when its manager opens, whether it can take part in transactions over several resources."""
+
+    def check(self) -> None:
+        """Raise Unavailable or InvalidInput, with what would be right, if it cannot; XaError if that is not known now."""
+
+
 class BranchState(enum.Enum):
     """Of a branch (XA specification, section 7.3)."""
 

@@ -33,6 +33,9 @@ class _SessionWork:
     def flush(self) -> None:
         self.handle.flush()
 
+    def cut_off(self) -> None:
+        """The Session is closed when the branch is over: before that its close would roll back."""
+
     def prepare(self) -> None:
         self._transaction.prepare()
 

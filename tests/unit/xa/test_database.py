@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from bascule.core.errors import InvalidInput
+from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
+from bascule.xa import TransactionManager
 from bascule.xa.database import DbapiResource
 from bascule.xa.errors import RetryLater, UnknownXid
+from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
 
 FIRST, SECOND = Xid(7, b"first", b"db"), Xid(7, b"second", b"db")
@@ -26,6 +31,7 @@ class Driver:
     def __init__(self, committed: list[Any]) -> None:
         self.hangs, self.goes_on = threading.Event(), threading.Event()
         self.commits = 0
+        self.closed = False
         self._committed = committed
         self._xid: Any = None
 
@@ -45,7 +51,8 @@ class Driver:
         assert self.goes_on.wait(WAIT_S)
         self._committed.append(xid or self._xid)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_one_commits_nothing_of_the_next_branch() -> None:
@@ -56,7 +63,7 @@ def test_a_thread_that_finishes_a_branch_has_its_connection_alone_so_a_second_on
         connections.append(Driver(committed))
         return connections[-1]
 
-    resource: DbapiResource[Driver] = DbapiResource("db", connect)
+    resource: DbapiResource[Driver] = DbapiResource("db", connect, idle_max=1)
     driver = resource.start(FIRST, timeout_s=60)
     resource.end(FIRST, success=True)
     resource.prepare(FIRST)
@@ -89,3 +96,54 @@ def test_recovery_lists_the_prepared_branches_and_keeps_no_transaction_open() ->
     driver = Listing([])
     assert list(DbapiResource("db", lambda: driver).recover()) == [FIRST, SECOND]
     assert not driver.open
+
+
+@pytest.mark.parametrize("octets", [bytes, bytearray, memoryview])
+def test_recovered_ids_may_be_bytes(octets: Callable[[bytes], Any]) -> None:
+    class Listing(Driver):
+        def tpc_recover(self) -> list[Any]:
+            return [(FIRST.format_id, octets(b"first"), octets(b"db"))]
+
+        def rollback(self) -> None: ...
+
+    assert list(DbapiResource("db", lambda: Listing([])).recover()) == [FIRST]
+
+
+@pytest.mark.parametrize(("answer", "vote"), [(False, Vote.READ_ONLY), (True, Vote.YES), (None, Vote.YES)])
+def test_prepare_that_answers_false_is_a_read_only_vote(answer: bool | None, vote: Vote) -> None:
+    class Answering(Driver):
+        def tpc_prepare(self) -> bool | None:  # type: ignore[override]
+            return answer
+
+    resource = DbapiResource("db", lambda: Answering([]))
+    resource.start(FIRST, timeout_s=60)
+    resource.end(FIRST, success=True)
+    assert resource.prepare(FIRST) is vote
+    if vote is Vote.READ_ONLY:
+        resource.start(FIRST, timeout_s=60)  # it is gone
+
+
+def test_driver_without_two_phases_is_refused_when_the_manager_opens() -> None:
+    class Plain:
+        def close(self) -> None: ...
+
+    manager = TransactionManager("shop", ModelLog(), [DbapiResource("db", Plain), ModelResource("other")])
+    with pytest.raises(InvalidInput, match=r"db: .* have no xid, tpc_begin"):
+        manager.open()
+
+
+def test_connection_of_an_unknown_driver_is_not_used_for_another_branch() -> None:
+    """The application may still have it, and would write into that branch."""
+    connections: list[Driver] = []
+
+    def connect() -> Driver:
+        connections.append(Driver([]))
+        connections[-1].goes_on.set()
+        return connections[-1]
+
+    resource = DbapiResource("db", connect)
+    for xid in (FIRST, SECOND):
+        resource.start(xid, timeout_s=60)
+        resource.end(xid, success=True)
+        resource.commit(xid, one_phase=True)
+    assert [each.closed for each in connections] == [True, True]

@@ -8,11 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ConnStatus, TransactionStatus
 
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.testing.xa import ModelLog, ModelResource
+from bascule.xa import TransactionManager
 from bascule.xa.database import in_words_of_xa
-from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid, XaError
 from bascule.xa.log import Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.resource import Vote
@@ -51,6 +53,23 @@ class Server:
         self.statuses[number] = "committed" if commit else "aborted"
 
 
+class Handle:
+    """A copy of a connection object: it works on the same session until ``pgconn`` is another one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.__dict__["connection"] = connection
+        self.__dict__["pgconn"] = SimpleNamespace(backend_pid=4711, status=ConnStatus.OK)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "pgconn":
+            self.__dict__[name] = value
+        else:
+            setattr(self.connection, name, value)
+
+
 class Connection:
     """What the resource uses of psycopg's. ``lost`` is "before" or "after" the next end of a transaction is carried out."""
 
@@ -64,6 +83,9 @@ class Connection:
         self._number: str | None = None
         self._rows: list[str] = []
         self._result: Any = None
+
+    def __copy__(self) -> Handle:
+        return Handle(self)
 
     def xid(self, format_id: int, gtrid: str, bqual: str) -> psycopg.Xid:
         return psycopg.Xid.from_parts(format_id, gtrid, bqual)
@@ -181,10 +203,11 @@ def test_another_process_finishes_a_prepared_branch_and_both_may_try(server: Ser
 
 def test_branch_that_wrote_nothing_votes_read_only_and_leaves_nothing(server: Server) -> None:
     resource = PostgresResource("db", "")
-    xid, connection = ended(resource)
+    xid, _ = ended(resource)
     assert resource.prepare(xid) is Vote.READ_ONLY
     assert (server.prepared, resource.token(xid)) == ({}, "")
-    assert ended(resource)[1] is connection  # given back
+    ended(resource)
+    assert len(server.connections) == 1  # given back
 
 
 @pytest.mark.parametrize("one_phase", [True, False])
@@ -304,6 +327,20 @@ def test_idle_connections_are_kept_up_to_the_limit_and_lost_ones_replaced(server
     resource.close()
 
 
+def test_handle_ends_with_its_branch_though_the_session_is_used_again(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid = branch(new_gtrid("test", 0), "db")
+    handle: Any = resource.start(xid, timeout_s=TIMEOUT_S)
+    assert handle.pgconn.status is ConnStatus.OK
+    resource.end(xid, success=True)
+    assert handle.pgconn.status is ConnStatus.BAD
+    with pytest.raises(psycopg.OperationalError, match="transaction of this connection is over"):
+        handle.pgconn.socket  # noqa: B018 - what psycopg waits for
+    resource.commit(xid, one_phase=True)
+    other: Any = resource.start(branch(new_gtrid("test", 0), "db"), timeout_s=TIMEOUT_S)
+    assert (len(server.connections), other.pgconn.status) == (1, ConnStatus.OK)
+
+
 def test_close_closes_idle_connections(server: Server) -> None:
     resource = PostgresResource("db", "")
     resource.rollback(ended(resource, "1")[0])
@@ -311,12 +348,48 @@ def test_close_closes_idle_connections(server: Server) -> None:
     assert [each.closed for each in server.connections] == [True]
 
 
-def test_server_without_prepared_transactions_is_refused(server: Server) -> None:
+def test_server_without_prepared_transactions_is_refused_when_the_manager_opens(server: Server) -> None:
     resource = PostgresResource("db", "")
     resource.check()
     server.values["max_prepared_transactions"] = "0"
     with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
         resource.check()
+    with pytest.raises(Unavailable, match="max_prepared_transactions = 0"):
+        TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]).open()
+    with TransactionManager("shop", ModelLog(), [resource]) as manager:  # there is nothing to prepare
+        manager.begin().rollback()
+
+
+def test_manager_opens_though_a_database_is_away_or_only_its_standby_answers(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    resource = PostgresResource("db", "")
+    server.values["pg_is_in_recovery"] = True
+    with TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]):
+        assert "standby" in caplog.text
+    server.away = True
+    with TransactionManager("shop", ModelLog(), [resource, ModelResource("other")]):
+        assert "connection refused" in caplog.text
+
+
+@pytest.mark.parametrize(("state", "said"), [("42501", "role that has prepared it"), ("25006", "standby")])
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_branch_that_the_role_or_the_server_may_not_finish_stays_for_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch, finish: str, state: str, said: str
+) -> None:
+    xid, _ = prepared(PostgresResource("db", ""), "1")
+
+    def refuse(name: str, *, commit: bool) -> None:
+        error = psycopg.ProgrammingError("permission denied to finish prepared transaction")
+        error.sqlstate = state
+        raise error
+
+    resource = PostgresResource("db", "")
+    with monkeypatch.context() as changed:
+        changed.setattr(server, "finish", refuse)
+        with pytest.raises(XaError, match=said) as raised:
+            getattr(resource, finish)(xid)
+        assert raised.value.retriable
+    getattr(resource, finish)(xid)
+    assert server.rows == (["1"] if finish == "commit" else [])
 
 
 @pytest.mark.parametrize(
